@@ -219,3 +219,23 @@ def test_warnings_of_repeated_runs_that_differ_in_a_number_are_one_line(tmp_path
     assert re.search(
         r"^clocks were held back in 46 to 72 % of the readings: power cap \(llama on 4 x H200 SXM\)$", done.stdout, re.MULTILINE
     )
+
+
+def test_unlike_work_of_one_model_is_ranked_by_flops_and_said_not_to_compare(tmp_path):
+    """A run that drops tokens makes more tokens/s and fewer FLOP/s."""
+    folders = [ROOT / "benchmarks" / "records" / "h200" / "moe" / name for name in ("capacity", "later")]
+    out = analyse("--results-dir", *folders, cwd=tmp_path).stdout
+    assert re.search("^  work  .*, expert capacity unlimited$", out, re.MULTILINE)
+    assert re.search(
+        "^  not compared  .*1 configuration of this model that did other work [(]expert capacity[)]", out, re.MULTILINE
+    )
+    assert "throughput          92,311 tokens/s" in out
+
+
+def test_several_models_have_a_best_configuration_each(tmp_path):
+    out = analyse("--results-dir", RUNS / "h100", cwd=tmp_path).stdout
+    assert sorted(re.findall(r"^  best configuration  (\w+) on 8 x H100 SXM", out, re.MULTILINE)) == ["llama", "qwen"]
+    assert "Models do not compare by tokens/s: these are the best of each." in out
+    alone = analyse("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-0", cwd=tmp_path).stdout
+    assert "Models do not compare" not in alone
+    assert "not compared" not in alone

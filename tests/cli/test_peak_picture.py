@@ -225,3 +225,35 @@ def test_memory_against_speed_shows_a_run_that_tells_only_what_it_reserved():
         (axes,) = axes_titled(picture, "8  Memory against speed")
         assert axes.get_xlabel() == "GiB reserved at the peak, worst rank"
         assert len(axes.lines) == 2
+
+
+def test_the_picture_ranks_only_what_the_comparison_ranks():
+    two = ROOT / "benchmarks" / "records" / "h100" / "in-turn-two-gpus"
+    analysis = analyse_peaks(read_results([two], MetricOptions(), {}).measured, MetricOptions())
+    with drawn(peak.peak_sheet(analysis)) as picture:
+        (effect,) = axes_titled(picture, "5  Effect")
+        (row,) = [label.get_text() for label in effect.get_yticklabels()]
+        assert row.startswith("timed at the end of each step\n")
+        assert row.endswith("x the slowest of 4")
+        assert not any("torchtitan" in text.get_text() for text in effect.texts)
+        (box,) = effect.patches
+        assert len(effect.texts) == 2
+        assert not any(text.get_window_extent().overlaps(box.get_window_extent()) for text in effect.texts)
+
+
+def test_with_two_accelerators_every_bar_names_its_own(tmp_path):
+    draw("--results-dir", RUNS / "published", RUNS / "foreign", "--output", "two.svg", cwd=tmp_path)
+    words = words_of(tmp_path / "two.svg")
+    assert {"H100 SXM, minimal_communication (DP8)", "MI300X, minimal_communication (DP8)"} <= words
+
+
+def test_a_picture_of_many_workloads_has_whole_titles():
+    folders = [ROOT / "benchmarks" / "records" / "h200" / name for name in ("moe", "engine", "fp8", "two-gpus")]
+    analysis = analyse_peaks(read_results(folders, MetricOptions(), {}).measured, MetricOptions())
+    sheet = peak.peak_sheet(analysis)
+    assert not any(re.search(", [:,]", line) for line in sheet.headline)
+    with drawn(sheet) as picture:
+        assert outside(picture) == []
+        assert not any("…" in text or text.endswith(", ") for text in words(picture))
+        (effect,) = axes_titled(picture, "5  Effect")
+        assert effect.get_window_extent().width > 0.1 * picture.bbox.width, "labels leave room for the dots"

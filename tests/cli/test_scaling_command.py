@@ -182,3 +182,17 @@ def test_a_curve_through_every_point_has_no_deviation(tmp_path, rates, untested,
     laws = [line for line in scaling("--table", table, "--output", tmp_path).stdout.splitlines() if "contention" in line]
     assert [law for law in ("Amdahl", "USL") for line in laws if law in line and "do not test the law" in line] == untested
     assert [law for law in ("Amdahl", "USL") for line in laws if law in line and "rms deviation" in line] == deviating
+
+
+def test_many_configurations_that_are_no_point_are_summed_up_by_reason(tmp_path):
+    records = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
+    folders = [records / name for name in ("engine", "two-gpus", "cuda-graphs", "fp8")]
+    out = run_command("scaling", *folders, "--output", tmp_path, cwd=tmp_path).stdout
+    summaries = [line for line in out.splitlines() if line.startswith("Not points here are ")]
+    assert summaries
+    assert all(line.endswith(". --format json names each.") for line in summaries)
+    assert any(re.search(r"\d+ slower than the point on as many GPUs \(such as \S+ \S+ on \d GPUs\)", line) for line in summaries)
+    document = json.loads(run_command("scaling", *folders, "--format", "json", "--output", tmp_path, cwd=tmp_path).stdout)
+    counted = [int(line.split()[4]) for line in summaries]
+    assert counted == [sum(map(int, re.findall(r"(?:: |, )(\d+) (?=differing|slower|that)", line))) for line in summaries]
+    assert sorted(counted) == sorted(many for one in document if (many := len(one["left_out"])) > 4)

@@ -129,9 +129,9 @@ def test_memory_is_of_one_kind_for_all_and_both_panels_name_it(folders, kind):
     with drawn(sheet_of(*folders)) as picture:
         (bars,) = axes_titled(picture, "Peak memory, worst rank")
         assert bars.get_xlabel().startswith(f"GiB {kind} in steady steps")
-        (curves,) = axes_titled(picture, "Peak memory in each step")
-        assert curves.get_ylabel() == f"GiB {kind}"
-        ends = {round(float(line.get_ydata()[-1]), 3) for line in curves.lines}
+        curves = axes_titled(picture, "Peak memory in each step")
+        assert curves[0].get_ylabel() == f"GiB {kind}"
+        ends = {round(float(line.get_ydata()[-1]), 3) for axes in curves for line in axes.lines}
         assert ends == {round(patch.get_width(), 3) for patch in bars.patches}
         assert len(bars.patches) == (2 if kind == "reserved" else 1)
 
@@ -355,3 +355,50 @@ def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):
         write(tmp_path, f"b-{number}", 4.5 + number, number, shape=shape, strategy="balanced", **TP2)
     found = sorted(work.title for work in workloads(comparison_of(tmp_path).groups))
     assert found == ["llama", "llama-3.1-8b-20-layers"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "works"),
+    [
+        (("moe/capacity", "moe/later"), ("expert capacity 1.25", "expert capacity unlimited")),
+        (
+            ("whole-model-on-one-gpu/llama_mbs1", "whole-model-on-one-gpu/llama_mbs1_states"),
+            ("optimizer states in fp32", "optimizer states in bf16"),
+        ),
+        (("engine/dp_mbs4", "torchtitan/dp_mbs4"), ("timed at the end of each step", "timed by the framework")),
+    ],
+)
+def test_what_the_text_refuses_to_compare_has_a_heading_each_and_no_winner(folders, works):
+    sheet = sheet_of(*(H200 / name for name in folders))
+    headline = " ".join(sheet.headline)
+    assert all(work in headline for work in works)
+    assert not re.search(r"fastest|highest|leads|ahead|faster", headline)
+    with drawn(sheet) as picture:
+        (bars,) = axes_titled(picture, "Model throughput")
+        labels = [label.get_text() for label in bars.get_yticklabels()]
+        assert (labels[0], labels[2]) == works
+        assert len(labels) == 4
+        assert len(axes_titled(picture, "Step time")) == 2
+
+
+def test_runs_that_record_too_little_to_compare_say_so_in_their_titles(tmp_path):
+    for number, name in enumerate(("first", "second")):
+        write(tmp_path / name, name, 4.0 + number, number, matmul_dtype=None, strategy=name)
+    titles = sorted(work.title for work in workloads(comparison_of(tmp_path / "first", tmp_path / "second").groups))
+    assert titles == ["dtype not recorded, first", "dtype not recorded, second"]
+
+
+def test_bars_name_the_accelerator_wherever_runs_have_several(tmp_path):
+    write(tmp_path, "nvidia")
+    write(tmp_path, "amd", machine=MI300X, global_batch_sequences=256)
+    with drawn(sheet_of(tmp_path)) as picture:
+        (bars,) = axes_titled(picture, "Model throughput")
+        labels = [label.get_text() for label in bars.get_yticklabels()]
+    assert labels[1::2] == ["MI300X, minimal_communication (DP8)", "H100 SXM, minimal_communication (DP8)"]
+
+
+def test_a_title_has_no_empty_part(tmp_path):
+    """A dense model has no routing, and so no words for it."""
+    titles = [work.title for work in workloads(comparison_of(H200 / "moe", H200 / "engine", H200 / "fp8").groups)]
+    assert len(titles) > 3
+    assert not any(re.search(r", (,|$)|^,", title) for title in titles)

@@ -289,6 +289,23 @@ def test_any_two_runs_show_what_they_differ_in(opened):
     opened.wait("document.getElementById('difference').innerText.includes('records are equal')")
 
 
+def test_bars_have_whole_names_under_their_workload(opened):
+    written = opened.run(
+        "[...document.querySelectorAll('.plot')][0].layout.annotations.map(one => one.text.replace(/<[^>]+>/g, ' '))"
+    )
+    assert not any("…" in text for text in written)
+    assert any(re.match(r" +MI300X, minimal_communication [(]DP8[)]", text) for text in written)
+    rows = opened.run("[...document.querySelectorAll('.plot')][0].data.map(one => one.y[0])")
+    assert rows == sorted(set(rows)), "no bar covers another"
+    assert len(written) > len(rows), "workloads have a line of their own"
+
+
+def test_a_sentence_that_several_cards_share_says_whom_it_is_about(text):
+    (shared,) = re.findall(r"([^.\n]+): Neither compute nor memory is used up", text)
+    assert "H100 SXM, minimal_communication (DP8)" in shared
+    assert "; " in shared
+
+
 def test_text_from_a_record_stays_text(opened):
     assert opened.run("document.querySelectorAll('#ranking img, .plot img, .legend img').length") == 0
     assert HOSTILE in opened.run("document.querySelector('#ranking').innerText")
@@ -504,3 +521,11 @@ def test_the_fields_of_a_run_have_digits_that_a_reader_can_use():
     assert found["rank_seconds"] == "1.30 s; 1.15 s"
     assert found["environment.NCCL_ALGO"] == "Ring"
     assert section_of("environment.NCCL_ALGO") == "environment"
+
+
+def test_work_that_is_not_compared_has_a_heading_of_its_own(tmp_path):
+    moe = ROOT / "benchmarks" / "records" / "h200" / "moe"
+    seen = page_of(tmp_path, moe / "capacity", moe / "later").read_text("utf8")
+    eyebrows = re.findall('<p class="eyebrow">([^<]*)</p>', seen)
+    assert len(eyebrows) == len(set(eyebrows)) == 2
+    assert sum(eyebrow.endswith(", natural routing, expert capacity 1.25") for eyebrow in eyebrows) == 1

@@ -10,6 +10,7 @@ from tprimat.analyze.compare import Question, Verdict, comparable, verdict
 from tprimat.analyze.groups import Group, Measured, group_estimate, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import (
+    DifferingTrait,
     dtype_that_ran,
     layout,
     machine_name,
@@ -124,11 +125,32 @@ def ranked_entries(groups: Sequence[Group]) -> list[Entry]:
 
 
 def peaks(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the fastest configuration of each machine and model, fastest first."""
-    best: dict[tuple[str, str], Entry] = {}
+    """Return the best configuration of each machine and model: the fastest; of unlike work, that with the most FLOP/s first."""
+    places: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        best.setdefault((entry.platform, entry.model), entry)
-    return list(best.values())
+        places.setdefault((entry.platform, entry.model), []).append(entry)
+    return by_flops([by_flops(alike)[0] for alike in places.values()])
+
+
+def by_flops(entries: Sequence[Entry]) -> list[Entry]:
+    """Sort by FLOP/s, which unlike work may be ranked by; by tokens/s where one does not know its FLOP/s."""
+    if all(entry.flops is not None for entry in entries):
+        return sorted(entries, key=lambda entry: -(entry.flops or 0))
+    return sorted(entries, key=lambda entry: -entry.tokens_per_second)
+
+
+def best_of_models(best: Sequence[Entry]) -> list[Entry]:
+    """Return the first peak of each model: tokens/s of different models do not compare."""
+    found: dict[str, Entry] = {}
+    for entry in best:
+        found.setdefault(entry.model, entry)
+    return list(found.values())
+
+
+def unlike(entry: Entry, entries: Sequence[Entry]) -> list[tuple[DifferingTrait, ...]]:
+    """Return what forbids comparing a configuration with others of its model, for each that did other work."""
+    likes = (other for other in entries if other.model == entry.model and other is not entry)
+    return [found for other in likes if (found := comparable(entry.run, other.run))]
 
 
 def configuration_names(entries: Sequence[Entry]) -> list[str]:
@@ -252,8 +274,8 @@ def other_work(entries: Sequence[Entry], best: Sequence[Entry]) -> list[str]:
     notes = []
     for entry in best:
         place = (entry.platform, entry.model)
-        likes = [other for other in entries if (other.platform, other.model) == place and other is not entry]
-        apart = [found for other in likes if (found := comparable(entry.run, other.run))]
+        likes = [other for other in entries if (other.platform, other.model) == place]
+        apart = unlike(entry, likes)
         if apart:
             fields = ", ".join(dict.fromkeys(one.name for found in apart for one in found))
             count = f"{len(apart)} other configuration{'s' * (len(apart) > 1)}"

@@ -74,6 +74,10 @@ class LeftOut:
     label: str
     gpus: int | None
     why: str
+    name: str
+    """Shorter than the label."""
+    reason: str
+    """What many have in common: 'differing in strategy'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +158,7 @@ def series_of(groups: Sequence[Group]) -> list[Series]:
     for group in groups if found else ():
         if id(group) not in used:
             place = max(range(len(found)), key=lambda place: _likeness(group, found[place][1]))
-            left[place].append(LeftOut(label=group.label, gpus=group.run.machine.gpus, why=_why_left_out(group, found[place][1])))
+            left[place].append(_left_out(group, found[place][1]))
     return [replace(one, left_out=tuple(out)) for (one, _), out in zip(found, left, strict=True)]
 
 
@@ -162,21 +166,41 @@ def _likeness(group: Group, members: Sequence[Group]) -> int:
     return max(sum(one == other for one, other in zip(member.kind, group.kind, strict=True)) for member in members)
 
 
-def _why_left_out(group: Group, members: Sequence[Group]) -> str:
-    """Say why a configuration is not a point of the series that is most like it."""
+def _left_out(group: Group, members: Sequence[Group]) -> LeftOut:
+    why, reason = _why_left_out(group, members)
+    return LeftOut(label=group.label, gpus=group.run.machine.gpus, why=why, name=short_name(group.run), reason=reason)
+
+
+def short_name(run: RunRecord) -> str:
+    """Return model and strategy."""
+    return f"{model_name(run)} {run.strategy or layout(run)}".rstrip()
+
+
+def _why_left_out(group: Group, members: Sequence[Group]) -> tuple[str, str]:
+    """Say why a configuration is not a point of the series that is most like it, in full and in few words."""
     if _point(group) is None:
-        return "its throughput or number of GPUs is not known"
+        return "its throughput or number of GPUs is not known", "of unknown throughput or number of GPUs"
     run, nearest = group.run, max(members, key=lambda member: _likeness(group, [member]))
     same_gpus = next((member for member in members if member.run.machine.gpus == run.machine.gpus), None)
-    differing = [
-        f"{one.name} {one.words[1].removeprefix(f'{one.name} ')}, not {one.words[0].removeprefix(f'{one.name} ')}"
+    traits = [
+        one
         for one in differing_traits(nearest.run, run)
         if one.key not in FOLLOWS_GPUS - {"strategy", "layout"} and (one.key != "layout" or _split(nearest.run) != _split(run))
     ]
-    if same_gpus is not None and (_same_layout(group) == _same_layout(same_gpus) or not differing):
-        return "slower than the point on as many GPUs"
+    if same_gpus is not None and (_same_layout(group) == _same_layout(same_gpus) or not traits):
+        return SLOWER, SLOWER
+    if not traits:
+        return "another number of tokens a step", "differing in tokens a step"
     reasons = 1 if run.model != nearest.run.model else MOST_REASONS
-    return "; ".join(differing[:reasons]) or "another number of tokens a step"
+    differing = [
+        f"{one.name} {one.words[1].removeprefix(f'{one.name} ')}, not {one.words[0].removeprefix(f'{one.name} ')}"
+        for one in traits[:reasons]
+    ]
+    main = next((one for one in traits if one.effect == "refuse"), traits[0])
+    return "; ".join(differing), f"differing in {main.name}"
+
+
+SLOWER = "slower than the point on as many GPUs"
 
 
 MOST_REASONS = 3

@@ -558,9 +558,9 @@ MOST_PARTS = 2
 """Options or packages that a difference names; more are counted."""
 
 
-def few(parts: Sequence[str], most: int) -> str:
+def few(parts: Sequence[str], most: int, between: str = ", ") -> str:
     """Return 'a, b', of more than `most` parts the first ones and how many more: 'a, b and 3 more'."""
-    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+    return between.join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
 
 
 def _names_of(parts: str) -> str:

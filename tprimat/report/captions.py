@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, slowness, throughput
+from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, throughput
 from tprimat.analyze.groups import Group, Measured, on_cpu
 from tprimat.analyze.traits import (
+    FORBIDDING,
+    TRAITS,
     accelerator_name,
     dtype_that_ran,
     engine_words,
@@ -19,7 +21,6 @@ from tprimat.analyze.traits import (
     model_name,
     on_nodes,
     ranks,
-    routing_words,
     sequence_words,
     tokens_per_step,
 )
@@ -52,20 +53,13 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Configurations whose speeds belong into one panel: one model, tokens a step, sequence, dtype and number of GPUs."""
+    """Configurations whose speeds belong into one panel: those that the comparison ranks together."""
 
     title: str
     """What differs from the other workloads; empty where there is one."""
     configurations: tuple[Configuration, ...]
     """Fastest first, those without a throughput last."""
-    question: Question = QUESTION
-
-    @property
-    def ranking(self) -> Ranking:
-        """Return the ranking that holds the fastest configuration."""
-        best = self.configurations[0].group
-        found = rankings([one.group for one in self.configurations], self.question)
-        return next(ranking for ranking in found if best in ranking.groups)
+    ranking: Ranking
 
     @property
     def run(self) -> RunRecord:
@@ -88,15 +82,24 @@ def _model(run: RunRecord) -> str:
     return name if run.shape is None or model_and_shape(run) == name else run.shape.name
 
 
+CLOCKS = {"framework": "timed by the framework", "step_end": "timed at the end of each step"}
+SHORT = ("model", "gpus", "sequence", "dtype", "tokens", "shape")
+"""Traits that titles name first, in words of their own."""
 WORK: dict[str, Words] = {
     "model": _model,
     "gpus": lambda run: ranks(run) or "GPUs not recorded",
     "sequence": _sequence,
     "dtype": lambda run: dtype_that_ran(run) or "dtype not recorded",
     "tokens": _tokens,
-    "routing": routing_words,
+    "shape": lambda run: _shape(run) or "shape not recorded",
+    **{key: TRAITS[key].label for key in FORBIDDING if key not in SHORT},
+    "clock": lambda run: CLOCKS.get(run.clock, TRAITS["clock"].label(run)),
 }
-"""What the configurations of one panel share."""
+"""What the configurations of one panel share, by the trait whose difference forbids a comparison."""
+DETAILS: dict[str, Words] = {"shape": TRAITS["shape"].label}
+"""Longer words, for what the short ones leave equal."""
+USUAL = (CLOCKS["step_end"], "expert capacity unlimited", "optimizer states in fp32")
+"""Left out of titles that say enough without."""
 
 
 def short_layout(run: RunRecord) -> str:
@@ -132,26 +135,47 @@ def workloads(groups: Sequence[Group], question: Question = QUESTION) -> list[Wo
 
     The traits that the question is about do not part workloads.
     """
-    works: dict[tuple[str, ...], list[Group]] = {}
-    for group in groups:
-        shared = tuple(words(group.run) for key, words in WORK.items() if key not in question.varying)
-        works.setdefault(shared, []).append(group)
-    ordered = sorted(works.items(), key=lambda item: -len(item[1]))
-    titles = _distinguishing([key for key, _ in ordered])
-    named = [group for _, several in ordered for group in several]
-    names = _names(named, [len(several) for _, several in ordered], [WORK[key] for key in question.varying if key in WORK])
-    found = []
-    for title, (_, several) in zip(titles, ordered, strict=True):
-        made = [Configuration(group=group, name=names[id(group)][0], label=names[id(group)][1]) for group in several]
-        made.sort(key=lambda one: slowness(one.group))
-        found.append(Workload(title=title, configurations=tuple(made), question=question))
-    return found
+    ordered = sorted(rankings(groups, question), key=lambda ranking: -len(ranking.groups))
+    titles = _titles(ordered, question)
+    named = [group for ranking in ordered for group in ranking.groups]
+    names = _names(named, [len(ranking.groups) for ranking in ordered], [WORK[key] for key in question.varying if key in WORK])
+    return [
+        Workload(
+            title=title,
+            configurations=tuple(
+                Configuration(group=group, name=names[id(group)][0], label=names[id(group)][1]) for group in ranking.groups
+            ),
+            ranking=ranking,
+        )
+        for title, ranking in zip(titles, ordered, strict=True)
+    ]
 
 
-def _distinguishing(keys: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return for each key the parts that tell it from the others; the first part wherever it differs."""
-    shown = _columns_that_distinguish(keys, range(len(keys[0])) if keys else ())
-    return [", ".join(key[index] for index in shown) for key in keys]
+def _titles(found: Sequence[Ranking], question: Question) -> list[str]:
+    """Return for each ranking what tells its work from that of the others; the first trait wherever it differs.
+
+    Rankings that this leaves equal also say what they do not record, which is why they do not compare.
+    """
+    words = [(key, one) for key, one in (*WORK.items(), *DETAILS.items()) if key not in question.varying]
+    leaders = [ranking.best for ranking in found]
+    rows = [tuple(one(group.run) for _, one in words) for group in leaders]
+    shown = _columns_that_distinguish(rows, range(len(words)))
+    alike = [tuple(row[index] for index in shown) for row in rows]
+    titles = []
+    for group, row, key in zip(leaders, rows, alike, strict=True):
+        unknown = [index for index, (trait, _) in enumerate(words) if _forbids_unknown(trait, group.run)]
+        places = sorted({*shown, *(unknown if alike.count(key) > 1 else [])})
+        titles.append([row[index] for index in places if row[index]])
+    brief = [[part for part in title if part not in USUAL] for title in titles]
+    if all(brief) and len(set(map(tuple, brief))) == len(set(map(tuple, titles))):
+        titles = brief
+    details = _details(leaders, [tuple(title) for title in titles])
+    return [", ".join([*title, *detail]) for title, detail in zip(titles, details, strict=True)]
+
+
+def _forbids_unknown(key: str, run: RunRecord) -> bool:
+    trait = TRAITS[key]
+    return trait.value(run) is None and trait.unknown in {None, "refuse"}
 
 
 def _columns_that_distinguish(rows: Sequence[tuple[object, ...]], order: Iterable[int], fixed: int = 0) -> list[int]:
@@ -183,7 +207,6 @@ def _names(groups: Sequence[Group], sizes: Sequence[int], more: Sequence[Words] 
         engine_name,
         _recompute,
         _shape,
-        lambda run: "timed by the framework" if run.clock == "framework" else "",
         *more,
     ]
     rows = [
@@ -191,6 +214,7 @@ def _names(groups: Sequence[Group], sizes: Sequence[int], more: Sequence[Words] 
         for place, group in zip(work, groups, strict=True)
     ]
     shown = _columns_that_distinguish(rows, range(1, len(traits) + 2), fixed=1)
+    machines = ACCELERATOR not in shown and len({row[ACCELERATOR] for row in rows}) > 1
     alike = [tuple(row[i] for i in (0, *shown)) for row in rows]
     details = _details(groups, alike)
     strategy = 3 if named else -1
@@ -202,8 +226,13 @@ def _names(groups: Sequence[Group], sizes: Sequence[int], more: Sequence[Words] 
             words = [_strategy(run) or short_layout(run) or model_name(run)] if named else [_by_layout(run)]
         behind = named and (strategy in shown or not shown) and short_layout(run) and short_layout(run) not in words
         label = [f"{part} ({short_layout(run)})" if behind and part == _strategy(run) else part for part in words]
-        found[id(group)] = (", ".join([*words, *detail]), ", ".join([*label, *detail]))
+        where = [str(row[ACCELERATOR])] if machines else []
+        found[id(group)] = (", ".join([*where, *words, *detail]), ", ".join([*where, *label, *detail]))
     return found
+
+
+ACCELERATOR = 2
+"""Place of the accelerator in the rows of `_names`: after workload and origin."""
 
 
 def _by_layout(run: RunRecord) -> str:
@@ -276,7 +305,9 @@ def headline(works: Sequence[Workload]) -> list[str]:
     if all(len(work.configurations) == 1 for work in works):
         machines = {machine_name(work.run) for work in works}
         where = f" on {machines.pop()}" if len(machines) == 1 else ""
-        return [", ".join(_single(work, where="" if where else None) for work in works[:MOST_HEADLINES]) + where + _rest(works)]
+        subjects = _subjects(works[:MOST_HEADLINES])
+        told = [_single(work, subject, where="" if where else None) for work, subject in subjects]
+        return [", ".join(told) + where + _rest(works)]
     lines = [_prefixed(work, _finding(work)) for work in works[:MOST_HEADLINES]]
     lines[-1] += _rest(works)
     return lines
@@ -302,15 +333,25 @@ def _prefixed(work: Workload, text: str) -> str:
     return f"{work.title}: {text}" if work.title else text
 
 
-def _single(work: Workload, where: str | None = None) -> str:
+def _subjects(works: Sequence[Workload]) -> list[tuple[Workload, str]]:
+    """Name each workload by its model, and by its title as well where another one has that model and machine."""
+    models = [(_model(work.run), machine_name(work.run)) for work in works]
+    subjects = []
+    for work, (model, machine) in zip(works, models, strict=True):
+        title = "" if models.count((model, machine)) == 1 else work.title.removeprefix(model).removeprefix(", ")
+        subjects.append((work, f"{model} ({title})" if title else model))
+    return subjects
+
+
+def _single(work: Workload, subject: str, where: str | None = None) -> str:
     """Return the speed of the only configuration; with its machine unless `where` says another word."""
     rate, run = throughput(work.configurations[0].group), work.run
     if rate is None or run.machine.gpus is None:
-        return f"{_model(run)}: throughput not known"
+        return f"{subject}: throughput not known"
     share = MFU.value(work.configurations[0].group)
     part = f" ({units.percent(share)} of the dense peak)" if share is not None else ""
     place = f" on {machine_name(run)}" if where is None else where
-    return f"{_model(run)} trains at {units.count(rate.value * run.machine.gpus)} tokens/s{place}{part}"
+    return f"{subject} trains at {units.count(rate.value * run.machine.gpus)} tokens/s{place}{part}"
 
 
 def _finding(work: Workload) -> str:
@@ -322,7 +363,7 @@ def _finding(work: Workload) -> str:
     lead = ranking.lead
     if lead is None or lead.ratio is None:
         only = len(work.configurations) == 1
-        return _single(work).removeprefix(f"{_model(work.run)} trains at ") if only else f"{best.name} has the highest throughput"
+        return _single(work, "it").removeprefix("it trains at ") if only else f"{best.name} has the highest throughput"
     second = names[id(ranking.groups[1])]
     rival = _without(second, best.name)
     faster = f"{_ahead(ranking, 'faster than')} {rival}"

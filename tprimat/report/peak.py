@@ -7,7 +7,15 @@ from typing import Any
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Measured, on_cpu
-from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, configuration_names, workload
+from tprimat.analyze.peak import (
+    SECONDS_PER_DAY,
+    Entry,
+    Projection,
+    best_of_models,
+    configuration_names,
+    unlike,
+    workload,
+)
 from tprimat.analyze.traits import dtype_that_ran
 from tprimat.report.catalogue import (
     COST,
@@ -51,8 +59,8 @@ class PeakAnalysis:
     by_convention: Sequence[tuple[Entry, Mapping[str, Entry]]]
     """Each peak, counted in every way."""
     notes: Sequence[str]
-    lead: str
-    """By how much the overall peak leads the next configuration of its work; empty where there is none."""
+    leads: Mapping[str, str]
+    """Model -> by how much its peak leads the next configuration of its work; without those that lead none."""
     without_rate: Sequence[str]
     """Configurations that ran but have no throughput."""
     not_counted: Sequence[Measured]
@@ -157,24 +165,54 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if not analysis.peaks:
         way_out = f" {REPEAT}" if analysis.not_counted else ""
         return _section("Overall peak throughput", screen.prose(f"None: no run counts.{way_out}", 2), screen)
-    best = analysis.peaks[0]
+    best = best_of_models(analysis.peaks)
+    body = "\n\n".join(_best(analysis, entry, screen) for entry in best[:MOST_MODELS])
+    words = [CPU_CAUTION] if any(on_cpu([entry.group]) for entry in analysis.entries) else []
+    if len(best) > 1:
+        more = f" {plural(len(best) - MOST_MODELS, 'more model')} in the table." if len(best) > MOST_MODELS else ""
+        words.append(f"Models do not compare by tokens/s: these are the best of each.{more}")
+    words.append(analysis.counted_as)
+    return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]), screen)
+
+
+MOST_MODELS = 3
+"""Models whose best configuration is described in full; the table has them all."""
+
+
+def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
+    """Describe the best configuration of a model."""
     runs = plural(len(best.group.runs), "run")
+    lead = analysis.leads.get(best.model)
     rows = [
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
-        ("work", workload(best.run)),
+        *_work(analysis, best),
         ("throughput", f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s"),
         (per_rank("per GPU", {best.run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
         *_compute(best),
-        *([("lead", analysis.lead)] if analysis.lead else []),
+        *([("lead", lead)] if lead else []),
         ("mean step time", f"{with_interval(best.mean_step, _seconds)} over {best.steps} steady steps, {runs}"),
         *([] if on_cpu([best.group]) else [("in 24 hours", _day(best))]),
     ]
-    body = "\n".join(
+    return "\n".join(
         screen.prose(f"  {label:<20}{value}", 22, "winner" if label == rows[0][0] else None) for label, value in rows
     )
-    words = [CPU_CAUTION] if any(on_cpu([entry.group]) for entry in analysis.entries) else []
-    words.append(analysis.counted_as)
-    return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]), screen)
+
+
+def _work(analysis: PeakAnalysis, best: Entry) -> list[tuple[str, str]]:
+    """Say what the best configuration did, and which others it is not ranked with because they did something else."""
+    apart = unlike(best, analysis.entries)
+    if not apart:
+        return [("work", workload(best.run))]
+    traits = {trait.key: trait for found in apart for trait in found}
+    own = [trait.words[0] for key, trait in traits.items() if key not in IN_WORKLOAD]
+    names = ", ".join(trait.name for trait in traits.values())
+    decides = "" if best.flops is None else "; the best of unlike work is the one with the most model FLOP/s"
+    others = f"{plural(len(apart), 'configuration')} of this model that did other work ({names}){decides}"
+    return [("work", ", ".join([workload(best.run), *own])), ("not compared", others)]
+
+
+IN_WORKLOAD = ("model", "gpus", "tokens", "sequence", "dtype", "routing")
+"""Traits that the description of work or machine names."""
 
 
 def _compute(entry: Entry) -> list[tuple[str, str]]:

@@ -117,8 +117,8 @@ def as_markdown(found: Sequence[FittedSeries]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def remarks(scaled: FittedSeries) -> list[str]:
-    """Describe the kind of scaling and the fitted laws."""
+def remarks(scaled: FittedSeries, *, all_left_out: bool = False) -> list[str]:
+    """Describe the kind of scaling and the fitted laws; sum up what is no point, unless all of that is wanted."""
     series = scaled.series
     lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + ".", *([CPU_CAUTION] if series.on_cpu else [])]
     layouts = {point.layout.rsplit(" DP", 1)[0] for point in series.points if point.layout}
@@ -130,7 +130,9 @@ def remarks(scaled: FittedSeries) -> list[str]:
     if (most := max(row.efficiency.value for row in series.rows)) > SUPERLINEAR:
         lines.append(f"More than proportional ({units.percent(most)}): something else differs, or the first point is slow.")
     lines += list(filter(None, (repetition(series), assumption(series))))
-    return [*(on_ranks(series, line) for line in lines), *map(left_out_words, series.left_out), *_laws(scaled)]
+    few = all_left_out or len(series.left_out) <= MOST_LEFT_OUT
+    left_out = list(map(left_out_words, series.left_out)) if few else [summed_up(series.left_out)]
+    return [*(on_ranks(series, line) for line in lines), *left_out, *_laws(scaled)]
 
 
 def _laws(scaled: FittedSeries) -> list[str]:
@@ -161,6 +163,29 @@ def assumption(series: Series) -> str:
         return ""
     spread = max(point.assumed_spread for point in series.points)
     return f"Multiplier and efficiency assume that single runs vary by {units.percent(spread)}{why_so_much(spread)}."
+
+
+MOST_LEFT_OUT = 4
+"""Configurations that are no point and that are each named; more are summed up."""
+WHERE_ALL = "--format json names each."
+
+
+def summed_up(left_out: Sequence[LeftOut]) -> str:
+    """Return how many configurations are no point of a series, by reason, with an example of each."""
+    return f"Not points here are {len(left_out)} configurations: {', '.join(reasons(left_out))}. {WHERE_ALL}"
+
+
+def reasons(left_out: Sequence[LeftOut]) -> list[str]:
+    """Return each reason why configurations are no point, the most frequent first: '12 differing in strategy (such as ...)'."""
+    found: dict[str, list[LeftOut]] = {}
+    for one in left_out:
+        found.setdefault(one.reason, []).append(one)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [f"{len(several)} {reason} ({'such as ' * (len(several) > 1)}{_named(several[0])})" for reason, several in ordered]
+
+
+def _named(one: LeftOut) -> str:
+    return one.name if one.gpus is None else f"{one.name} on {configuration(one.gpus, None)}"
 
 
 def left_out_words(one: LeftOut) -> str:
@@ -225,7 +250,7 @@ def as_document(found: Sequence[FittedSeries]) -> list[dict[str, Any]]:
                 }
                 for law in scaled.fits
             ],
-            "remarks": remarks(scaled),
+            "remarks": remarks(scaled, all_left_out=True),
         }
         for scaled in found
     ]

@@ -26,7 +26,7 @@ from tprimat.records.schema import RunRecord
 from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, merged, model_without_baseline, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
-from tprimat.report.peak import PeakAnalysis
+from tprimat.report.peak import MOST_MODELS, PeakAnalysis
 from tprimat.report.winner import headline, held_words, proven
 
 # The ./benchmark.py command that runs a published configuration on this machine.
@@ -264,6 +264,8 @@ def analyse_peaks(
     groups = group_runs(measured)
     entries = peak.ranked_entries(groups)
     best = peak.peaks(entries)
+    described = peak.best_of_models(best)[:MOST_MODELS]
+    shown = set(map(id, described))
     ranked = {id(entry.group) for entry in entries}
     leads = {id(entry): found for entry in best[:MOST_EXPLAINED] if (found := peak_lead(groups, entry)) is not None}
     return PeakAnalysis(
@@ -276,12 +278,12 @@ def analyse_peaks(
         projections=peak.project(best[0], list(nodes), efficiency) if best and not on_cpu([best[0].group]) else (),
         efficiency=efficiency,
         by_convention=[(entry, peak.by_convention(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
-        lead=" ".join(headline(leads[id(best[0])])) if best and id(best[0]) in leads else "",
+        leads={entry.model: " ".join(headline(leads[id(entry)])) for entry in described if id(entry) in leads},
         notes=[
             *(
                 f"{entry.model} on {entry.platform}: {' '.join(headline(leads[id(entry)]))}."
-                for entry in best[1:MOST_EXPLAINED]
-                if id(entry) in leads and not proven(leads[id(entry)])
+                for entry in best[:MOST_EXPLAINED]
+                if id(entry) in leads and id(entry) not in shown and not proven(leads[id(entry)])
             ),
             *peak.other_work(entries, best[:MOST_EXPLAINED]),
             *peak.remarks(best[:MOST_EXPLAINED]),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from tprimat.analyze.groups import Measured, group_runs
-from tprimat.analyze.scaling import LeftOut, Point, Series, fit, series, series_of
+from tprimat.analyze.scaling import LeftOut, Point, Series, fit, series, series_of, short_name
 from tprimat.errors import ConfigError, LayoutError, MetricError, RecordError
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.schema import Estimate
@@ -116,7 +116,13 @@ def scaling_of(measured: Sequence[Measured]) -> list[FittedSeries]:
     found = series_of(group_runs(measured))
     if found and (lost := [item for item in measured if item.not_counted is not None]):
         more = tuple(
-            LeftOut(label=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted}")
+            LeftOut(
+                label=run_name(item),
+                gpus=item.result.run.machine.gpus,
+                why=f"not counted, {item.not_counted}",
+                name=short_name(item.result.run),
+                reason="that did not count",
+            )
             for item in lost
         )
         found[0] = dataclasses.replace(found[0], left_out=(*found[0].left_out, *more))

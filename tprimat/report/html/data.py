@@ -73,6 +73,7 @@ def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance:
         "groups": [
             {
                 "label": group.label,
+                **_title_and_name(group),
                 "work": place,
                 **asdict(look),
                 "runs": [_series(item, panels, names) for item in group.runs[:MOST_CURVES]],
@@ -86,6 +87,12 @@ def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance:
         "mostBars": MOST_GROUPS,
         **_records(groups, runs, names),
     }
+
+
+def _title_and_name(group: Group) -> dict[str, str]:
+    """Return the workload of a label, empty where there is only one, and the configuration."""
+    title, _, name = group.label.rpartition(": ")
+    return {"title": title, "name": name}
 
 
 def short_names(runs: Sequence[Measured]) -> dict[str, str]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
-from tprimat.analyze.traits import accelerator_name, machine_name, model_and_shape, on_nodes, ranks, work_words
+from tprimat.analyze.traits import TRAITS as COMPARED
+from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes, ranks, work_words
 from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import Evidence, RunRecord
+from tprimat.report.captions import USUAL, WORK
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     FLOPS,
@@ -70,8 +72,13 @@ def _card(ranking: Ranking) -> Card:
 
 def workload(run: RunRecord) -> str:
     """Describe what runs must share to be ranked together."""
-    clock = ["timed by the framework"] if run.clock == "framework" else []
-    return ", ".join([model_and_shape(run), *work_words(run), ranks(run) or "GPU count not recorded", *clock])
+    known = [WORK[key](run) for key in UNUSUAL if COMPARED[key].value(run)]
+    unusual = [words for words in known if words not in USUAL]
+    return ", ".join([model_and_shape(run), *work_words(run), ranks(run) or "GPU count not recorded", *unusual])
+
+
+UNUSUAL = ("routing", "expert-capacity", "clock", "optimizer-states")
+"""Traits that most workloads share, told where they do not."""
 
 
 def brief(group: Group) -> str:
@@ -146,10 +153,23 @@ def _other_machines(ranking: Ranking) -> list[str]:
 
 
 def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
-    """Take the paragraphs that several cards share off them, and return them once."""
+    """Take the paragraphs that several cards share off them, and return them once, each with the configurations it is about."""
     times = Counter(text for card in cards for text in card.paragraphs)
-    several = [text for text, count in times.items() if count > 1]
+    several = [_about(text, cards) for text, count in times.items() if count > 1]
     return [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards], several
+
+
+MOST_NAMED = 4
+"""Configurations that a shared paragraph names."""
+
+
+def _about(text: str, cards: Sequence[Card]) -> str:
+    """Put in front of a paragraph which configurations it is about."""
+    if text == CPU_CAUTION:
+        return text
+    models = {card.workload.split(", ")[0] for card in cards}
+    names = [", ".join([*card.workload.split(", ")[: len(models) > 1], card.best]) for card in cards if text in card.paragraphs]
+    return f"{few(list(dict.fromkeys(names)), MOST_NAMED, '; ')}: {text}"
 
 
 # The head: what the runs ran on.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tprimat import units
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.peak import Entry
+from tprimat.analyze.peak import Entry, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
@@ -22,10 +22,22 @@ from tprimat.report.catalogue import (
     memory_unit,
     tera,
 )
-from tprimat.report.peak import PeakAnalysis, step_time
+from tprimat.report.peak import MOST_MODELS, PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
-from tprimat.report.plots.style import SMALL, Bar, Look, bars, place_labels, rows_height, thousands
+from tprimat.report.plots.style import (
+    DOTS_PER_INCH,
+    LABEL,
+    POINTS_PER_INCH,
+    SMALL,
+    Bar,
+    Look,
+    bars,
+    place_labels,
+    rows_height,
+    thousands,
+    wrapped,
+)
 from tprimat.report.tables import plural, useful_ends
 from tprimat.units import TERA
 
@@ -37,6 +49,8 @@ MOST_CONFIGURATIONS = 24
 """More rows than this cannot be distinguished; the table has them all."""
 BOX_FROM = 4
 """Fewer configurations are drawn as points only: quartiles of three values mean nothing."""
+BOX_POINTS = 14
+"""Height of a box; labels are farther from the middle."""
 MOST_POINTS = 4
 """Points of memory against speed that are labelled in a third of a row."""
 LABEL_INCHES, WIDE_LABEL_INCHES = 2.6, 3.9
@@ -104,6 +118,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     looks = colours(works)
     drawn = Drawn(analysis, works, looks)
     machines = _machine_bars(drawn)
+    compared = any(len(work.configurations) > 1 for work in works)
     names = {one.name for work in works for one in work.configurations}
     notes = [rest_note(len(names) - len(looks))] if len(names) > len(looks) else []
     for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
@@ -112,7 +127,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
         notes.append(f"{CPU_CAUTION} Panels of FLOP/s, utilization and machines are for GPUs.")
     notes += [*_refusals(machines), *not_counted_notes(analysis.not_counted)]
     return Sheet(
-        headline=[_peak(analysis.peaks[0]), *(headline(works) if len(analysis.entries) > 1 or drawn.rank == "process" else ())],
+        headline=[*_peaks(analysis), *(headline(works) if compared or drawn.rank == "process" else ())],
         subtitle=subtitle(works),
         panels=[
             *_speed(drawn),
@@ -141,6 +156,14 @@ def panel_words(sheet: Sheet, analysis: PeakAnalysis) -> str:
     drawn = sum(panel.present for panel in sheet.panels)
     why = "; ".join(f"{', '.join(keys)}: {what}" for what, keys in lacking.items())
     return f"{drawn} of {len(sheet.panels)} panels" + (f"; not drawn: {why}" if why else "")
+
+
+def _peaks(analysis: PeakAnalysis) -> list[str]:
+    """Return the best configuration of each model, in one line each."""
+    best = best_of_models(analysis.peaks)
+    more = f"; {plural(len(best) - MOST_MODELS, 'more model')}" if len(best) > MOST_MODELS else ""
+    lines = [_peak(entry) for entry in best[:MOST_MODELS]]
+    return [*lines[:-1], lines[-1] + more]
 
 
 def _peak(best: Entry) -> str:
@@ -253,6 +276,7 @@ def _effect(drawn: Drawn) -> Panel:
             label = ", ".join(filter(None, (work.title, machine if len(machines) > 1 else ""))) or entries[0].model
             if len(entries) > 1:
                 ratio = entries[0].per_gpu.value / entries[-1].per_gpu.value
+                label = "\n".join(wrapped(label, LABEL_INCHES, LABEL))
                 rows.append((f"{label}\nbest {ratio:.2f} x the slowest of {len(entries)}", entries))
 
     def draw(canvas: Canvas) -> None:
@@ -261,7 +285,7 @@ def _effect(drawn: Drawn) -> Panel:
         for place, (_, entries) in enumerate(rows):
             points += _spread(axes, drawn, place, entries, canvas)
         axes.set_yticks(range(len(rows)), [label for label, _ in rows])
-        axes.tick_params(axis="y", length=0, labelsize=9)
+        axes.tick_params(axis="y", length=0, labelsize=LABEL)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         values = [entry.per_gpu.value for _, entries in rows for entry in entries]
         room = 0.15 * (max(values) - min(values)) + 0.03 * max(values)
@@ -275,7 +299,8 @@ def _effect(drawn: Drawn) -> Panel:
         axes.grid(visible=False, axis="y")
         canvas.after_layout.append(lambda: place_labels(axes, points, vertical=True))
 
-    return Panel(key="configurations", height=1.4 + 0.62 * len(rows), draw=draw, present=bool(rows))
+    lines = sum(label.count("\n") + 1 for label, _ in rows)
+    return Panel(key="configurations", height=1.4 + 0.4 * len(rows) + 0.15 * lines, draw=draw, present=bool(rows))
 
 
 def _spread(axes: "Axes", drawn: Drawn, place: int, entries: Sequence[Entry], canvas: Canvas) -> list[tuple[float, float, str]]:
@@ -283,13 +308,21 @@ def _spread(axes: "Axes", drawn: Drawn, place: int, entries: Sequence[Entry], ca
     values = [entry.per_gpu.value for entry in entries]
     if len(values) >= BOX_FROM:
         low, middle, high = quantiles(values, n=4, method="inclusive")
-        axes.barh(place, high - low, left=low, height=0.36, color="none", edgecolor=canvas.paper.soft)
-        axes.plot([middle, middle], [place - 0.18, place + 0.18], color=canvas.paper.soft, linewidth=2)
+        canvas.after_layout.append(partial(_box, axes, place, (low, middle, high), canvas.paper.soft))
     for entry in reversed(entries):
         look = drawn.look(entry)
         colour = look.colour if look else canvas.paper.rest
         axes.plot(entry.per_gpu.value, place, "o", color=colour, markeredgecolor=canvas.paper.page, markersize=8)
     return [(entry.per_gpu.value, place, drawn.name(entry)) for entry in (entries[0], entries[-1])]
+
+
+def _box(axes: "Axes", place: int, quarters: tuple[float, float, float], colour: str) -> None:
+    """Draw a box as high as a dot, once the layout is known, so that the labels above and below stand clear of it."""
+    low, middle, high = quarters
+    rows = abs(axes.get_ylim()[1] - axes.get_ylim()[0])
+    half = BOX_POINTS / 2 / POINTS_PER_INCH * DOTS_PER_INCH / axes.get_window_extent().height * rows
+    axes.barh(place, high - low, left=low, height=2 * half, color="none", edgecolor=colour)
+    axes.plot([middle, middle], [place - half, place + half], color=colour, linewidth=2, zorder=1.5)
 
 
 def _machine_bars(drawn: Drawn) -> list[Bar]:

@@ -10,7 +10,7 @@ from tprimat import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, readable_log_ticks, save, wrapped
-from tprimat.report.scaling import FittedSeries, assumption, cell, left_out_words, on_ranks, repetition
+from tprimat.report.scaling import MOST_LEFT_OUT, FittedSeries, assumption, cell, left_out_words, on_ranks, reasons, repetition
 from tprimat.report.tables import plural, useful_ends
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ TOP = 0.12
 """Inches above the headline and between the parts."""
 MOST_LINES = 3
 """Series that the headline speaks of."""
-MOST_LEFT_OUT = 4
 LONGEST_LINE = 190
 """Letters under both panels."""
 
@@ -110,13 +109,16 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
     caution = [CPU_CAUTION] if any(scaled.series.on_cpu for scaled in found) else []
     assumed = dict.fromkeys(filter(None, (assumption(scaled.series) for scaled in found)))
     lines = [" · ".join(filter(None, parts)), *assumed, *caution, *left_out_lines(found)]
+    lines = [part for line in lines for part in wrapped(line, room, SMALL)]
     picture.supxlabel("\n".join(lines), x=LEFT, ha="left", fontsize=SMALL)
 
 
 def left_out_lines(found: Sequence[FittedSeries]) -> list[str]:
-    """Return a line for each configuration that is not a point (the first ones, and how many more), and for undrawn series."""
-    lines = [left_out_words(one) for scaled in found for one in scaled.series.left_out]
-    more = [f"{plural(len(lines) - MOST_LEFT_OUT, 'more configuration')} not shown: the text names them."]
+    """Return a line for each configuration that is not a point, where they are many for each reason, and for undrawn series."""
+    left_out = [one for scaled in found for one in scaled.series.left_out]
+    few = len(left_out) <= MOST_LEFT_OUT
+    lines = list(map(left_out_words, left_out)) if few else [f"Not points: {reason}." for reason in reasons(left_out)]
+    more = [f"{plural(len(lines) - MOST_LEFT_OUT, 'more reason')} in the text."]
     undrawn = [f"{len(found) - MOST_SERIES} series of {len(found)} are not drawn."] if len(found) > MOST_SERIES else []
     return undrawn + [shortened(line) for line in lines[:MOST_LEFT_OUT]] + (more if len(lines) > MOST_LEFT_OUT else [])
 

@@ -38,6 +38,8 @@ LINE = 1.5
 """Height of a line of text, in its size."""
 SIMILAR = 2.3
 """Ratio of heights up to which panels share a row."""
+MOST_LINES = 4
+"""Of the name of a workload above its part of a panel."""
 HANDLE = 0.42
 """Inches of the line in a legend entry."""
 
@@ -78,7 +80,7 @@ class Canvas:
         return made
 
     def _name(self, parts: "Sequence[Axes]", title: str, names: Sequence[str], widths: Sequence[float]) -> None:
-        broken = [wrapped(name, inches, SMALL, most=2) for name, inches in zip(names, widths, strict=True)]
+        broken = [wrapped(name, inches, SMALL, most=MOST_LINES) for name, inches in zip(names, widths, strict=True)]
         lines = max(map(len, broken))
         parts[0].set_title(self._numbered(title) + "\n" * lines)
         style: dict[str, Any] = {"size": SMALL, "weight": "normal", "style": "italic", "color": self.paper.soft}

@@ -33,46 +33,65 @@ function base(look, height) {
   };
 }
 
+// Rows are as high as their words: the workload above its first row, the whole name of each configuration above its bar.
 function bars(data, index, look) {
   const panel = data.bars[index];
   const places = visiblePlaces().slice(0, data.mostBars);
   const rows = places.map(place => ({ ...panel.rows[place], group: data.groups[place] }));
   const dense = rows.length > 10;
-  const layout = base(look, (dense ? 42 : 62) * Math.max(rows.length, 1) + 58);
-  const traces = rows.map((row, y) => ({
-    type: "bar", orientation: "h", x: [row.value], y: [y], width: 0.3, offset: 0.13, name: "",
-    marker: { color: row.group.colour, pattern: { shape: PATTERNS[row.group.hatch], bgcolor: row.group.colour, fgcolor: look.card, size: 6, solidity: 0.2 } },
-    hovertemplate: `${plain(row.group.label)}<br>${plain(row.text)}<extra></extra>`,
-    error_x: row.low === null || row.high === null || row.value === null ? { visible: false }
-      : { type: "data", symmetric: false, array: [row.high - row.value], arrayminus: [row.value - row.low], color: look.ink, thickness: 1.4, width: 4 },
-  }));
-  layout.annotations = rows.map((row, y) => ({
-    xref: "paper", x: 0, xanchor: "left", y: dense ? y - 0.16 : y - 0.2, yanchor: "middle", showarrow: false, align: "left",
-    text: barLabel(row, look, dense),
-  }));
-  layout.yaxis = { ...layout.yaxis, range: [rows.length - 0.45, -0.55], showticklabels: false, showgrid: false, fixedrange: true };
+  const [room, thick] = [narrow() ? 44 : 66, dense ? 12 : 18];
+  const [annotations, traces] = [[], []];
+  let down = 0;
+  const write = (lines, colour) => {
+    annotations.push({ xref: "paper", x: 0, xanchor: "left", y: down, yanchor: "top", showarrow: false, align: "left", borderpad: 0,
+      text: lines.map(line => `<span style="color:${colour}">${line}</span>`).join("<br>") });
+    down += LINE_PIXELS * lines.length;
+  };
+  rows.forEach((row, place) => {
+    if (row.group.title && row.group.work !== rows[place - 1]?.group.work) {
+      write(broken(row.group.title, room).map(line => `<i>${line}</i>`), look.soft);
+      down += 4;
+    }
+    write(barLabel(row, look, dense, room), look.soft);
+    traces.push(bar(row, down + 4, thick, look));
+    down += thick + 16;
+  });
+  const layout = base(look, down + 58);
+  layout.annotations = annotations;
+  layout.yaxis = { ...layout.yaxis, range: [Math.max(down, 1), 0], showticklabels: false, showgrid: false, fixedrange: true };
   Object.assign(layout.xaxis, { rangemode: "tozero", title: { text: wrap(panel.axis), font: { size: 11 }, standoff: 8 } });
   if (rows.every(row => row.value === null)) Object.assign(layout.xaxis, BARE);
   layout.bargap = 0;
   return [traces, layout];
 }
 
-function barLabel(row, look, dense) {
-  const room = narrow() ? 44 : 66;
-  const text = row.value === null ? "not recorded" : row.text;
-  const name = row.group.label.length > room ? `${row.group.label.slice(0, room - 1)}…` : row.group.label;
-  const coloured = `<span style="color:${look.ink}">${plain(name)}</span>`;
-  if (!dense) return `${coloured}<br>${plain(text)}`;
-  return narrow() ? coloured : `${coloured}  ${plain(text.split(" (")[0])}`;
+const LINE_PIXELS = 16;
+
+function bar(row, top, thick, look) {
+  return {
+    type: "bar", orientation: "h", x: [row.value], y: [top], width: thick, offset: 0, name: "",
+    marker: { color: row.group.colour, pattern: { shape: PATTERNS[row.group.hatch], bgcolor: row.group.colour, fgcolor: look.card, size: 6, solidity: 0.2 } },
+    hovertemplate: `${plain(row.group.label)}<br>${plain(row.text)}<extra></extra>`,
+    error_x: row.low === null || row.high === null || row.value === null ? { visible: false }
+      : { type: "data", symmetric: false, array: [row.high - row.value], arrayminus: [row.value - row.low], color: look.ink, thickness: 1.4, width: 4 },
+  };
 }
 
-const wrap = text => {
-  const most = narrow() ? 46 : 90;
-  return text.split(" ").reduce((lines, word) => {
-    const last = lines.at(-1);
-    return last && `${last} ${word}`.length <= most ? [...lines.slice(0, -1), `${last} ${word}`] : [...lines, word];
-  }, []).map(plain).join("<br>");
-};
+// The lines of a label: name and figure, on one line where rows are many.
+function barLabel(row, look, dense, room) {
+  const text = row.value === null ? "not recorded" : row.text;
+  const name = broken(row.group.name, room).map(line => `<span style="color:${look.ink}">${line}</span>`);
+  if (!dense) return [...name, plain(text)];
+  return narrow() ? name : [...name.slice(0, -1), `${name.at(-1)}  ${plain(text.split(" (")[0])}`];
+}
+
+// Break a text between words into lines of so many letters.
+const broken = (text, most) => text.split(" ").reduce((lines, word) => {
+  const last = lines.at(-1);
+  return last && `${last} ${word}`.length <= most ? [...lines.slice(0, -1), `${last} ${word}`] : [...lines, word];
+}, []).map(plain);
+
+const wrap = text => broken(text, narrow() ? 46 : 90).join("<br>");
 
 function ends(traces, along = "y") {
   let [least, most] = [Infinity, -Infinity];

@@ -685,3 +685,13 @@ def test_fp8_where_the_matrix_units_take_other_types_is_planned_for_primus_alone
     same = run_command("benchmark.py", "--plan", "MI300X", "--gpus", "8", "--precision", "fp8", "--engine", "megatron")
     assert "cannot multiply in fp8 on MI300X" in same.stderr
     assert " --engine megatron --platform amd " in run_command("plan", *words, "--accelerator", "MI355X").stdout
+
+
+def test_a_picture_without_a_layout_that_fits_has_no_panel_of_steps(tmp_path):
+    words = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM")
+    for gpus, panels in (("16", 1), ("32", 2)):
+        picture = tmp_path / f"{gpus}.svg"
+        done = run_command("plan", *words, "--gpus", gpus, "--picture", picture)
+        titles = [name for name in ("Memory of the fullest rank, by part", "One step, by part") if name in picture.read_text()]
+        assert len(titles) == panels
+        assert "Warning" not in done.stderr

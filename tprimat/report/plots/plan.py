@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_FITTING, MOST_TOO_LARGE = 10, 4
 REST = "#b9c0c8"
+COLOURS = (*PALETTE, "#3f4650", "#7f8790", "#5b3a1e")
+"""More than the palette has: a step has up to eleven parts."""
 
 
 def draw_plan(answer: Answer, rates: Rates, path: Path) -> None:
@@ -30,7 +32,9 @@ def draw_plan(answer: Answer, rates: Rates, path: Path) -> None:
     rows = [*fitting, *missing]
     question = answer.question
     with figure(14, 2.2 + 0.36 * len(rows)) as picture:
-        memory, time = picture.subplots(1, 2, sharey=True, width_ratios=[1.05, 1])
+        memory, *steps = picture.subplots(
+            1, 2 if fitting else 1, sharey=True, width_ratios=[1.05, 1][: 1 + bool(fitting)], squeeze=False
+        )[0]
         limit = question.memory_bytes / GIBIBYTE
         used = [{MEMORY_NAMES[part]: candidate.memory.parts[part] / GIBIBYTE for part in PARTS} for candidate in rows]
         outside = [(candidate.memory.device_bytes - candidate.memory.allocated_bytes) / GIBIBYTE for candidate in rows]
@@ -40,24 +44,25 @@ def draw_plan(answer: Answer, rates: Rates, path: Path) -> None:
         memory.axvline(limit, color="#D55E00", linestyle="--", linewidth=1.2)
         memory.text(limit, -0.75, f"{limit:.0f} GiB ", ha="right", size=SMALL, color="#D55E00")
         memory.set(title="Memory of the fullest rank, by part", xlabel="GiB")
-        _stack(time, [_step(candidate) for candidate in rows])
-        time.set(title="One step, by part", xlabel="seconds")
-        for place, candidate in enumerate(rows):
-            note = (
-                "does not fit"
-                if candidate.time is None
-                else f"{units.count(candidate.time.tokens_per_second_per_gpu)} tokens/s/GPU"
-            )
-            length = 0.0 if candidate.time is None else candidate.time.step_seconds
-            time.text(length, place, f" {note}", va="center", size=SMALL)
+        for time in steps:
+            _draw_steps(time, rows)
         memory.set_yticks(range(len(rows)), [_label(candidate) for candidate in rows], size=SMALL)
         memory.set_ylim(len(rows) - 0.4, -1.1)
-        longest = max((candidate.time.step_seconds for candidate in rows if candidate.time), default=1.0)
-        time.set_xlim(0, longest * 1.3)
         headline = picture.suptitle(_headline(answer, rates) + "\n", x=0.01, ha="left", weight="bold", size=12)
         y = headline.get_position()[1] - 1.35 * 12 / 72 / picture.get_figheight()
         picture.text(0.01, y, _workload(answer, rates), ha="left", va="top", size=SMALL + 1, in_layout=False)
         save(picture, path)
+
+
+def _draw_steps(axes: "Axes", rows: Sequence[Candidate]) -> None:
+    """Draw the step of each layout that fits by part, and beside it the rate."""
+    _stack(axes, [_step(candidate) for candidate in rows])
+    axes.set(title="One step, by part", xlabel="seconds")
+    for place, candidate in enumerate(rows):
+        known = candidate.time
+        note = "does not fit" if known is None else f"{units.count(known.tokens_per_second_per_gpu)} tokens/s/GPU"
+        axes.text(0.0 if known is None else known.step_seconds, place, f" {note}", va="center", size=SMALL)
+    axes.set_xlim(0, 1.3 * max(candidate.time.step_seconds for candidate in rows if candidate.time))
 
 
 def _headline(answer: Answer, rates: Rates) -> str:
@@ -96,11 +101,12 @@ def _stack(axes: "Axes", rows: Sequence[Mapping[str, float]]) -> None:
     left = [0.0] * len(rows)
     for number, name in enumerate(names):
         lengths = [row[name] for row in rows]
-        colour = PALETTE[number] if number < len(PALETTE) else REST
+        colour = COLOURS[number] if number < len(COLOURS) else REST
         axes.barh(range(len(rows)), lengths, left=left, height=0.62, color=colour, label=name)
         left = [start + length for start, length in zip(left, lengths, strict=True)]
     rest = [sum(row.values()) - start for row, start in zip(rows, left, strict=True)]
     if max(rest) > 0.002 * whole:
         axes.barh(range(len(rows)), rest, left=left, height=0.62, color=REST, label="rest")
     axes.grid(visible=False, axis="y")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=SMALL)
+    # Below the axis and its label, by multiples of the letters' size: the axes' height differs.
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4.5, ncols=3, fontsize=SMALL)

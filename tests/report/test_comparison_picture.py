@@ -287,6 +287,8 @@ def test_a_failed_run_is_named_below_the_others(tmp_path):
     assert sheet.headline == ["llama trains at 65,5" + sheet.headline[0][20:]]
     assert "on 8 x H100 SXM" in sheet.headline[0]
     assert "Not counted: llama balanced (out of memory)." in sheet.notes
+    write_run(tmp_path, a_run("again", strategy="balanced", outcome="out_of_memory", exit_code=1, cause="no memory"), [])
+    assert "Not counted: llama balanced (out of memory), 2 times." in sheet_of(tmp_path).notes
     short = a_run("short")
     write_run(tmp_path, short, steps_of(short, step_times(4.0, 2)[:1], 2))
     (note,) = [note for note in sheet_of(tmp_path).notes if note.startswith("Not counted")]

@@ -464,8 +464,8 @@ def test_a_lead_of_twice_the_speed_is_a_ratio_and_so_is_its_interval(tmp_path):
     text = page_of(tmp_path, tmp_path).read_text("utf8")
     assert re.search(
         r"It ran (3\.9|4\.0)\d times as fast as slow \(DP8\), the next \(95\s% interval 3\.[89]\d to 4\.[01]\d*; 1 and 3 runs: "
-        r"fewer than 3 per side, and single runs are assumed to vary by \d\.\d\s%, as their steps do, before the repeated ones "
-        r"are counted\)",
+        r"fewer than 3 per side, and single runs are assumed to vary by \d\.\d\s%, as their steps do, which the spread of the "
+        r"repeated ones corrects\)",
         text,
     )
 

@@ -199,7 +199,7 @@ def _evidence(first: int, second: int, spread: float, *, cpu: bool) -> str:
         return runs
     where = why_so_much(spread) or (", as on a GPU" if cpu else "")
     where += ": on a CPU they may vary far more" if cpu else ""
-    counted = ", before the repeated ones are counted" if first != second else ""
+    counted = ", which the spread of the repeated ones corrects" if first != second else ""
     assumed = f", and single runs are assumed to vary by {units.percent(spread)}{where}{counted}" if 1 in {first, second} else ""
     return f"{runs}: fewer than {FEWEST_RUNS} per side{assumed}"
 

@@ -1,6 +1,7 @@
 """Draw the six panels of a comparison: two of bars over groups, four of curves over steps."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -146,7 +147,8 @@ def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:
         else f"{run_name(item)} ({(item.not_counted or '').removesuffix('.')})"
         for item in not_counted
     ]
-    return [f"Not counted: {few(named, MOST_NAMED)}."] if named else []
+    told = [one if times == 1 else f"{one}, {times} times" for one, times in Counter(named).items()]
+    return [f"Not counted: {few(told, MOST_NAMED)}."] if told else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

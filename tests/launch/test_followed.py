@@ -5,10 +5,12 @@ import pytest
 from a_launch import ROOT, Notes, a_launch
 from test_sweep import plan_of
 
+from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import joules
 from tprimat.launch.run import PIECE_BYTES, GrowingFile, run
 from tprimat.logs.formats import primus
 from tprimat.plan.schema import Batch, Layout
+from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
 from tprimat.runner.followed import FollowedLog
@@ -44,20 +46,27 @@ def said(step, seconds):
 
 def test_the_last_steps_of_a_log_say_when_they_ended_as_far_as_nothing_came_between(tmp_path):
     words = [*said(1, 0.6), "sleep", 0.6, *said(2, 0.6), "sleep", 2.0, *said(3, 0.6)]  # a validation of 1.4 s before step 3
-    words += [word for step in (4, 5, 6) for word in ("sleep", 0.6, *said(step, 0.6))]
+    words += [word for step in (4, 5, 6, 7) for word in ("sleep", 0.6, *said(step, 0.6))]
     _, result, _ = followed(tmp_path, None, *words)
     ends = [step.ended_at_seconds for step in result.steps]
     assert ends[:2] == [None, None]
-    assert [after - before for before, after in pairwise(ends[2:])] == pytest.approx([0.6] * 3, abs=0.15)
+    assert [after - before for before, after in pairwise(ends[2:])] == pytest.approx([0.6] * 4, abs=0.15)
     assert RunDirectory(tmp_path).read_steps() == result.steps
     readings = [TelemetrySample(at_seconds=at / 4, gpu=0, power_watts=500.0) for at in range(40)]
-    assert joules(readings, result.steps[3:], 1) == (pytest.approx(3 * 0.6 * 500, rel=0.1), None)
+    assert joules(readings, result.steps[3:], 1) == (pytest.approx(4 * 0.6 * 500, rel=0.1), None)
     assert joules(readings, result.steps, 1) == (None, "energy absent: the steps do not say when they ended")
 
 
 def test_the_steps_of_a_log_that_is_only_copied_have_no_moments(tmp_path):
     _, result, _ = followed(tmp_path, LOGS / "primus_core_v26_5_1.log")
-    assert [step.ended_at_seconds for step in result.steps[:-1]] == [None] * (len(result.steps) - 1)
+    assert [step.ended_at_seconds for step in result.steps] == [None] * len(result.steps)
+
+
+def test_steps_too_short_for_the_clock_of_their_lines_have_no_moments_and_count(tmp_path):
+    words = [word for step in range(1, 9) for word in ("sleep", 0.02, *said(step, 0.01))]
+    record, result, _ = followed(tmp_path, None, *words)
+    assert [step.ended_at_seconds for step in result.steps] == [None] * 8
+    assert contradictions(RunResult(run=record, steps=result.steps, path=tmp_path), None) == ()
 
 
 @pytest.mark.parametrize("log", sorted(path.name for path in LOGS.glob("primus_*.log")))

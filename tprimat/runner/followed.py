@@ -14,6 +14,9 @@ from tprimat.records.schema import RunRecord, StepRecord
 SLACK_SECONDS, SLACK_SHARE = 0.2, 0.02
 """How far steps may be from the time between their lines: the launcher reads ten times a second, and power once."""
 
+LEAST_SECONDS = 10 * SLACK_SECONDS
+"""Between the first and the last line: in less, the slack would make steps contradict their moments."""
+
 
 class FollowedLog:
     """Read steps and evidence of a framework that writes no records from its log: `step_of_line` and `complete` of a Launch.
@@ -89,4 +92,5 @@ def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tupl
             break
         found[place] = dataclasses.replace(step, ended_at_seconds=round(at, 3))
         summed += step.step_seconds * step.merged
-    return tuple(found)
+    kept = [step.ended_at_seconds for step in found if step.ended_at_seconds is not None]
+    return tuple(found) if kept and kept[-1] - kept[0] >= LEAST_SECONDS else tuple(steps)

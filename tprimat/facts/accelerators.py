@@ -40,7 +40,8 @@ ROW_UNITS: Units = {
 USABLE_SHARE = 0.99
 """Of the memory as built, where a row gives no other figure; the driver keeps the rest (139.8 of 141 GiB on H200)."""
 WITH_OWN_FP8 = frozenset({"MI300X", "MI300A", "MI325X"})
-"""Accelerators (CDNA 3) whose matrix units take the 8-bit types e4m3fnuz and e5m2fnuz, not e4m3fn and e5m2 as others do."""
+"""Accelerators (CDNA 3) whose matrix units take the 8-bit types e4m3fnuz and e5m2fnuz, not e4m3fn and e5m2 as others do
+(ROCm documentation, data types and precision support)."""
 PCIE_BYTES_PER_SECOND = 128e9
 """Of 16 lanes of PCIe 5.0, both directions added, as vendors print it; links between GPUs are faster."""
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}

@@ -27,7 +27,7 @@ MOST_PUBLISHED = 2
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
 FASTER_BY = {True: 0.07, False: 0.05}
-"""Measured by probes or not -> how much faster than predicted steps were at most, relative: most are slower."""
+"""Measured by probes or not -> relative lead over the prediction that no step exceeded, rounded up (docs/accuracy.md)."""
 MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
 """Accelerators whose steps in benchmarks/records gave that error."""
 MEMORY_ERROR = 0.05

@@ -380,7 +380,7 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
 
 
 def is_elsewhere(accelerator_name: str | None) -> bool:
-    """Whether a plan is for GPUs that this machine lacks; None is its own."""
+    """Whether an accelerator is named that this machine does not have; without a name it is this machine's."""
     if accelerator_name is None:
         return False
     machine = this_machine()

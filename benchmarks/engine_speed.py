@@ -52,14 +52,14 @@ from tprimat import units  # noqa: E402
 from tprimat.analyze.compare import Question, Verdict, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.core.accelerators import PLATFORM_OF  # noqa: E402
+from tprimat.core.errors import UserError  # noqa: E402
+from tprimat.core.statistics import BETWEEN_RUNS  # noqa: E402
 from tprimat.engines import embedded  # noqa: E402
-from tprimat.errors import UserError  # noqa: E402
-from tprimat.facts.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.records.schema import RunMetrics  # noqa: E402
 from tprimat.records.store import as_document, write_atomically  # noqa: E402
 from tprimat.report.tables import wide, with_interval  # noqa: E402
-from tprimat.statistics import BETWEEN_RUNS  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target")
 RATIO = "{} / peer"

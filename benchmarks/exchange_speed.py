@@ -22,7 +22,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tprimat.facts.models import model_shape  # noqa: E402
+from tprimat.core.models import model_shape  # noqa: E402
 from tprimat.megatron import compat  # noqa: E402
 from tprimat.megatron.tp_overlap import CollectiveExchange, exchange_of  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402

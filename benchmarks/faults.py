@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from fake_primus import make_machine  # noqa: E402
 
-from tprimat.errors import RecordError  # noqa: E402
+from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.plan.schema import read_plan  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
 from tprimat.records.environment import own_version  # noqa: E402

@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 
-from tprimat.facts.flops import gemm_shapes  # noqa: E402
-from tprimat.facts.models import model_shape  # noqa: E402
+from tprimat.core.flops import gemm_shapes  # noqa: E402
+from tprimat.core.models import model_shape  # noqa: E402
 from tprimat.hardware.gpus import open_nvml  # noqa: E402
 from tprimat.megatron import cublaslt  # noqa: E402
 from tprimat.records.store import json_document, write_atomically  # noqa: E402

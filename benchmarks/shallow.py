@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from shallow import write_shallow_config
 from speed_layouts import Layout
 
+from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF
+from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines import embedded, nemo, torchtitan
 from tprimat.engines.base import Here, engine_named, is_installed
-from tprimat.errors import LaunchError, UserError
-from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results

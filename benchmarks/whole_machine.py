@@ -33,9 +33,9 @@ from engine_speed import AGAIN  # noqa: E402
 from speed_layouts import MEANT_FOR  # noqa: E402
 from speed_programs import FINDERS, Program, program_named  # noqa: E402
 
+from tprimat.core.accelerators import PLATFORM_OF  # noqa: E402
+from tprimat.core.errors import RecordError, UserError  # noqa: E402
 from tprimat.engines import embedded, nemo  # noqa: E402
-from tprimat.errors import RecordError, UserError  # noqa: E402
-from tprimat.facts.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.records.store import json_document, write_atomically  # noqa: E402
 

@@ -6,9 +6,9 @@ from statistics import mean, median
 
 from speed_layouts import LAYOUTS, Layout
 
+from tprimat.core.flops import attention_matrices, feed_forward_matrices, output_matrix
+from tprimat.core.models import model_shape
 from tprimat.engines import embedded
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices, output_matrix
-from tprimat.facts.models import model_shape
 from tprimat.predict.rates import under_load
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord

@@ -7,9 +7,9 @@ from engine_speed import memory_cell
 from record_figures import NOTHING, groups_in, rate, repeated, times
 from speed_programs import TRANSFORMER_ENGINE
 
-from tprimat import units
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, Measured, group_mean
+from tprimat.core import units
 from tprimat.engines import embedded
 from tprimat.report.tables import table
 

@@ -10,14 +10,14 @@ from record_figures import NOTHING, groups_in, probes_of, rate, repeated, times
 from speed_layouts import LAYOUTS, Layout
 from speed_programs import FINDERS
 
-from tprimat import units
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.analyze.traits import accelerator_name
+from tprimat.core import units
+from tprimat.core.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
 from tprimat.engines import embedded, nemo, torchtitan
 from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
-from tprimat.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
 
 SERIES = (
     "in-turn-four-programs",

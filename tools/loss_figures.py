@@ -6,8 +6,8 @@ from lead_figures import DELAYED, OURS
 from record_figures import groups_in
 from speed_layouts import LAYOUTS
 
-from tprimat import units
 from tprimat.analyze.groups import Group
+from tprimat.core import units
 from tprimat.report.tables import table
 
 SAME_STEPS = "in-turn"

@@ -29,11 +29,11 @@ from page import page_parser, replace_blocks, update_page  # noqa: E402
 from tprimat import units  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.analyze.published import nearest_published  # noqa: E402
+from tprimat.core.statistics import FEWEST_RUNS  # noqa: E402
 from tprimat.report.catalogue import tera  # noqa: E402
 from tprimat.report.comparison import Comparison, as_json, markdown, theirs  # noqa: E402
 from tprimat.report.tables import table as markdown_table  # noqa: E402
 from tprimat.runner.analysis import compare_runs, read_results  # noqa: E402
-from tprimat.statistics import FEWEST_RUNS  # noqa: E402
 
 PAGES = ("measured.md", "moe.md")
 

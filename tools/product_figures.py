@@ -8,7 +8,7 @@ from typing import Any
 
 from record_figures import NOTHING
 
-from tprimat import units
+from tprimat.core import units
 from tprimat.report.tables import table
 
 FILES = {"bf16": "product-algorithms.json", "fp8": "product-algorithms-fp8.json"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from record_figures import NOTHING, groups_in, rate, repeated, steps, times
 
-from tprimat import units
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.schema import EngineOptions
+from tprimat.core import units
 from tprimat.records.schema import RunRecord
 from tprimat.report.tables import table
 

@@ -17,7 +17,7 @@ from benchmarks.finetune_qwen3.embedded import LIMIT_FLAG, Training
 from benchmarks.finetune_qwen3.jobs import EMBEDDED, GROUPS, TORCHTUNE, jobs, log, run_jobs
 from benchmarks.finetune_qwen3.section import section
 from benchmarks.finetune_qwen3.torchtune_recipes import torchtune_refusal
-from tprimat.errors import ConfigError, UserError
+from tprimat.core.errors import ConfigError, UserError
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import DEFAULT_LIMIT_SECONDS
 from tprimat.records.store import write_atomically

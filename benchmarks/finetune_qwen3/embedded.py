@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.engines.base import Command
-from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.launch.command import python_environment
 from tprimat.records.schema import Machine
 

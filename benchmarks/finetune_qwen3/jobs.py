@@ -23,8 +23,8 @@ from benchmarks.finetune_qwen3.torchtune_recipes import (
     torchtune_command,
     torchtune_refusal,
 )
+from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
-from tprimat.errors import LaunchError
 from tprimat.launch.command import DEFAULT_LIMIT_SECONDS, run_command
 from tprimat.launch.process import Ending
 from tprimat.logs.failures import Failure, classify

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from benchmarks.finetune_qwen3.texts import write_tokenizer
 from benchmarks.finetune_qwen3.torchtune_recipes import COMPLETE
-from tprimat.errors import LaunchError, UserError
-from tprimat.facts.models import ModelShape, model_shape, tiny
+from tprimat.core.errors import LaunchError, UserError
+from tprimat.core.models import ModelShape, model_shape, tiny
 
 SHARDS = 5
 """The number that torchtune's configuration of Qwen3 8B names."""

@@ -12,7 +12,7 @@ from tprimat.analyze.compare import Question, comparable, rankings, verdict
 from tprimat.analyze.groups import group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import ranks
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
 from tprimat.records.schema import StepRecord

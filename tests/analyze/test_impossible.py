@@ -12,8 +12,8 @@ from plans import request_of
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.load import read_config
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import model_shape, padded_vocabulary
+from tprimat.core.flops import parameters
+from tprimat.core.models import model_shape, padded_vocabulary
 from tprimat.plan.build import build_plan
 from tprimat.plan.schema import write_plan
 from tprimat.records import summary

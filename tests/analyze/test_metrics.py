@@ -7,8 +7,8 @@ import pytest
 
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
-from tprimat.errors import MetricError
-from tprimat.facts.models import ModelShape, model_shape
+from tprimat.core.errors import MetricError
+from tprimat.core.models import ModelShape, model_shape
 from tprimat.records import summary as long_runs
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Machine, NodeRecord, RunPrediction, RunRecord, StepRecord, TelemetrySample

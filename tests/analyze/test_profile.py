@@ -10,7 +10,7 @@ import pytest
 
 from tprimat.analyze.trace import summarise
 from tprimat.analyze.work_classes import kernel_class, operator_class
-from tprimat.errors import MetricError, RecordError
+from tprimat.core.errors import MetricError, RecordError
 from tprimat.records.trace import read_document, trace_of
 
 COMPUTE, NETWORK = 7, 13

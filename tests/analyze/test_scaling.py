@@ -11,8 +11,8 @@ from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.scaling import Point, fit, series, series_of
-from tprimat.errors import MetricError
-from tprimat.facts.models import model_shape
+from tprimat.core.errors import MetricError
+from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Machine, RunRecord, StepRecord
 

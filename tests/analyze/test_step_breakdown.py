@@ -7,8 +7,8 @@ import pytest
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import step_breakdown
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import model_shape
+from tprimat.core.flops import parameters
+from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import ProbeRecord
 

@@ -9,7 +9,7 @@ from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import TRAITS, model_name
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence, NodeRecord
 from tprimat.report.comparison import sentence

@@ -10,12 +10,12 @@ import pytest
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.errors import ConfigError, LaunchError
+from tprimat.core.errors import ConfigError, LaunchError
+from tprimat.core.statistics import rate_of, ratio_of_rates
 from tprimat.records.discover import read_result
 from tprimat.report.comparison import Comparison
 from tprimat.runner.session import RunRequest, prepare
 from tprimat.runner.until_sure import confidence_of, in_turn, looks_between, question_when_sure, repeat, session_of
-from tprimat.statistics import rate_of, ratio_of_rates
 
 LLAMA = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0")
 

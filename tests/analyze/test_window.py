@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tprimat.analyze.window import steady_steps, steady_window
-from tprimat.errors import MetricError
+from tprimat.core.errors import MetricError
 from tprimat.records.schema import StepRecord
 
 

@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from benchmarks.finetune_qwen3 import texts, weights
 from benchmarks.finetune_qwen3.texts import WORDS
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import model_shape, tiny
+from tprimat.core.flops import parameters
+from tprimat.core.models import model_shape, tiny
 
 SHAPE = tiny(model_shape("qwen3-8b"))
 

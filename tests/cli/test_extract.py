@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from commands import run_command, run_script
 
-from tprimat.facts.flops import flop_per_token, parameters
-from tprimat.facts.models import model_shape
+from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.models import model_shape
 from tprimat.logs.parse import NAMES
 from tprimat.records.discover import read_result
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tprimat.cli import main as entry
+from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.engines.base import Command
-from tprimat.errors import ConfigError, LaunchError
 from tprimat.hardware.gpus import users_of, visible_gpus
 from tprimat.records.store import RunDirectory
 from tprimat.runner import run as training

@@ -16,7 +16,7 @@ from report.pictures import axes_titled, covered, outside, titles, words
 from runs.make_runs import H100, LAPTOP, a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import RunDirectory, append_probe
 from tprimat.report.peak import text as summary

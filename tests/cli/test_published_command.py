@@ -8,8 +8,8 @@ from commands import run_command
 from tprimat.analyze.groups import group_runs
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.published import nearest_published
-from tprimat.facts.accelerators import BACKEND_OF
-from tprimat.facts.published import results
+from tprimat.core.accelerators import BACKEND_OF
+from tprimat.core.published import results
 from tprimat.report.comparison import theirs
 from tprimat.runner.analysis import command, read_results, refusal, reproduce
 

@@ -18,8 +18,8 @@ import jsonschema
 import pytest
 from commands import run_command
 
-from tprimat import units
 from tprimat.analyze.metrics import run_metrics
+from tprimat.core import units
 from tprimat.records.discover import read_result
 from tprimat.records.schema import StartUp
 from tprimat.records.store import RunDirectory

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tprimat.cli.main import start
+from tprimat.core.errors import ConfigError
 from tprimat.engines.base import Command
-from tprimat.errors import ConfigError
 from tprimat.runner import run as training
 from tprimat.runner.scaling import batch_share
 

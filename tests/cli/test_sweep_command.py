@@ -10,8 +10,8 @@ import pytest
 
 from tprimat.cli import sweep
 from tprimat.cli.main import start
+from tprimat.core.errors import UserError
 from tprimat.engines.base import Command
-from tprimat.errors import UserError
 from tprimat.report.screen import Screen
 from tprimat.runner import run as training
 from tprimat.runner.matrix import MatrixEntry, matrix_table

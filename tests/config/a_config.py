@@ -3,7 +3,7 @@
 from plans import request_of
 
 from tprimat.config.load import read_config
-from tprimat.errors import UserError
+from tprimat.core.errors import UserError
 from tprimat.runner.session import plan_run
 
 SHAPE = "name: m, layers: 4, hidden: 64, heads: 4, kv_heads: 2, head_dim: 16, ffn: 128, vocabulary: 512, context_tokens: 256"

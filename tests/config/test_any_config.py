@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from tprimat.config import schema
 from tprimat.config.load import DEFAULT_FILE, read_config
-from tprimat.errors import ConfigError
-from tprimat.facts.models import model_shape
+from tprimat.core.errors import ConfigError
+from tprimat.core.models import model_shape
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="$\0"), max_size=12)
 """Without variables of the environment."""

@@ -138,7 +138,7 @@ def test_a_file_that_is_not_text_or_not_there_says_so(tmp_path):
 
 @pytest.mark.parametrize("text", ["a.b", "=3", " =3"])
 def test_a_setting_without_key_or_value_is_shown_how(text, tmp_path):
-    from tprimat.errors import ConfigError
+    from tprimat.core.errors import ConfigError
 
     with pytest.raises(ConfigError) as caught:
         parse_setting(text)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tprimat.core.errors import ConfigError
 from tprimat.engines import AUTO, ENGINE_NAMES, MODULES
 from tprimat.engines.base import Here, choose, engine_named
-from tprimat.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-EXEMPT = ("tprimat/engines/", "tprimat/facts/", "tprimat/logs/", "tprimat/records/legacy.py")
+EXEMPT = ("tprimat/engines/", "tprimat/core/", "tprimat/logs/", "tprimat/records/legacy.py")
 """Besides the engines: published results, the names of log formats, and the words of other programs' files."""
 SOURCES = sorted(path for folder in ("tprimat", "benchmarks", "tools") for path in (ROOT / folder).rglob("*.py"))
 

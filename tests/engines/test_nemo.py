@@ -9,9 +9,9 @@ import pytest
 from plans import request_of
 
 from tprimat.config.load import Setting, read_config
+from tprimat.core.errors import LaunchError
 from tprimat.engines import nemo
 from tprimat.engines.base import Here, Settings, choose
-from tprimat.errors import LaunchError
 from tprimat.plan.build import build_plan
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.workload import workload_of_plan

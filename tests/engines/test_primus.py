@@ -18,8 +18,8 @@ from fake_primus import make_checkout, value_of  # noqa: E402
 
 from tprimat.config.load import parse_setting, read_config  # noqa: E402
 from tprimat.config.schema import PrimusOptions  # noqa: E402
+from tprimat.core.errors import ConfigError, LaunchError  # noqa: E402
 from tprimat.engines.primus import ENGINE, find_installation, settings, word  # noqa: E402  # noqa: E402
-from tprimat.errors import ConfigError, LaunchError  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.plan.schema import PrimusStart  # noqa: E402
 

@@ -14,10 +14,10 @@ from commands import FAKE_PACKAGES, fake_nvml, run_command, run_script
 from plans import request_of
 
 from tprimat.config.load import parse_setting, read_config
+from tprimat.core.errors import LaunchError
+from tprimat.core.models import model_shape
 from tprimat.engines.base import Here, choose
 from tprimat.engines.torchtitan import ENGINE, TEXTS, WORDS, arguments, input_files
-from tprimat.errors import LaunchError
-from tprimat.facts.models import model_shape
 from tprimat.plan.build import build_plan
 
 ROOT = Path(__file__).parents[2]

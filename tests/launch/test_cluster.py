@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, gpus_of_ranks, this_machine, told_nodes
 from tprimat.launch.torchrun import RENDEZVOUS, torchrun
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 from a_launch import Notes, a_launch
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.launch.run import run
 from tprimat.logs.failures import Failure, add_log_hint, classify
 from tprimat.records.schema import StepRecord

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tprimat.cli.run import add_arguments, request_of
-from tprimat.errors import ConfigError, LaunchError
+from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.launch.slurm import Job, Task, script
 from tprimat.runner.scaling import at_largest
 from tprimat.runner.session import RunRequest, words_of

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tprimat.errors import ConfigError, LaunchError
+from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.hardware.nodes import find_nodes
 from tprimat.launch.kubernetes import create
 from tprimat.runner.session import RunRequest

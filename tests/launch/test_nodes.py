@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from a_launch import ROOT, wait_for
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.group import Hello, join, meet
 from tprimat.logs.failures import classify, earliest

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from a_launch import TRAINER, Notes, a_launch, first_record
 
+from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
-from tprimat.errors import LaunchError
 from tprimat.launch.process import Child, write_files
 from tprimat.launch.run import run
 from tprimat.records.schema import StepRecord

@@ -8,8 +8,8 @@ import pytest
 from a_launch import Notes, a_launch, first_record
 
 from tprimat.config.schema import EngineOptions, OptimizerConfig, ProfilingConfig
-from tprimat.errors import LaunchError
-from tprimat.facts.models import model_shape
+from tprimat.core.errors import LaunchError
+from tprimat.core.models import model_shape
 from tprimat.launch.run import run
 from tprimat.plan.schema import Batch, Layout, RunPlan, write_plan
 from tprimat.records.store import RunDirectory

@@ -6,7 +6,7 @@ The lines are those of public logs, or as the framework's code prints them.
 import pytest
 
 from tprimat.config.load import load_config
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.logs.claims import Flags
 from tprimat.logs.extract import extract
 from tprimat.logs.parse import LogReading

@@ -8,7 +8,7 @@ import pytest
 from plans import request_of
 
 from tprimat.config.load import load_config, read_config
-from tprimat.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.logs.claims import Flags
 from tprimat.logs.extract import evidence_of, extract, parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tprimat.config.load import load_config
-from tprimat.errors import ConfigError
-from tprimat.facts.flops import flop_per_token
-from tprimat.facts.models import model_shape
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import flop_per_token
+from tprimat.core.models import model_shape
 from tprimat.logs.claims import Flags
 from tprimat.logs.extract import extract
 from tprimat.logs.formats.megatron_lm import teraflops

@@ -10,7 +10,7 @@ from needs_nemo import ROOT, needs_nemo
 from plans import request_of
 
 from tprimat.config.load import Setting, read_config
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.plan.build import build_plan
 
 pytestmark = needs_nemo
@@ -401,7 +401,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.nemo.availability import pretrain_recipe
 
 try:

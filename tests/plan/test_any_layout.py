@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tprimat.config.schema import DataConfig, LayoutConfig
-from tprimat.errors import LayoutError
-from tprimat.facts.models import model_shape, padded_vocabulary, tiny
+from tprimat.core.errors import LayoutError
+from tprimat.core.models import model_shape, padded_vocabulary, tiny
 from tprimat.plan.layout import LayoutRequest, resolve, valid_tensor_degrees
 
 DENSE, SPARSE = tiny(model_shape("llama-3.1-8b")), tiny(model_shape("mixtral-8x7b"))

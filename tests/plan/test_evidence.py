@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from planning import make_plan
 
-from tprimat.errors import ConfigError, RecordError
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import padded_vocabulary
+from tprimat.core.errors import ConfigError, RecordError
+from tprimat.core.flops import parameters
+from tprimat.core.models import padded_vocabulary
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.schema import read_plan, write_plan

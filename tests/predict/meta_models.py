@@ -15,7 +15,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tprimat.facts.models import ModelShape, padded_vocabulary
+from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.plan.schema import Layout
 
 multi_latent_attention.HAVE_TE = False  # it is importable without Transformer Engine, and then takes None for its classes

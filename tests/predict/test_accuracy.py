@@ -12,8 +12,8 @@ import pytest
 from commands import run_command
 
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import model_shape
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.models import model_shape
 from tprimat.plan.schema import Layout
 from tprimat.predict.accuracy import Score, choices, errors, factor, with_factors
 from tprimat.predict.others import calculon_estimate, megatron_estimate

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 from tprimat.plan.schema import Layout
 from tprimat.predict.memory import predict_memory, state_bytes
 from tprimat.predict.stages import stages_of, weights_of

@@ -7,7 +7,7 @@ import pytest
 from one_layer import printed_by
 from planning import make_plan
 
-from tprimat.facts.accelerators import find_accelerator
+from tprimat.core.accelerators import find_accelerator
 from tprimat.plan.schema import Layout, write_plan
 from tprimat.predict.rates import published_rates
 from tprimat.predict.time import predict_time

@@ -7,8 +7,8 @@ from commands import run_command
 from plans import request_of
 
 from tprimat.config.load import Setting, read_config
-from tprimat.errors import LaunchError
-from tprimat.facts.models import model_shape
+from tprimat.core.errors import LaunchError
+from tprimat.core.models import model_shape
 from tprimat.plan.schema import Batch
 from tprimat.records.schema import Machine
 from tprimat.runner.prediction import doubtful_memory, out_of_memory_hint, predicted, refuse_too_large

@@ -7,7 +7,7 @@ import pytest
 from one_layer import printed_by
 from planning import make_plan
 
-from tprimat.facts.models import model_shape, tiny
+from tprimat.core.models import model_shape, tiny
 from tprimat.plan.schema import Layout, write_plan
 from tprimat.predict.memory import layer_activations
 from tprimat.predict.workload import EMBEDDED, Workload

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tprimat.config.schema import DataConfig, LayoutConfig
-from tprimat.errors import LayoutError
-from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import model_shape
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.errors import LayoutError
+from tprimat.core.models import model_shape
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tprimat.core.accelerators import accelerators, find_accelerator
+from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.models import model_shape, padded_vocabulary
 from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
-from tprimat.facts.accelerators import accelerators, find_accelerator
-from tprimat.facts.flops import flop_per_token, parameters
-from tprimat.facts.models import model_shape, padded_vocabulary
 from tprimat.plan.schema import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from meta_models import shallow, weights_of_rank
 
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import models, padded_vocabulary
+from tprimat.core.flops import parameters
+from tprimat.core.models import models, padded_vocabulary
 from tprimat.plan.schema import Layout
 from tprimat.predict.stages import stages_of, weights_of
 from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload

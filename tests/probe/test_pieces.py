@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import model_shape
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.models import model_shape
 from tprimat.plan.schema import Layout
 from tprimat.predict.rates import BESIDE, UNDER_LOAD, probed_rates
 from tprimat.predict.time import predict_time

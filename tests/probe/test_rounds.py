@@ -5,7 +5,7 @@ import torch
 from commands import run_command
 
 from tprimat.analyze.probes import newest_of_each, rounds_of
-from tprimat.facts.effort import Effort
+from tprimat.core.effort import Effort
 from tprimat.probe import gemm
 from tprimat.probe.case import Stopwatch
 from tprimat.records.store import read_probes

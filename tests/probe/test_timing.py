@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tprimat.facts.effort import Effort
+from tprimat.core.effort import Effort
 from tprimat.probe.case import Stopwatch, settled
 
 CPU = torch.device("cpu")

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import model_shape
-from tprimat.facts.models import models as known_models
+from tprimat.core.flops import parameters
+from tprimat.core.models import model_shape
+from tprimat.core.models import models as known_models
 from tprimat.probe import gemm, transformer
 from tprimat.probe.transformer import build
 

@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-
 from tprimat.errors import LaunchError
+
 from tprimat.records import lock
 from tprimat.records.lock import LOCK_FILE, SILENT_SECONDS, holder_of, locked
 from tprimat.records.store import to_json

@@ -11,8 +11,8 @@ from runs.make_runs import LAPTOP, MI300X, a_run, step_times, steps_of, write_ru
 
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.published import MOST_ROWS, nearest_published
-from tprimat.errors import ConfigError
-from tprimat.facts.models import model_shape
+from tprimat.core.errors import ConfigError
+from tprimat.core.models import model_shape
 from tprimat.records.discover import load_results
 from tprimat.report.captions import workloads
 from tprimat.report.plots.comparison import comparison_sheet

@@ -17,7 +17,7 @@ from commands import run_command
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence, StepRecord, TelemetrySample
 from tprimat.records.store import to_json

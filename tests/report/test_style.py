@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tprimat.errors import UserError
+from tprimat.core.errors import UserError
 from tprimat.report.plots.style import DOTS_PER_INCH, FIRST, figure, looks, looks_of, readable_log_ticks, save, text_width
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tprimat.cli.probe import print_tables
-from tprimat.facts.effort import Effort, reduced
+from tprimat.core.effort import Effort, reduced
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.report.probes import DESCRIPTIONS, LESS_IMPORTANT
 from tprimat.report.screen import Screen

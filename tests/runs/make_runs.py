@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tprimat.facts.models import model_shape, tiny
+from tprimat.core.models import model_shape, tiny
 from tprimat.records.schema import Evidence, Machine, RunRecord, StepRecord
 from tprimat.records.store import to_json
 

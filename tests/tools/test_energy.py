@@ -12,8 +12,8 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 from energy_figures import joules_of_products, joules_per_flop  # noqa: E402
 from speed_layouts import LAYOUTS  # noqa: E402
 
-from tprimat.facts.flops import flop_per_token  # noqa: E402
-from tprimat.facts.models import model_shape  # noqa: E402
+from tprimat.core.flops import flop_per_token  # noqa: E402
+from tprimat.core.models import model_shape  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 
 PROBES = probes_in([ROOT / "benchmarks" / "records" / "h200" / "probes-1gpu"])[0]

@@ -27,7 +27,7 @@ from speed_programs import Job, Program, expected_seconds, is_made, jobs_of, new
 from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
-from tprimat.errors import LaunchError  # noqa: E402
+from tprimat.core.errors import LaunchError  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402
 

@@ -11,7 +11,7 @@ import pytest
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from benchmarks.finetune_qwen3.embedded import MODEL
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 from tprimat.records.schema import Machine
 from tprimat.records.store import append_probe, read_probes
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from planning import LIGHTLY
 
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
 from utils import BenchmarkCallback

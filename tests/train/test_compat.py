@@ -8,7 +8,7 @@ import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.megatron import compat
 from tprimat.train.compat import last_logged
 

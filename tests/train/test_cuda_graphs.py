@@ -18,9 +18,9 @@ from torch.nn.functional import silu
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.config.load import parse_setting, read_config
+from tprimat.core.errors import MetricError
 from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
-from tprimat.errors import MetricError
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.evidence import untested
 from tprimat.megatron.fp8 import OnceAStep, next_step

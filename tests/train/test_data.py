@@ -10,7 +10,7 @@ import pytest
 from commands import run_command
 from planning import ROOT, make_plan
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.train.data import GlobalBatches, MockSequences, RankPlace, open_text, text_files
 
 

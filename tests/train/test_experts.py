@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from planning import make_plan, train_together
 
-from tprimat.facts.models import model_shape, tiny
+from tprimat.core.models import model_shape, tiny
 
 STEPS = 3
 SEQUENCES = 4

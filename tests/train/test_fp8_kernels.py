@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.megatron import fp8, grouped_fp8
 from tprimat.megatron.evidence import layers_matmul_dtype
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from planning import ROOT, make_plan
 
-from tprimat.facts.models import model_shape, tiny
+from tprimat.core.models import model_shape, tiny
 from tprimat.plan.schema import write_plan
 
 EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3")

@@ -9,9 +9,9 @@ import yaml
 from commands import run_command
 from planning import make_plan, train_together
 
-from tprimat.facts import models as table
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import model_shape, padded_vocabulary, tiny
+from tprimat.core import models as table
+from tprimat.core.flops import parameters
+from tprimat.core.models import model_shape, padded_vocabulary, tiny
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import from_json
 

@@ -11,10 +11,10 @@ import reference_run
 import torch
 from planning import ROOT, make_plan, train_together
 
+from tprimat.core.errors import ConfigError
+from tprimat.core.models import model_shape
 from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
-from tprimat.errors import ConfigError
-from tprimat.facts.models import model_shape
 from tprimat.megatron.options import recorded, resolve, updated_by_torch
 
 BF16_STATES = {

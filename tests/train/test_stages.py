@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tprimat.facts.models import model_shape
+from tprimat.core.models import model_shape
 from tprimat.megatron.model import layers_of_last_stage
 
 

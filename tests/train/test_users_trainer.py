@@ -16,7 +16,7 @@ import pytorch_lightning as lightning
 import torch
 from planning import LIGHTLY
 
-from tprimat.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
 from utils import BenchmarkCallback

@@ -7,15 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat import units
 from tprimat.analyze.groups import Group, group_estimate, group_held_back, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.parity import Parity, check_losses
 from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
 from tprimat.analyze.window import steady_steps
-from tprimat.errors import ConfigError
-from tprimat.records.schema import Estimate, RunRecord
-from tprimat.statistics import (
+from tprimat.core import units
+from tprimat.core.errors import ConfigError
+from tprimat.core.statistics import (
     BETWEEN_RUNS,
     BETWEEN_RUNS_OF_MIXTURES,
     CONFIDENCE,
@@ -27,6 +26,7 @@ from tprimat.statistics import (
     spread_between_runs,
     spreads_of,
 )
+from tprimat.records.schema import Estimate, RunRecord
 
 Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
 

@@ -11,11 +11,11 @@ from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.memory import tensor_memory
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.traits import LATER_SWITCHES, LISTS, NO_OPTIONS, TRAITS, few, layout, name_of_part
-from tprimat.errors import MetricError
-from tprimat.facts.accelerators import find_accelerator
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.errors import MetricError
+from tprimat.core.statistics import mean_of_runs
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord
-from tprimat.statistics import mean_of_runs
 
 Origin = Callable[[RunResult], str]
 Kind = tuple[object, ...]

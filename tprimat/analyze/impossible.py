@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from tprimat.analyze.metrics import impossible
 from tprimat.analyze.window import steady_steps
-from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import padded_vocabulary
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.flops import parameters
+from tprimat.core.models import padded_vocabulary
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 

@@ -8,16 +8,16 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat import units
 from tprimat.analyze.memory import ran_from_graphs, steps_without_graphs, tensor_memory
 from tprimat.analyze.window import REQUESTED, Warmup, is_state, steady_steps, steady_window
-from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
-from tprimat.facts.flops import flop_per_token, seed_flop_per_token
+from tprimat.core import units
+from tprimat.core.accelerators import peak_dense_flops, peak_sparse_flops
+from tprimat.core.flops import flop_per_token, seed_flop_per_token
+from tprimat.core.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import StatedEnergy
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import Estimate, Machine, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.summary import largest
-from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
 
 def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus: int) -> tuple[float | None, str | None]:

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat import units
 from tprimat.analyze.traits import TRAITS, tokens_per_step
+from tprimat.core import units
+from tprimat.core.statistics import FALSE_ALARM, Array, Interval, Rate, mean_interval, ratio_of_rates
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunRecord
-from tprimat.statistics import FALSE_ALARM, Array, Interval, Rate, mean_interval, ratio_of_rates
 
 FIRST_LOOK = 8
 """Steps before the first look: four of them make its mean."""

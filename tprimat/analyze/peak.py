@@ -21,9 +21,9 @@ from tprimat.analyze.traits import (
     work_words,
 )
 from tprimat.analyze.window import Warmup
+from tprimat.core.statistics import mean_of_runs
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord
-from tprimat.statistics import mean_of_runs
 
 SECONDS_PER_DAY = 86_400
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tprimat.analyze.metrics import scaled
-from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import find_accelerator, peak_dense_flops
+from tprimat.core.statistics import median_interval
 from tprimat.records.schema import Estimate, Machine, ProbeRecord
-from tprimat.statistics import median_interval
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,

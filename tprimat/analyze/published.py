@@ -9,10 +9,10 @@ from tprimat.analyze.groups import Group
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import Entry, entry_of, recounted
 from tprimat.analyze.traits import TRAITS, accelerator_name
-from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.flops import flop_per_token
-from tprimat.facts.models import models
-from tprimat.facts.published import PublishedResult, Rebased, rebase, results
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.flops import flop_per_token
+from tprimat.core.models import models
+from tprimat.core.published import PublishedResult, Rebased, rebase, results
 from tprimat.records.schema import RunRecord
 
 MOST_NEIGHBOURS = 3

@@ -8,7 +8,7 @@ from tprimat.analyze.compare import LEAST_HELD_BACK
 from tprimat.analyze.groups import Group, group_estimate, group_held_back, group_mean, group_worst
 from tprimat.analyze.metrics import MetricOptions, of_machine
 from tprimat.analyze.probes import PRODUCTS, Setting, bandwidth, bus_bandwidth, fastest, flop_rate, setting_of
-from tprimat.facts.flops import parameters
+from tprimat.core.flops import parameters
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 
 ON_CPU = "no share of a measured matrix product is shown: the probes of a processor are small, and its processes share it"

@@ -15,9 +15,9 @@ from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, model_name, tokens_per_step
-from tprimat.errors import MetricError
+from tprimat.core.errors import MetricError
+from tprimat.core.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
 from tprimat.records.schema import Estimate, RunRecord
-from tprimat.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tprimat.analyze.work_classes import CLASSES, COMPUTE, WorkClass, kernel_class, operator_class
-from tprimat.errors import MetricError
+from tprimat.core.errors import MetricError
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""

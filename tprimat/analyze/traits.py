@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import ModelShape, family_of, models
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.models import ModelShape, family_of, models
 from tprimat.records.evidence import FP8_RECIPES, grade_of, layers_in_bf16
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import RunRecord

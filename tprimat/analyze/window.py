@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.errors import MetricError
+from tprimat.core.errors import MetricError
+from tprimat.core.statistics import Array, drift, median, outliers, unsteady_prefix
 from tprimat.records.schema import StepRecord, Window
-from tprimat.statistics import Array, drift, median, outliers, unsteady_prefix
 
 Warmup = int | Literal["auto"]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tprimat.cli.common import add_counting, metric_options, report_problems, report_read
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 README = """Results of training runs, packed by TPrimat.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tprimat.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
     from tprimat.analyze.metrics import MetricOptions

@@ -23,7 +23,7 @@ from tprimat.cli.common import (
     results_dirs,
     varying_traits,
 )
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.analyze.published import Neighbourhood
@@ -117,8 +117,8 @@ def check_panels(options: argparse.Namespace) -> None:
 
 def opened(comparison: "Comparison", margin: float) -> str:
     """Say what a gate that is passed has shown, and on which runs."""
+    from tprimat.core.units import percent
     from tprimat.report.tables import plural
-    from tprimat.units import percent
 
     missing = plural(len(comparison.not_counted), "run") + " did not count" if comparison.not_counted else ""
     return f"passed: nothing is slower than its baseline by more than {percent(margin)}{missing and f'; {missing}'}."

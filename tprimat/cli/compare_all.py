@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tprimat import units
-from tprimat.errors import RecordError
+from tprimat.core import units
+from tprimat.core.errors import RecordError
 from tprimat.report.screen import PLAIN, Screen, screen_of
 
 FOLDERS = "output-[0-9][0-9]"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tprimat.cli.common import fraction, nothing_read, positive, print_json
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

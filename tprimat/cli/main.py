@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tprimat import __version__
-from tprimat.errors import ConfigError, UserError
+from tprimat.core.errors import ConfigError, UserError
 from tprimat.report.console import run_as_script
 
 COMMANDS = {
@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
 
 def is_model(word: str) -> bool:
     """Whether a word is a model of the shipped configuration or of the table."""
-    from tprimat.facts.models import models
+    from tprimat.core.models import models
     from tprimat.records.legacy import MODELS
 
     return word in MODELS or word in models()

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 
-from tprimat.facts.models import models
+from tprimat.core.models import models
 from tprimat.report.models import BRIEF, TABLES, select_models, text_of
 from tprimat.report.screen import screen_of
 

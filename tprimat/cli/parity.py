@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tprimat.cli.common import fraction, print_json
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 PICTURE = Path("parity.png")
 

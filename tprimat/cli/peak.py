@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import add_counting, add_results_dir, counts, fraction, metric_options, print_json, read, results_dirs
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.analyze.metrics import MetricOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tprimat.cli.common import add_picture, panels_of
 from tprimat.cli.peak import add_peak_counting, read_peak_results
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 
 PICTURE = Path("peak_throughput_analysis.png")
 

@@ -23,7 +23,7 @@ from tprimat.cli.common import add_probes, counts, positive, print_json, said_if
 from tprimat.engines import ENGINE_NAMES
 
 if TYPE_CHECKING:
-    from tprimat.facts.models import ModelShape
+    from tprimat.core.models import ModelShape
     from tprimat.runner.planning import PlanRequest
 
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits on any number of GPUs."""
-    from tprimat.errors import ConfigError
+    from tprimat.core.errors import ConfigError
     from tprimat.runner.plan_choices import accelerators_of, shapes_of
     from tprimat.runner.planning import PlanRequest, configured
 

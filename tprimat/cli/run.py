@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import add_probes, positive, print_json, said_if_slow
+from tprimat.core.errors import ConfigError
 from tprimat.engines import AUTO, ENGINE_NAMES
-from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
@@ -172,7 +172,7 @@ def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> 
 
 def _is_elsewhere(platform: str | None) -> bool:
     """Whether a named platform is not this machine's, so that what is installed here says nothing of it."""
-    from tprimat.facts.accelerators import PLATFORM_OF
+    from tprimat.core.accelerators import PLATFORM_OF
     from tprimat.hardware.nodes import this_machine
 
     machine = this_machine()
@@ -280,8 +280,8 @@ def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     """Predict the layouts of each model with its batch, which trains nothing. Return 1 where nothing fits."""
+    from tprimat.core.accelerators import PLATFORM_OF
     from tprimat.engines import FALLBACK
-    from tprimat.facts.accelerators import PLATFORM_OF
     from tprimat.report import plan as page
     from tprimat.report.screen import screen_of
     from tprimat.runner.auto import first_look, refuse_degrees

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import print_json, report_read
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.report.scaling import FittedSeries

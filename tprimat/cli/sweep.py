@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.common import print_json
 from tprimat.cli.run import DEGREES, add_request, request_of
-from tprimat.errors import ConfigError, UserError
+from tprimat.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from tprimat.runner.matrix import MatrixEntry

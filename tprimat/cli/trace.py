@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.errors import ConfigError, RecordError, UserError
+from tprimat.core.errors import ConfigError, RecordError, UserError
 
 if TYPE_CHECKING:
     from tprimat.analyze.trace import ProfileSummary

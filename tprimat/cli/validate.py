@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tprimat.errors import UserError
+from tprimat.core.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

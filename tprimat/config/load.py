@@ -15,8 +15,8 @@ from pydantic_core import ErrorDetails
 
 from tprimat.config.schema import REMOVED_OPTIONS, Config, Name, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
-from tprimat.errors import ConfigError
-from tprimat.facts.models import ModelShape
+from tprimat.core.errors import ConfigError
+from tprimat.core.models import ModelShape
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from pydantic_core import PydanticCustomError
 
-from tprimat.facts.accelerators import PlatformName
-from tprimat.facts.models import ModelShape
-from tprimat.facts.rows import RefuseUnknownKeys
+from tprimat.core.accelerators import PlatformName
+from tprimat.core.models import ModelShape
+from tprimat.core.rows import RefuseUnknownKeys
 
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
@@ -106,7 +106,7 @@ class ModelConfig(RefuseUnknownKeys):
     name: str
     """For people: Llama 3.1 8B."""
     architecture: str | ModelShape
-    """A name from the table in tprimat/facts/models.py, or a shape spelled out."""
+    """A name from the table in tprimat/core/models.py, or a shape spelled out."""
     in_all: Flag = True
     """Part of --model all."""
     nemo_recipe: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 KeyPath = tuple[str, ...]

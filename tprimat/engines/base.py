@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from tprimat.core.errors import ConfigError, LaunchError, UserError
+from tprimat.core.models import ModelShape
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
-from tprimat.errors import ConfigError, LaunchError, UserError
-from tprimat.facts.models import ModelShape
 from tprimat.logs.fields import LineFields
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 from tprimat.predict.workload import Implementation

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
+from tprimat.core.cuda_graphs import Launches, Obstacle
+from tprimat.core.errors import ConfigError, UserError
+from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.models import padded_vocabulary
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
-from tprimat.errors import ConfigError, UserError
-from tprimat.facts.cuda_graphs import Launches, Obstacle
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
-from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS

@@ -11,6 +11,8 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, ClassVar
 
+from tprimat.core.errors import ConfigError, LaunchError, UserError
+from tprimat.core.models import ModelShape
 from tprimat.engines.base import (
     Availability,
     Here,
@@ -23,8 +25,6 @@ from tprimat.engines.base import (
     refuse_own_dtypes,
     refuse_search,
 )
-from tprimat.errors import ConfigError, LaunchError, UserError
-from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import PlatformName, RunPlan
 from tprimat.predict.workload import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.records.evidence import captures_layers

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import yaml
 
+from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_fully_shard, refuse_own_dtypes
-from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan, Scalar

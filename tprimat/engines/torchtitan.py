@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import PurePath
 from typing import ClassVar
 
+from tprimat.core.errors import LaunchError, UserError
+from tprimat.core.models import model_shape
 from tprimat.engines.base import (
     Availability,
     Command,
@@ -25,8 +27,6 @@ from tprimat.engines.base import (
     refuse_own_dtypes,
     refuse_search,
 )
-from tprimat.errors import LaunchError, UserError
-from tprimat.facts.models import model_shape
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan

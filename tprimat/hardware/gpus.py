@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tprimat.facts.accelerators import Backend
+from tprimat.core.accelerators import Backend
 
 TOOL_TIMEOUT_SECONDS = 10.0
 """For a tool that has to wake the driver first; usually it answers at once."""

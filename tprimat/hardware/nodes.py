@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.hardware.gpus import Gpu, common, visible_gpus
 from tprimat.records.schema import Machine
 

@@ -18,7 +18,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.hardware.gpus import Gpu, nested, open_nvml, parse_json, query_nvml, scale, to_float
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory

@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
-from tprimat.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.torchrun import torchrun

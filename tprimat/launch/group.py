@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.collectives import RankRecord
 from tprimat.launch.stacks import Stack

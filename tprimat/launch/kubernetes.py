@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.launch.command import answer_of
 
 Kind = Literal["trainjob", "job"]

@@ -17,8 +17,8 @@ from time import monotonic, sleep
 from types import FrameType, TracebackType
 from typing import BinaryIO, cast
 
+from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
-from tprimat.errors import LaunchError
 from tprimat.launch import process_tree
 from tprimat.launch.process_tree import Shutdown
 from tprimat.launch.reaper import Reaper

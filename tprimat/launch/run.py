@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
+from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import Command
-from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
 from tprimat.hardware.slurm import TimeLimit

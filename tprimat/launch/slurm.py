@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.launch.command import answer_of
 from tprimat.logs.failures import Failure
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-from tprimat import units
 from tprimat.config.schema import Config, LayoutConfig
-from tprimat.errors import ConfigError
-from tprimat.facts.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling
-from tprimat.facts.flops import flop_per_token, parameters
-from tprimat.facts.models import ModelShape, model_shape, models, padded_vocabulary
+from tprimat.core import units
+from tprimat.core.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.parse import Dialect, LogReading
 from tprimat.logs.shape import cautions_of, check_flop, differences, logged_flop, other_layers, shape_of_arguments
 from tprimat.logs.steps import (

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tprimat import units
 from tprimat.config.schema import Config
-from tprimat.facts.accelerators import find_accelerator
+from tprimat.core import units
+from tprimat.core.accelerators import find_accelerator
 from tprimat.logs.arithmetic import arithmetic_of, options_of, profiled_steps
 from tprimat.logs.claims import (
     AUTO,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from tprimat.errors import WORKER_ERROR
+from tprimat.core.errors import WORKER_ERROR
 from tprimat.logs.fields import ESCAPES
 from tprimat.records.schema import Outcome, StepRecord
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from types import ModuleType
 
-from tprimat.errors import WORKER_ERROR, ConfigError, RecordError
-from tprimat.facts.accelerators import Backend
+from tprimat.core.accelerators import Backend
+from tprimat.core.errors import WORKER_ERROR, ConfigError, RecordError
 from tprimat.logs.fields import LineFields, plain
 from tprimat.logs.foreign import Foreign, foreign_of
 from tprimat.logs.formats import (

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from tprimat import units
-from tprimat.errors import ConfigError
-from tprimat.facts.flops import flop_per_token, parameters
-from tprimat.facts.models import ModelShape, padded_vocabulary
+from tprimat.core import units
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.logs.fields import number, truth, whole
 from tprimat.logs.steps import LogContents, Workload, batch_of, is_printed, sequence_of
 

@@ -38,7 +38,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.train.callback import LIGHTNING, lightning
 from tprimat.train.startup import in_background
 

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.megatron.compat import AttentionKernels, CpuAttention, CudnnAttention, compiled
 
 

@@ -17,7 +17,7 @@ products do. Its sums are as long as an expert or a token is wide; those of wgra
 import torch
 from torch import Tensor
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.megatron import compat
 from tprimat.megatron.cublaslt import Scaled
 from tprimat.megatron.fp8 import OnceAStep, convert_rows

@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
 from torch import Tensor
 
-from tprimat.facts.models import ModelShape
+from tprimat.core.models import ModelShape
 from tprimat.megatron import compat
 from tprimat.megatron.attention import NormScale, RotarySelfAttention, Rotation
 from tprimat.megatron.compat import compiled

@@ -16,8 +16,8 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from tprimat.errors import LaunchError
-from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
+from tprimat.core.errors import LaunchError
+from tprimat.core.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products

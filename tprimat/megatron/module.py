@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.megatron import compat, fp8
 from tprimat.megatron.context_parallel import own_pieces
 from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.megatron import wgrad
 from tprimat.megatron.tp_overlap import can_overlap
 from tprimat.megatron.tuned_products import tunes_on

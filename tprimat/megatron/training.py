@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.megatron import fp8
 from tprimat.megatron.compat import prefetch_compiler_key
 from tprimat.megatron.evidence import observe

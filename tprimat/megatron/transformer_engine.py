@@ -12,7 +12,7 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from tprimat.facts.models import ModelShape
+from tprimat.core.models import ModelShape
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Fp8Scaling
 

@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from tprimat.core.errors import LaunchError
 from tprimat.engines.nemo import INSTALL
-from tprimat.errors import LaunchError
 
 RECIPES = "nemo.collections.llm.recipes"
 

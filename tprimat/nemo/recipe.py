@@ -25,9 +25,9 @@ from nemo.lightning.pytorch.plugins import MegatronDataSampler, MegatronMixedPre
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from tprimat.core.errors import LaunchError
+from tprimat.core.models import ModelShape
 from tprimat.engines.nemo import LAYERS, OTHER_ENGINE, inexpressible, without_transformer_engine
-from tprimat.errors import LaunchError
-from tprimat.facts.models import ModelShape
 from tprimat.megatron.layers import Parts, block_spec
 from tprimat.nemo import compat
 from tprimat.nemo.availability import pretrain_recipe

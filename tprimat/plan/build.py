@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig, absolute_path
 from tprimat.config.schema import ModelConfig, PlatformOptimizations, RecomputeModule, Routing, Size
-from tprimat.errors import ConfigError, MissingLayoutError, UserError
-from tprimat.facts.accelerators import PlatformName
-from tprimat.facts.models import ModelShape, model_shape, tiny
+from tprimat.core.accelerators import PlatformName
+from tprimat.core.errors import ConfigError, MissingLayoutError, UserError
+from tprimat.core.models import ModelShape, model_shape, tiny
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
 

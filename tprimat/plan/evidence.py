@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import padded_vocabulary
+from tprimat.core.flops import parameters
+from tprimat.core.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Evidence, ExpertCapacity, Machine, RunRecord
 

@@ -1,7 +1,7 @@
 """Check the sizes that a configuration states of its models against our own figures."""
 
 from tprimat.config.load import LoadedConfig
-from tprimat.facts.flops import parameters
+from tprimat.core.flops import parameters
 from tprimat.plan.build import shape_at
 
 BYTES_PER_PARAMETER = 18

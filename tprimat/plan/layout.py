@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tprimat.config.schema import DataConfig, LayoutConfig
-from tprimat.errors import LayoutError
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
-from tprimat.facts.models import ModelShape, divisors, padded_vocabulary
+from tprimat.core.errors import LayoutError
+from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.models import ModelShape, divisors, padded_vocabulary
 from tprimat.plan.schema import Batch, Layout
 
 TENSOR = "tensor_model_parallel_size"

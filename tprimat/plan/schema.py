@@ -20,10 +20,10 @@ from tprimat.config.schema import (
     Scalar,
     Size,
 )
-from tprimat.errors import RecordError
-from tprimat.facts.accelerators import PlatformName
-from tprimat.facts.models import ModelShape
-from tprimat.facts.rows import RefuseUnknownKeys
+from tprimat.core.accelerators import PlatformName
+from tprimat.core.errors import RecordError
+from tprimat.core.models import ModelShape
+from tprimat.core.rows import RefuseUnknownKeys
 from tprimat.records.redaction import masked_environment
 from tprimat.records.schema import MicroBatchSearch, RunPrediction
 from tprimat.records.store import from_json, read_text, to_json, write_atomically

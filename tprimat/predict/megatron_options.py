@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tprimat.facts.models import ModelShape
+from tprimat.core.models import ModelShape
 from tprimat.plan.schema import Layout
 from tprimat.predict.workload import (
     MEGATRON_LOCAL,

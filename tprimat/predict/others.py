@@ -9,7 +9,7 @@ kind: as many key/value heads as heads, a plain feed-forward block, and neither 
 
 import math
 
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.predict.workload import Workload
 
 MEGATRON_ACTIVATION_TERMS = 18

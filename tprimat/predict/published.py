@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from tprimat.facts.accelerators import Accelerator, find_accelerator, peak_dense_flops
-from tprimat.facts.flops import flop_per_token
-from tprimat.facts.models import model_shape
-from tprimat.facts.published import PublishedResult, rebase, results
+from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
+from tprimat.core.flops import flop_per_token
+from tprimat.core.models import model_shape
+from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.plan.schema import Layout
 from tprimat.predict.accuracy import Score
 from tprimat.predict.memory import predict_memory

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 
-from tprimat.facts.accelerators import Accelerator
+from tprimat.core.accelerators import Accelerator
 from tprimat.records.schema import ProbeRecord
 
 PRODUCT_KINDS = ("gemm", "model_gemm", "fprop")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tprimat.errors import UserError
-from tprimat.facts.models import ModelShape, divisors
+from tprimat.core.errors import UserError
+from tprimat.core.models import ModelShape, divisors
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.micro_batch import KEPT_FREE
 from tprimat.plan.schema import Layout

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
-from tprimat.facts.models import ModelShape
+from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.models import ModelShape
 from tprimat.plan.layout import layers_of_last_stage
 from tprimat.predict.workload import Workload
 

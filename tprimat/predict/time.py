@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tprimat.facts.flops import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.predict.memory import expert_rows
 from tprimat.predict.rates import Rates
 from tprimat.predict.stages import Stage, Weights, stages_of, weights_of

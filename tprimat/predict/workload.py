@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from tprimat.facts.models import ModelShape, padded_vocabulary
+from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.plan.schema import Layout, RunPlan
 from tprimat.records.schema import RunRecord, recompute_words
 

@@ -19,12 +19,12 @@ from statistics import median
 import numpy as np
 import torch
 
-from tprimat import units
-from tprimat.facts.effort import MIN_SAMPLES_TO_SETTLE, Effort, reduced
+from tprimat.core import units
+from tprimat.core.effort import MIN_SAMPLES_TO_SETTLE, Effort, reduced
+from tprimat.core.statistics import median_interval
 from tprimat.probe.device import Gauges, cache_bytes, default_device, describe_machine, describe_software
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe, read_probes
-from tprimat.statistics import median_interval
 
 Call = Callable[[], object]
 

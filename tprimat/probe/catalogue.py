@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 from tprimat.probe import attention, gemm, memory, pieces, transformer
 from tprimat.probe.case import Bench, Case, ProbeLog, run
 from tprimat.records.schema import ProbeRecord

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
-from tprimat.facts.effort import Effort, reduced
+from tprimat.core.effort import Effort, reduced
 from tprimat.probe import pieces, transformer
 from tprimat.probe.case import (
     REFUSALS,

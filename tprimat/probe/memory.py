@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from tprimat.facts.effort import Effort
+from tprimat.core.effort import Effort
 from tprimat.probe.case import Call, Case
 
 DTYPE = "fp32"

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from tprimat.facts.effort import Effort
-from tprimat.facts.flops import gemm_shapes
-from tprimat.facts.models import ModelShape, model_shape, tiny
+from tprimat.core.effort import Effort
+from tprimat.core.flops import gemm_shapes
+from tprimat.core.models import ModelShape, model_shape, tiny
 from tprimat.probe import attention, gemm
 from tprimat.probe.case import Call, Case
 

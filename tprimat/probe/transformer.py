@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tprimat.facts.effort import Effort
-from tprimat.facts.flops import flop_per_token, parameters
-from tprimat.facts.models import ModelShape
+from tprimat.core.effort import Effort
+from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.models import ModelShape
 from tprimat.probe.case import Call, Case
 
 

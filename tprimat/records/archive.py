@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.records.redaction import Redactor
 from tprimat.records.store import LARGEST_DOCUMENT, LARGEST_LINE, NO_ROOM, cannot_write, opened, read_bytes
 

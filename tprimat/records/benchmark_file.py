@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from tprimat.facts.accelerators import SHORT_NAMES, Backend
-from tprimat.facts.rows import RefuseUnknownKeys
+from tprimat.core.accelerators import SHORT_NAMES, Backend
+from tprimat.core.rows import RefuseUnknownKeys
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.store import adapter, as_document, checked, write_atomically
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.records.archive import is_archive, unpacked
 from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
 from tprimat.records.legacy import read_legacy, stated_otherwise, stated_tokens_per_second

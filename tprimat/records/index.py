@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.records.discover import is_result_file
 from tprimat.records.environment import own_version
 

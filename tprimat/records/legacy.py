@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tprimat.errors import RecordError
-from tprimat.facts.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
-from tprimat.facts.models import model_shape
+from tprimat.core.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
+from tprimat.core.errors import RecordError
+from tprimat.core.models import model_shape
 from tprimat.records.schema import LARGEST_REAL, Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 from tprimat.records.store import checked
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tprimat.errors import LaunchError, RecordError
+from tprimat.core.errors import LaunchError, RecordError
 from tprimat.records.store import from_json, to_json
 
 LOCK_FILE = ".launcher"

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from tprimat.facts.accelerators import Backend
-from tprimat.facts.models import ModelShape
-from tprimat.facts.rows import RefuseUnknownKeys
+from tprimat.core.accelerators import Backend
+from tprimat.core.models import ModelShape
+from tprimat.core.rows import RefuseUnknownKeys
 
 SCHEMA_VERSION = 1
 LARGEST_WHOLE = 2**53

@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
-from tprimat.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.records.schema import SCHEMA_VERSION, Machine, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.summary import summarised
 

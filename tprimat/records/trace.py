@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.records.store import read_bytes
 
 GZIP_START = b"\x1f\x8b"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tprimat import units
+from tprimat.core import units
 from tprimat.predict.accuracy import Errors, Score, choices, errors, factor
 from tprimat.report.tables import table
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tprimat import units
 from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, throughput
 from tprimat.analyze.groups import Group, Measured, on_cpu
 from tprimat.analyze.traits import (
@@ -24,7 +23,8 @@ from tprimat.analyze.traits import (
     sequence_words,
     tokens_per_step,
 )
-from tprimat.facts.published import SPELLING
+from tprimat.core import units
+from tprimat.core.published import SPELLING
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import MFU, TOKENS, per_rank
 from tprimat.report.tables import is_vague, plural

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-from tprimat import units
 from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst, on_cpu
+from tprimat.core import units
+from tprimat.core.units import GIBIBYTE, TERA
 from tprimat.records.schema import Estimate, RunMetrics
 from tprimat.report.tables import with_interval
-from tprimat.units import GIBIBYTE, TERA
 
 Show = Callable[[float], str]
 

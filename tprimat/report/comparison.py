@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tprimat import units
 from tprimat.analyze.compare import QUESTION, Outcome, Question, Verdict, rankings
 from tprimat.analyze.groups import Group, Measured, spread_between_runs
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.analyze.traits import few
-from tprimat.facts.accelerators import Backend
-from tprimat.facts.published import PublishedResult
+from tprimat.core import units
+from tprimat.core.accelerators import Backend
+from tprimat.core.published import PublishedResult
 from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
 from tprimat.report import winner

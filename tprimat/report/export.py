@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.roofline import watts_per_gpu
 from tprimat.analyze.traits import processors, tokens_per_step
-from tprimat.facts.flops import parameters
+from tprimat.core.flops import parameters
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.report.catalogue import FLOPS, MFU, STEP_TIME, TOKENS, Metric
 from tprimat.report.tables import csv_cell

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
-from tprimat import units
 from tprimat.analyze.history import ALWAYS_SHOWN, JOINT, LEAST_RUNS, Change, Course, Entry
+from tprimat.core import units
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import plural
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from tprimat import units
 from tprimat.analyze.groups import Group, group_mean
 from tprimat.analyze.roofline import NEAR_A_LIMIT, Limit, limits, watts_per_gpu
 from tprimat.analyze.traits import processors
-from tprimat.facts.cuda_graphs import Launches
+from tprimat.core import units
+from tprimat.core.cuda_graphs import Launches
 from tprimat.records.schema import RunMetrics, RunRecord
 
 BUSY = 0.95

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tprimat import units
-from tprimat.errors import ConfigError
-from tprimat.facts import published
-from tprimat.facts.accelerators import DTYPES, accelerators, find_accelerator
-from tprimat.facts.flops import BYTES_PER_WEIGHT, CONVENTIONS, flop_per_token, parameters
-from tprimat.facts.models import ModelShape, model_shape, models
-from tprimat.facts.published import PublishedResult, rebase
+from tprimat.core import published, units
+from tprimat.core.accelerators import DTYPES, accelerators, find_accelerator
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import BYTES_PER_WEIGHT, CONVENTIONS, flop_per_token, parameters
+from tprimat.core.models import ModelShape, model_shape, models
+from tprimat.core.published import PublishedResult, rebase
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns
 

@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tprimat import units
 from tprimat.analyze.parity import FEWEST_SEEDS, Curve, Look, Parity
 from tprimat.analyze.traits import DifferingTrait
+from tprimat.core import units
 from tprimat.report.screen import PLAIN, Meaning, Screen
 from tprimat.report.tables import columns, plural
 from tprimat.report.winner import lines_of_sides

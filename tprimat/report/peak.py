@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Measured, on_cpu
 from tprimat.analyze.peak import (
@@ -17,6 +16,7 @@ from tprimat.analyze.peak import (
     workload,
 )
 from tprimat.analyze.traits import dtype_that_ran
+from tprimat.core import units
 from tprimat.report.catalogue import (
     COST,
     CPU_CAUTION,

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tprimat import units
-from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
-from tprimat.facts.flops import flop_per_token
-from tprimat.facts.models import ModelShape
-from tprimat.facts.published import rebase, results
+from tprimat.core import units
+from tprimat.core.accelerators import find_accelerator, peak_dense_flops
+from tprimat.core.flops import flop_per_token
+from tprimat.core.models import ModelShape
+from tprimat.core.published import rebase, results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.published import published_errors, published_like
 from tprimat.predict.rates import Rates

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tprimat import units
-from tprimat.facts.models import ModelShape
+from tprimat.core import units
+from tprimat.core.models import ModelShape
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
 from tprimat.report.plan import (

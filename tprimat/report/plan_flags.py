@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator
-from tprimat.facts.cuda_graphs import Launches
+from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
+from tprimat.core.cuda_graphs import Launches
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Question
 from tprimat.predict.workload import EMBEDDED, Workload

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from tprimat import units
 from tprimat.analyze import probes as figures
-from tprimat.facts.flops import SEED_SHAPES
+from tprimat.core import units
+from tprimat.core.flops import SEED_SHAPES
 from tprimat.predict.rates import product_of, under_load
 from tprimat.records.schema import Estimate, ProbeRecord
 from tprimat.report.tables import filled_table

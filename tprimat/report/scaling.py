@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tprimat import units
 from tprimat.analyze.compare import why_so_much
 from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series
+from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank

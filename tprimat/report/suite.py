@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from tprimat import units
 from tprimat.analyze import probes as figures
-from tprimat.facts.effort import MIN_SAMPLES_TO_SETTLE, Effort, reduced
-from tprimat.facts.flops import SEED_SHAPES
+from tprimat.core import units
+from tprimat.core.effort import MIN_SAMPLES_TO_SETTLE, Effort, reduced
+from tprimat.core.flops import SEED_SHAPES
 from tprimat.records.schema import ProbeRecord
 from tprimat.report import probes as tables
 from tprimat.report.probes import PLAIN, Probes, clock, of_kind, rate_of, shape_of, share

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tprimat import units
 from tprimat.analyze.metrics import drops_choices
 from tprimat.analyze.traits import dtype_that_ran, on_nodes
+from tprimat.core import units
 from tprimat.records.evidence import other_notes
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document

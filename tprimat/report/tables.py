@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
-from tprimat import units
+from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.screen import PLAIN, Painted, Screen
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tprimat import units
 from tprimat.analyze.trace import ProfileSummary
+from tprimat.core import units
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, table
 

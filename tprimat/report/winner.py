@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
 from tprimat.analyze.groups import Group, group_held_back, labels_among, spread_between_runs
 from tprimat.analyze.metrics import of_machine
@@ -19,6 +18,7 @@ from tprimat.analyze.traits import (
     sequence_words,
     tokens_per_step,
 )
+from tprimat.core import units
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (

@@ -11,10 +11,10 @@ from tprimat.analyze.groups import Measured
 from tprimat.analyze.memory import ran_from_graphs
 from tprimat.analyze.metrics import MetricOptions, drops_choices
 from tprimat.analyze.traits import TRAITS
-from tprimat.errors import RecordError
-from tprimat.facts.accelerators import Accelerator, find_accelerator
-from tprimat.facts.flops import parameters
-from tprimat.facts.megatron_cases import options_left_out
+from tprimat.core.accelerators import Accelerator, find_accelerator
+from tprimat.core.errors import RecordError
+from tprimat.core.flops import parameters
+from tprimat.core.megatron_cases import options_left_out
 from tprimat.predict.accuracy import Score, with_factors
 from tprimat.predict.megatron_options import workload_of_options
 from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage

@@ -13,10 +13,10 @@ from tprimat.analyze.groups import Group, Measured, Origin, group_runs, measure,
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import load_config
-from tprimat.errors import ConfigError, RecordError, UserError
-from tprimat.facts.accelerators import PLATFORM_OF, Backend
-from tprimat.facts.models import model_shape
-from tprimat.facts.published import PublishedResult
+from tprimat.core.accelerators import PLATFORM_OF, Backend
+from tprimat.core.errors import ConfigError, RecordError, UserError
+from tprimat.core.models import model_shape
+from tprimat.core.published import PublishedResult
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan
 from tprimat.records.benchmark_file import RunResult

@@ -7,11 +7,12 @@ from functools import partial
 from itertools import islice, product
 from math import prod
 
-from tprimat import units
 from tprimat.analyze.compare import Question, rankings, verdict
 from tprimat.analyze.groups import Group
-from tprimat.errors import ConfigError, LaunchError, LayoutError, UserError
-from tprimat.facts.accelerators import find_accelerator
+from tprimat.core import units
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.errors import ConfigError, LaunchError, LayoutError, UserError
+from tprimat.core.statistics import CONFIDENCE
 from tprimat.predict.search import Candidate
 from tprimat.report.plan import layout_name
 from tprimat.report.winner import headline, proven
@@ -21,7 +22,6 @@ from tprimat.runner.prediction import elsewhere
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.session import DEGREES, RunRequest, Session, flag_of, models_of, prepare
 from tprimat.runner.sweep import Cell, CellResult
-from tprimat.statistics import CONFIDENCE
 
 BRIEF_STEPS = 12
 """Of a run that is only to rank layouts."""

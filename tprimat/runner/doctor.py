@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.engines import ENGINE_NAMES, FALLBACK
 from tprimat.engines.base import Here, engine_named
-from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.health import Check, machine_checks
 from tprimat.hardware.nodes import this_machine
 

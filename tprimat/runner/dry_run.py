@@ -4,11 +4,11 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 
-from tprimat import units
 from tprimat.analyze.traits import few
+from tprimat.core import units
+from tprimat.core.accelerators import BACKEND_OF, accelerators
+from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command, Here, engine_named
-from tprimat.errors import LaunchError
-from tprimat.facts.accelerators import BACKEND_OF, accelerators
 from tprimat.hardware.health import Check, check_disk
 from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks
 from tprimat.plan.schema import RunPlan

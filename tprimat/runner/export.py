@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.analyze.groups import Measured
-from tprimat.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.records.redaction import PATH, redactor_of_this_machine
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import cannot_write, write_atomically

@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tprimat import units
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import run_metrics
 from tprimat.analyze.traits import routing_words
 from tprimat.config.load import load_config
-from tprimat.errors import ConfigError, MetricError, RecordError
+from tprimat.core import units
+from tprimat.core.errors import ConfigError, MetricError, RecordError
 from tprimat.logs.claims import Flags, unknown_model
 from tprimat.logs.extract import ExtractedRun, extract, failure_before_first_step
 from tprimat.logs.parse import LogLines, LogReading

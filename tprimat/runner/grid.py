@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.config.tree import parse_scalar, read_tree
-from tprimat.errors import ConfigError, UserError
+from tprimat.core.errors import ConfigError, UserError
 from tprimat.runner.matrix import MatrixEntry
 from tprimat.runner.session import DEGREES, RunRequest, layout_name, prepare
 from tprimat.runner.sweep import Cell

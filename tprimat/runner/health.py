@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tprimat import units
+from tprimat.core import units
+from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
-from tprimat.errors import LaunchError
 from tprimat.hardware.health import Check
 from tprimat.hardware.nodes import find_nodes, this_machine, told_nodes
 from tprimat.launch.command import python_environment, run_command

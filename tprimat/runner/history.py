@@ -10,7 +10,7 @@ from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, Measured, measure
 from tprimat.analyze.history import OVER_TIME, Course, Entry, courses, entry_of
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.records.discover import read_result
 from tprimat.records.index import derived
 from tprimat.records.store import from_json, to_json

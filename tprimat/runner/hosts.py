@@ -4,7 +4,7 @@ import contextlib
 import socket
 from collections.abc import Sequence
 
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 from tprimat.hardware.nodes import LOOPBACK, Nodes
 
 FIRST = "It is this machine, under the name or address by which the others connect to it."

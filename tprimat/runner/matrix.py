@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tprimat import units
 from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import Size
+from tprimat.core import units
+from tprimat.core.accelerators import PlatformName
+from tprimat.core.errors import MissingLayoutError, UserError
 from tprimat.engines import FALLBACK
-from tprimat.errors import MissingLayoutError, UserError
-from tprimat.facts.accelerators import PlatformName
 from tprimat.plan.build import PlanRequest
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import per_rank

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tprimat import units
+from tprimat.core import units
 from tprimat.launch.run import LaunchResult
 from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import candidates, largest_that_fits, next_candidate, searched, with_micro_batch

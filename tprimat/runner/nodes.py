@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tprimat.core.accelerators import BACKEND_OF
+from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines.base import Command, engine_named
-from tprimat.errors import LaunchError, UserError
-from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.collectives import RankRecord, take_records

@@ -7,7 +7,7 @@ from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.parity import curve_of, in_words, judge, pairs_of
 from tprimat.analyze.traits import TRAITS, differing_traits
-from tprimat.errors import ConfigError, RecordError, UserError
+from tprimat.core.errors import ConfigError, RecordError, UserError
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
 from tprimat.report.parity import ParityReport

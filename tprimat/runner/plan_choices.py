@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import repeat
 from typing import TypeAlias
 
-from tprimat.errors import ConfigError
-from tprimat.facts.accelerators import Accelerator, accelerators, find_accelerator
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import ModelShape, model_shape, models
+from tprimat.core.accelerators import Accelerator, accelerators, find_accelerator
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import parameters
+from tprimat.core.models import ModelShape, model_shape, models
 from tprimat.hardware.nodes import cpu_cores
 from tprimat.predict.search import Answer
 from tprimat.report.plan_choices import Choice

@@ -8,11 +8,11 @@ from typing import Any
 
 from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
+from tprimat.core.accelerators import PLATFORM_OF, WITH_OWN_FP8, Accelerator, accelerators, find_accelerator, resembling
+from tprimat.core.errors import ConfigError, UserError
+from tprimat.core.models import ModelShape, model_shape, models
 from tprimat.engines import embedded, primus
 from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
-from tprimat.errors import ConfigError, UserError
-from tprimat.facts.accelerators import PLATFORM_OF, WITH_OWN_FP8, Accelerator, accelerators, find_accelerator, resembling
-from tprimat.facts.models import ModelShape, model_shape, models
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tprimat import units
+from tprimat.core import units
+from tprimat.core.accelerators import Accelerator, find_accelerator
+from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.engines import FALLBACK, MODULES
 from tprimat.engines.base import Settings, engine_named, implementation_of
-from tprimat.errors import ConfigError, LaunchError
-from tprimat.facts.accelerators import Accelerator, find_accelerator
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import Part, predict_memory
 from tprimat.predict.rates import published_rates

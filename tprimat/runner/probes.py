@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.core.accelerators import PLATFORM_OF
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.engines.base import Command
-from tprimat.errors import ConfigError, RecordError
-from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import python_environment, run_command, run_ranks
 from tprimat.records.discover import PROBES_FILE
@@ -21,7 +21,7 @@ from tprimat.report.suite import page
 
 if TYPE_CHECKING:
     from tprimat.config.schema import Config
-    from tprimat.facts.accelerators import PlatformName
+    from tprimat.core.accelerators import PlatformName
     from tprimat.probe.case import Bench
     from tprimat.probe.gemm import Workload
     from tprimat.records.schema import ProbeRecord

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tprimat import units
 from tprimat.analyze.metrics import StepRates, step_rates
+from tprimat.core import units
 from tprimat.engines.base import engine_named
 from tprimat.launch.run import LaunchResult
 from tprimat.plan.schema import RunPlan

@@ -10,8 +10,8 @@ from tprimat.analyze.groups import price_of
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import absolute_path
+from tprimat.core.errors import MetricError, RecordError
 from tprimat.engines.base import engine_named
-from tprimat.errors import MetricError, RecordError
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks
 from tprimat.hardware.slurm import job_name
 from tprimat.launch.group import Group, SharedRun

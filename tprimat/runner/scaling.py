@@ -11,7 +11,7 @@ from typing import Literal
 
 from tprimat.analyze.groups import Measured, group_runs
 from tprimat.analyze.scaling import LeftOut, Point, Series, fit, series, series_of, short_name
-from tprimat.errors import ConfigError, LayoutError, MetricError, RecordError
+from tprimat.core.errors import ConfigError, LayoutError, MetricError, RecordError
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.schema import Estimate
 from tprimat.records.store import read_text

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
-from tprimat import units
 from tprimat.config.load import (
     DEFAULT_STRATEGY,
     EnvironmentChoices,
@@ -21,10 +20,11 @@ from tprimat.config.load import (
 )
 from tprimat.config.schema import PlatformOptimizations, Routing, Size
 from tprimat.config.tree import parse_scalar
+from tprimat.core import units
+from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
+from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.engines import AUTO
 from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from, start_command
-from tprimat.errors import ConfigError, LaunchError, MissingLayoutError, UserError
-from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.hardware.nodes import (
     DEFAULT_PORT,
     PROCESS_BYTES,

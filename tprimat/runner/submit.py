@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TextIO
 
 from tprimat.config.schema import ContainerOptions, SlurmOptions
+from tprimat.core.accelerators import PLATFORM_OF
+from tprimat.core.errors import ConfigError
 from tprimat.engines import AUTO
 from tprimat.engines.base import ROOT, engine_named, start_command
-from tprimat.errors import ConfigError
-from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch import kubernetes, slurm
 from tprimat.launch.kubernetes import Workload

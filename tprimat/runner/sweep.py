@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from tprimat import units
+from tprimat.core import units
+from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import engine_named, require_worker_modules
-from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
 from tprimat.hardware.slurm import job_start

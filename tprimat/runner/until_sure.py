@@ -13,9 +13,10 @@ from tprimat.analyze.compare import Question, Verdict
 from tprimat.analyze.groups import Group
 from tprimat.analyze.traits import accelerator_name, differing_traits
 from tprimat.config.load import environment_choices, read_config
+from tprimat.core.accelerators import BACKEND_OF, find_accelerator
+from tprimat.core.errors import ConfigError, LaunchError
+from tprimat.core.statistics import FALSE_ALARM, FEWEST_RUNS
 from tprimat.engines.base import engine_named
-from tprimat.errors import ConfigError, LaunchError
-from tprimat.facts.accelerators import BACKEND_OF, find_accelerator
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import new_run_id
 from tprimat.plan.schema import RunPlan, read_plan
@@ -25,7 +26,6 @@ from tprimat.report.comparison import Comparison
 from tprimat.report.winner import lines_of_sides
 from tprimat.runner.session import Session
 from tprimat.runner.sweep import Cell, run_cells
-from tprimat.statistics import FALSE_ALARM, FEWEST_RUNS
 
 BLOCK = 2
 """Runs of each side between two looks: A B B A."""

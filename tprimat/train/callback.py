@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tprimat.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions, tuning_variables

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.plan.build import WORDS
 from tprimat.plan.schema import RunPlan
 from tprimat.train.device import local_rank

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.records.environment import processor_name, usable_cores
 from tprimat.records.schema import Machine, NodeRecord
 

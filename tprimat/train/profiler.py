@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
-from tprimat.errors import RecordError
-from tprimat.facts.accelerators import BACKEND_OF
+from tprimat.core.accelerators import BACKEND_OF
+from tprimat.core.errors import RecordError
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import RunDirectory, cannot_write
 from tprimat.train.callback import callback_bases

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 
-from tprimat.facts.flops import flop_per_token
+from tprimat.core.flops import flop_per_token
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RUN_LINE, to_json

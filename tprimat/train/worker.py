@@ -9,7 +9,7 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
-from tprimat.errors import WORKER_ERROR, RecordError, UserError
+from tprimat.core.errors import WORKER_ERROR, RecordError, UserError
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.train import flight_recorder, startup
 

@@ -1,6 +1,6 @@
 """TPrimat's own log: one line with the record of the run, then Megatron-LM's iteration line for each step (train/step_log.py)."""
 
-from tprimat.errors import RecordError
+from tprimat.core.errors import RecordError
 from tprimat.logs.fields import LineFields, plain, whole
 from tprimat.logs.formats import megatron_lm
 from tprimat.records.schema import RunRecord

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tprimat import units
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, Measured
+from tprimat.core import units
 from tprimat.records.schema import RunRecord, TelemetrySample
 from tprimat.records.store import as_document
 from tprimat.report.comparison import run_name

@@ -13,11 +13,11 @@ from itertools import cycle
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few, model_and_shape
-from tprimat.errors import LaunchError, RecordError
+from tprimat.core import units
+from tprimat.core.errors import LaunchError, RecordError
 from tprimat.report.captions import workloads
 from tprimat.report.comparison import Comparison, judgements, run_name, spreads
 from tprimat.report.html import sections

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
 from tprimat.analyze.traits import TRAITS as COMPARED
 from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes, ranks, work_words
+from tprimat.core import units
 from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.captions import USUAL, WORK

@@ -11,6 +11,7 @@ from tprimat.analyze.compare import rankings
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
+from tprimat.core.units import ABSENT, GIBIBYTE, TERA, percent, seconds, significant
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import (
@@ -42,7 +43,6 @@ from tprimat.report.plots.style import (
 )
 from tprimat.report.tables import plural, useful_ends
 from tprimat.report.winner import open_losses
-from tprimat.units import ABSENT, GIBIBYTE, TERA, percent, seconds, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tprimat import units
 from tprimat.analyze.parity import FEWEST_SEEDS
+from tprimat.core import units
 from tprimat.report.parity import ParityReport, verdict
 from tprimat.report.plots.style import SMALL, figure, looks, save
 from tprimat.report.tables import plural

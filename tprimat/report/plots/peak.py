@@ -6,10 +6,11 @@ from functools import partial
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from tprimat import units
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.peak import Entry, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
+from tprimat.core import units
+from tprimat.core.units import TERA
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import (
@@ -39,7 +40,6 @@ from tprimat.report.plots.style import (
     wrapped,
 )
 from tprimat.report.tables import plural, useful_ends
-from tprimat.units import TERA
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

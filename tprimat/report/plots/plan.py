@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat import units
+from tprimat.core import units
+from tprimat.core.units import GIBIBYTE
 from tprimat.predict.memory import PARTS
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
 from tprimat.predict.time import TIME_PARTS
 from tprimat.report.plan import MEMORY_NAMES, TIME_NAMES, engine_name, layout_name, steps_measured, time_error
 from tprimat.report.plots.style import PALETTE, SMALL, figure, save
-from tprimat.units import GIBIBYTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tprimat import units
+from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, readable_log_ticks, save, wrapped

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 from tprimat.report.plots.style import (
     DARK,
     DOTS_PER_INCH,

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tprimat.errors import UserError
+from tprimat.core.errors import UserError
 from tprimat.records.store import write_atomically
 
 if TYPE_CHECKING:

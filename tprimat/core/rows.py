@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from tprimat.errors import ConfigError
+from tprimat.core.errors import ConfigError
 
 T = TypeVar("T")
 Row = dict[str, Any]

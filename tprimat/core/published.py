@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 
-from tprimat.errors import ConfigError
-from tprimat.facts.accelerators import Dtype, find_accelerator, peak_dense_flops
-from tprimat.facts.flops import FlopConvention, flop_per_token
-from tprimat.facts.models import ModelShape, models
-from tprimat.facts.rows import Prepare, Row, T, Units, in_si, read_rows
+from tprimat.core.accelerators import Dtype, find_accelerator, peak_dense_flops
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import FlopConvention, flop_per_token
+from tprimat.core.models import ModelShape, models
+from tprimat.core.rows import Prepare, Row, T, Units, in_si, read_rows
 
 FILE = "published.yaml"
 PLACE = f"tprimat/data/{FILE}"

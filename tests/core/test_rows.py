@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from tprimat.cli.main import start
-from tprimat.errors import ConfigError
-from tprimat.facts import accelerators, models, published, rows
-from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import model_shape
-from tprimat.facts.published import rebase, results
+from tprimat.core import accelerators, models, published, rows
+from tprimat.core.accelerators import find_accelerator, peak_dense_flops
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import parameters
+from tprimat.core.models import model_shape
+from tprimat.core.published import rebase, results
 from tprimat.runner.analysis import reproduce
 
 CACHES = [

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tprimat import units
+from tprimat.core import units
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(

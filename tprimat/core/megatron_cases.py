@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tprimat.facts.rows import DATA, document
+from tprimat.core.rows import DATA, document
 
 UNFUSED = "no-gradient-accumulation-fusion"
 

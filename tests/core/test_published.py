@@ -2,10 +2,10 @@
 
 import pytest
 
-from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.flops import flop_per_token, parameters
-from tprimat.facts.models import model_shape, models
-from tprimat.facts.published import rebase, results, sizes
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.models import model_shape, models
+from tprimat.core.published import rebase, results, sizes
 
 BY_NAME = {result.name: result for result in results()}
 

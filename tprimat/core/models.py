@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
 
-from tprimat.errors import ConfigError
-from tprimat.facts.rows import RefuseUnknownKeys, read_rows
+from tprimat.core.errors import ConfigError
+from tprimat.core.rows import RefuseUnknownKeys, read_rows
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM's make_vocab_size_divisible_by: the embedding is padded to it, in the same way whatever the layout."""

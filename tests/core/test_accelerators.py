@@ -2,7 +2,7 @@
 
 import pytest
 
-from tprimat.facts.accelerators import DTYPES, accelerators, find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import DTYPES, accelerators, find_accelerator, peak_dense_flops
 
 DATA_SHEET_TERAFLOPS = [
     ("NVIDIA H100 80GB HBM3", "bf16", 989.4),

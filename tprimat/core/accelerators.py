@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Literal, get_args
 
-from tprimat.facts.rows import Units, in_si, read_rows
-from tprimat.units import GIBIBYTE
+from tprimat.core.rows import Units, in_si, read_rows
+from tprimat.core.units import GIBIBYTE
 
 PlatformName = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["cuda", "rocm", "cpu"]

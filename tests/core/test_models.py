@@ -2,9 +2,9 @@
 
 import pytest
 
-from tprimat.errors import ConfigError
-from tprimat.facts.flops import parameters
-from tprimat.facts.models import ModelShape, divisors, model_shape, models, tiny
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import parameters
+from tprimat.core.models import ModelShape, divisors, model_shape, models, tiny
 
 PUBLISHED_PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,

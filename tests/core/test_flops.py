@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tprimat.errors import ConfigError, LayoutError
-from tprimat.facts.flops import flop_per_token, gemm_shapes, seed_flop_per_token
-from tprimat.facts.models import model_shape
+from tprimat.core.errors import ConfigError, LayoutError
+from tprimat.core.flops import flop_per_token, gemm_shapes, seed_flop_per_token
+from tprimat.core.models import model_shape
 
 LLAMA = model_shape("llama-3.1-8b")
 

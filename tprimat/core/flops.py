@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tprimat.errors import ConfigError, LayoutError
-from tprimat.facts.models import ModelShape, listed_divisors
+from tprimat.core.errors import ConfigError, LayoutError
+from tprimat.core.models import ModelShape, listed_divisors
 
 FlopConvention = Literal["causal", "full", "6n"]
 

@@ -1,1 +1,0 @@
-"""Facts, each with its source: accelerators, model shapes, FLOP counts, published results."""

@@ -5,10 +5,8 @@ import json
 import os
 import re
 import resource
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from commands import run_command, run_script
 from tprimat.hardware.nodes import most_cpu_ranks
 
 ROOT = Path(__file__).parents[2]
-HERE = socket.gethostname()
 SCRIPTS = ("benchmark.py", "pretrain_llama.py", "pretrain_qwen.py", "validate_config.py", "config_loader.py", "utils.py")
 
 
@@ -301,43 +298,6 @@ def test_data_that_is_not_there_is_found_out_before_anything_starts(flags, says,
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {says}{tmp_path}"), done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "what", "way_out"),
-    [
-        (["--hosts", "a,b,a"], "--hosts names a 2 times.", "--hosts a,b"),
-        (["--hosts", "a,b", "--nodes", "3"], "--hosts names 2, and --nodes is 3.", "leave --nodes out"),
-        (["--hosts", "nowhere.invalid,b"], "The first host, nowhere.invalid, does not resolve on ", "its IP address"),
-        (["--hosts", "192.0.2.1,b"], "The first host, 192.0.2.1, is not this machine, ", "start it on 192.0.2.1, or begin with"),
-        (
-            ["--hosts", f"192.0.2.1,{HERE}"],
-            f"The first host, 192.0.2.1, is not this machine, {HERE}.",
-            f"--hosts {HERE},192.0.2.1",
-        ),
-        (
-            ["--hosts", "localhost,192.0.2.1"],
-            "The first host, localhost, means 192.0.2.1 on 192.0.2.1.",
-            f"{HERE}, or its address",
-        ),
-    ],
-)
-def test_hosts_that_cannot_be_meant_are_refused_at_once(flags, what, way_out, tmp_path):
-    began = time.monotonic()
-    done = call("--platform", "cpu", "--gpus", "1", *flags, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {what}"), done.stderr
-    assert way_out in done.stderr
-    assert time.monotonic() - began < 40, "and not after the minute in which nodes meet"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_names_the_hosts_and_meets_at_the_first_one(tmp_path):
-    done = call("--platform", "cpu", "--gpus", "1", "--model", "llama", "--hosts", "one,two", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "--nnodes=2 --rdzv-endpoint=one:29500 --rdzv-conf=rank=0" in done.stdout
-    assert "one, two; the command is for the first, this machine" in done.stdout
-    assert "FIRST_NODE" not in done.stdout
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])

@@ -16,7 +16,7 @@ from tprimat.cli.main import main  # noqa: E402
 from tprimat.engines.base import Command  # noqa: E402
 from tprimat.launch import group  # noqa: E402
 from tprimat.records import environment  # noqa: E402
-from tprimat.runner import nodes, run, session, submit  # noqa: E402
+from tprimat.runner import nodes, run, submit  # noqa: E402
 
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 
@@ -34,7 +34,6 @@ def command_on(plan, place):
 if __name__ == "__main__":
     nodes.command_on = run.command_on = command_on
     submit.program = lambda container: (sys.executable, str(Path(__file__).resolve()))
-    session.start_command = lambda: (sys.executable, str(Path(__file__).resolve()))
     submit.POLL_SECONDS = 0.4
     # A machine that is gone is noticed in the same way, and sooner.
     group.ALIVE_AFTER_SECONDS, group.ALIVE_EVERY_SECONDS, group.ALIVE_PROBES = 2, 1, 3

@@ -21,7 +21,6 @@ COMMANDS = {
     "run": "train models under a strategy and measure every step (./benchmark.py)",
     "plan": "predict which layout is fastest and what fits, without a GPU",
     "accuracy": "compare predictions with what was measured",
-    "submit": "hand runs to SLURM and follow the job (./benchmark.py --launcher slurm)",
     "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
     "compare": "say which run is faster, by how much, how sure (./compare.py)",
     "compare-all": "compare within each folder of a sweep (./compare_all_configs.sh)",

@@ -87,7 +87,6 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: this machine's")
     group.add_argument("--gpus", type=int, metavar="N", help="ranks per node (default: all GPUs here; on a CPU, 8 processes)")
     group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or use srun")
-    group.add_argument("--hosts", metavar="A,B", help="start the other nodes by ssh; this machine is the first")
     group.add_argument(
         "--launcher",
         choices=("here", "slurm", "kubernetes"),
@@ -161,7 +160,6 @@ def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> 
     return RunRequest(
         **{name: getattr(options, name) for name in same if name != "strategy"},
         strategy=options.parallel,
-        hosts=tuple(word.strip() for word in (options.hosts or "").split(",") if word.strip()),
         settings=tuple(options.settings),
         output=Path(options.output_dir) if options.output_dir else None,
         probes=tuple(options.probes),

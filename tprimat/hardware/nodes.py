@@ -147,7 +147,7 @@ def refuse_mpirun(environment: Mapping[str, str]) -> None:
             f"mpirun started {environment[name]} of these commands, and the run is on one node.",
             where=name,
             why="Each of them would start a run of its own.",
-            fix="srun, --hosts A,B, or one process per node with --nodes N, MASTER_ADDR and NODE_RANK",
+            fix="srun, or one process per node with --nodes N, MASTER_ADDR and NODE_RANK",
         )
 
 
@@ -176,14 +176,6 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
             what = f"srun started {tasks} tasks on {nodes} node{'s' * (nodes > 1)}."
             fix = f"srun --nodes={nodes} --ntasks={nodes} ..."
             raise LaunchError(what, where="SLURM_STEP_NUM_TASKS", why=why, fix=fix)
-
-
-def refuse_several_starts(why: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a command that starts the other nodes itself, where a scheduler has started it on several."""
-    refuse_ranks(environment)
-    if (told := told_nodes(environment)) is not None and told[0] > 1:
-        what = f"{told[1]} is {told[0]}: this command has been started on {told[0]} nodes already."
-        raise LaunchError(what, where=told[1], why=f"{why}.", fix="leave out --hosts, or start the command once")
 
 
 def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:

@@ -24,7 +24,7 @@ FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT
 def command_shown(session: Session, plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
     """Return the command of this node; without MASTER_ADDR that of the first node, under a name in place of its address."""
     try:
-        nodes = session.place if session.place.hosts else find_nodes(plan.nodes, environment)
+        nodes = find_nodes(plan.nodes, environment)
     except LaunchError:
         nodes = dataclasses.replace(FIRST_NODE, count=plan.nodes)
     return command_on(plan, nodes)
@@ -37,7 +37,7 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
     if not session.is_here and (error := engine_named(plan.engine).available(Here(platform=plan.platform)).error) is not None:
         yield Check(name="engine", status="absent", finding=f"{error.what} The machine that runs this needs it.")
     if plan.nodes > 1:
-        yield _nodes(session, plan, environment)
+        yield _nodes(plan, environment)
     yield Check(name="data", status="ok", finding=plan.dataset)
     for one in {(plan.model, plan.strategy): plan for plan in session.plans}.values():
         yield _memory(session, one, several=len({plan.run_id for plan in session.plans}) > 1)
@@ -57,9 +57,7 @@ def _gpus(session: Session, plan: RunPlan) -> Check:
     return Check(name="GPUs", status="ok", finding=f"{wanted} of {machine.gpus_per_node} x {machine.accelerator}")
 
 
-def _nodes(session: Session, plan: RunPlan, environment: Mapping[str, str]) -> Check:
-    if hosts := session.place.hosts:
-        return Check(name="nodes", status="ok", finding=f"{', '.join(hosts)}; the command is for the first, this machine")
+def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
     try:
         nodes = find_nodes(plan.nodes, environment)
     except LaunchError as error:

@@ -24,9 +24,8 @@ from tprimat.core import units
 from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.engines import AUTO
-from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from, start_command
+from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from
 from tprimat.hardware.nodes import (
-    DEFAULT_PORT,
     PROCESS_BYTES,
     SET_BY_HAND,
     Nodes,
@@ -37,11 +36,9 @@ from tprimat.hardware.nodes import (
     most_cpu_ranks,
     refuse_hidden_gpus,
     refuse_idle_nodes,
-    refuse_several_starts,
     this_machine,
     told_nodes,
 )
-from tprimat.launch.torchrun import free_port
 from tprimat.plan.build import STANDARD_LIBRARY, WORDS, PlanRequest, build_plan, count_ranks, new_run_id, shape_at
 from tprimat.plan.figures import doubtful_figures
 from tprimat.plan.schema import RunPlan
@@ -49,7 +46,6 @@ from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
 from tprimat.report.tables import plural
-from tprimat.runner.hosts import check_hosts, place_of
 from tprimat.runner.prediction import doubtful_memory, predicted, refuse_too_large
 
 ALL_MODELS = "all"
@@ -77,8 +73,6 @@ class RunRequest:
     gpus: int | None = None
     """Ranks on each node."""
     nodes: int | None = None
-    hosts: tuple[str, ...] = ()
-    """Names of all nodes, this one first: the launchers of the others are started by ssh."""
     steps: int | str | None = None
     warmup: int | str | None = None
     micro_batch_size: int | str | None = None
@@ -119,8 +113,6 @@ class Session:
     plans: tuple[RunPlan, ...]
     place: Nodes = field(default_factory=Nodes)
     """This machine's place among those whose launchers work together; the only one where the engine starts the others."""
-    follower: tuple[str, ...] = ()
-    """With --hosts: the command that starts the launcher of another node."""
     probes: tuple[Path, ...] = ()
     """Further probes of this machine, besides those in `output`."""
     notices: tuple[str, ...] = ()
@@ -145,16 +137,13 @@ def prepare(request: RunRequest) -> Session:
     Raises:
         UserError: the request cannot be met; nothing has been written yet.
     """
-    if request.hosts:
-        refuse_several_starts("--hosts starts the other nodes by ssh")
-        check_hosts(request.hosts, request.nodes, reached=not request.dry_run)
     choices = environment_choices()
     machine = this_machine()
     platform: PlatformName = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
     settings = [parse_setting(text) for text in request.settings] + list(flag_settings(request, platform))
     loaded = read_config(request.config, size=size, settings=settings)
-    if request.nodes is None and not request.hosts and (told := started_on(loaded, platform)) is not None:
+    if request.nodes is None and (told := started_on(loaded, platform)) is not None:
         settings.append(told)
         loaded = read_config(request.config, size=size, settings=settings)
     else:
@@ -172,11 +161,8 @@ def prepare(request: RunRequest) -> Session:
     notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
     session = replace(session, probes=check_probes(request.probes), notices=notices)
     session = replace(session, plans=tuple(with_prediction(session, plan) for plan in plans))
-    if request.dry_run and request.hosts:
-        session = replace(session, place=replace(place_of(request.hosts), master_port=DEFAULT_PORT))
     if not request.dry_run:
-        follower = follower_command(request, platform) if request.hosts else ()
-        session = replace(session, place=_place(session, request), follower=follower)
+        session = replace(session, place=_place(session, request))
         _check_gpus(session)
         for plan in () if request.force else session.plans:
             refuse_too_large(plan, session.machine_of(plan))
@@ -208,17 +194,9 @@ def started_on(loaded: LoadedConfig, platform: PlatformName) -> Setting | None:
     return Setting(("hardware", "platforms", platform, "nodes"), told[0], told[1])
 
 
-def follower_command(request: RunRequest, platform: PlatformName) -> tuple[str, ...]:
-    """Return the command that starts the launcher of another node, which follows the one here."""
-    asked = replace(request, platform=platform, nodes=len(request.hosts), output=None)
-    return (*start_command(), *words_of(asked))
-
-
 def _place(session: Session, request: RunRequest) -> Nodes:
     """Return this machine's place among the launchers of a run."""
     plan = session.plans[0]
-    if request.hosts:
-        return replace(place_of(request.hosts), master_port=free_port())
     if not engine_named(plan.engine).starts_nodes:
         if request.nodes is None and plan.nodes == 1:
             refuse_idle_nodes()
@@ -516,7 +494,6 @@ def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setti
     keys: dict[str, tuple[str, ...]] = {
         "gpus": (*hardware, "gpus_per_node"),
         "nodes": (*hardware, "nodes"),
-        "hosts": (*hardware, "nodes"),
         "steps": ("training", "duration", "max_steps"),
         "warmup": ("benchmarking", "warmup_steps"),
         "micro_batch_size": (*data, "micro_batch_size"),
@@ -528,7 +505,6 @@ def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setti
     }
     for name, path in keys.items():
         value = getattr(request, name)
-        value = (len(value) or None) if name == "hosts" else value
         if value is not None:
             yield Setting(path, parse_scalar(str(value)), flag_of(name))
 

@@ -23,7 +23,6 @@ from tprimat.hardware.slurm import job_start
 from tprimat.launch.group import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
-from tprimat.launch.ssh import started_on
 from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
@@ -269,8 +268,7 @@ def run_cells(
             open_until_the_end.enter_context(locked(output, job_start()))
             for run_id in end_unfinished((output / "runs").glob("*/run.json"), lambda _: ABANDONED):
                 print(f"run {run_id} has no end recorded, and its launcher is gone: now {ABANDONED.outcome}", file=messages)
-        watch = open_until_the_end.enter_context(other_hosts(session))
-        nodes = gathered(session.place, cells[0].plan, seconds, lambda text: print(text, file=messages, flush=True), watch)
+        nodes = gathered(session.place, cells[0].plan, seconds, lambda text: print(text, file=messages, flush=True))
         group = open_until_the_end.enter_context(nodes)
         cells = interleaved(cells)
         scheduler = scheduler_of(cells, group, quiet=quiet, resume=resume, messages=messages)
@@ -330,13 +328,6 @@ def wait_until_free(plan: RunPlan, notify: Callable[[str], None]) -> None:
                 notify(f"waiting for GPUs in use: {listed}")
                 said = True
             time.sleep(1.0)
-
-
-def other_hosts(session: Session) -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """Start the launchers of the other hosts of --hosts; none without that flag."""
-    if not session.follower:
-        return contextlib.nullcontext(lambda: None)
-    return started_on(session.place, session.follower, Path.cwd())
 
 
 def follow_first_node(cell: Cell, messages: TextIO) -> int | None:

@@ -97,7 +97,7 @@ def test_a_message_of_the_troubleshooting_page_is_one_that_is_printed(line, prin
 def test_the_commands_of_the_page_on_clusters_parse_and_its_configuration_is_valid():
     text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf8")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    assert len(lines) == 13
+    assert len(lines) == 12
     for line in lines:
         words = shlex.split(line, comments=True)
         words = words[

@@ -46,13 +46,13 @@ def figures(record: dict[str, Any]) -> dict[str, str]:
 
 
 def large_figures(record: dict[str, Any]) -> str:
-    """Return the table of what long runs and many records cost."""
+    """Return the table of what long runs cost."""
 
     def seconds(part: str) -> str:
         return f"{record[part]['seconds']:.1f} s, {record[part]['cpu_seconds']:.1f} s of it on a processor"
 
-    steps, records = f"{record['steps']:,}", f"{record['records']:,}"
-    memory = {part: f"{record[part]['peak_bytes'] / 1e6:.0f} MB" for part in ("launcher", "compare", "history")}
+    steps = f"{record['steps']:,}"
+    memory = {part: f"{record[part]['peak_bytes'] / 1e6:.0f} MB" for part in ("launcher", "compare")}
     rows = [
         (
             f"memory of the launcher of a run with {steps} steps",
@@ -60,12 +60,6 @@ def large_figures(record: dict[str, Any]) -> str:
             f"{large_records.LAUNCHER_BYTES / 1e6:.0f} MB",
         ),
         (f"`./compare.py` on that run, in {memory['compare']}", seconds("compare"), f"{large_records.COMPARE_SECONDS:.0f} s"),
-        (
-            f"`tprimat history` of {records} runs, with its page, in {memory['history']}",
-            seconds("history"),
-            f"{large_records.HISTORY_SECONDS:.0f} s",
-        ),
-        ("the same again, from its index", seconds("history_again"), ""),
     ]
     return table(("what", "cost", "limit"), rows) + (
         f"\n\nMeasured on {record['cores']} cores of an {record['cpu']}, which others used as well (load average "

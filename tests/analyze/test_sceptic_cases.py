@@ -263,20 +263,6 @@ def test_a_peak_within_noise_says_so_where_it_is_quoted_and_names_other_work(tmp
     assert "llama on 8 x H100 SXM: 1 other configuration did other work than the peak (dtype that ran)." in out
 
 
-def test_history_names_runs_that_do_not_count_and_configurations_without_a_past(tmp_path):
-    result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
-    write(tmp_path / "old", result, 8, run_id="a")
-    for run_id, fields in (("b", {}), ("c", {"strategy": "new"}), ("d", {"outcome": "failed", "cause": "rank 3 ended"})):
-        write(tmp_path / "new", result, 8, run_id=run_id, **fields)
-    done = run_command("history", tmp_path / "new", cwd=tmp_path)
-    assert "fewer than 4 runs show no change of rate" in done.stdout
-    assert "Not counted: d: failed: rank 3 ended" in done.stdout
-    done = run_command("history", tmp_path / "old", "--against", tmp_path / "new", "--fail-if-slower", "20%", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "Not counted: d: failed: rank 3 ended" in done.stdout
-    assert "no past run of this configuration counts" in done.stderr
-
-
 def test_losses_after_other_numbers_of_steps_and_a_requested_warmup_are_called_so(tmp_path):
     result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
     write(tmp_path, result, 8, run_id="a")

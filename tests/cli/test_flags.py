@@ -59,9 +59,7 @@ def test_every_command_says_its_version(command):
     assert (done.returncode, done.stdout) == (0, f"tprimat {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "order"), [("report", "RESULTS"), ("archive", "RESULTS OUT.tar.gz"), ("parity", "A B"), ("history", "FOLDERS")]
-)
+@pytest.mark.parametrize(("command", "order"), [("report", "RESULTS"), ("archive", "RESULTS OUT.tar.gz"), ("parity", "A B")])
 def test_who_names_results_by_a_flag_is_told_that_their_place_does(command, order, capsys):
     with pytest.raises(SystemExit) as end:
         main([command, "--results-dir", "output"])

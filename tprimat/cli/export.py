@@ -2,8 +2,6 @@
 
 tprimat export --to csv runs.csv
 tprimat export --to parquet runs.parquet --results-dir h100 mi300x
-tprimat export --to tensorboard tensorboard             then: tensorboard --logdir tensorboard
-tprimat export --to mlflow mlflow                       then: mlflow ui --backend-store-uri sqlite:///mlflow/mlflow.db
 tprimat export --to wandb-offline wandb                 then: wandb sync wandb/wandb/offline-run-*
 """
 
@@ -12,7 +10,7 @@ from pathlib import Path
 
 from tprimat.cli.common import add_counting, add_results_dir, read, results_dirs
 
-TARGETS = ("csv", "json", "parquet", "mlflow", "tensorboard", "wandb-offline")
+TARGETS = ("csv", "json", "parquet", "wandb-offline")
 """Of runner/export.py, which imports more than --help needs."""
 
 

@@ -1,7 +1,6 @@
 """Write runs for other tools: tables for notebooks, and the folders of experiment trackers, through their own libraries."""
 
 import contextlib
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.analyze.groups import Measured
-from tprimat.core.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError
 from tprimat.records.redaction import PATH, redactor_of_this_machine
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import cannot_write, write_atomically
 from tprimat.report.export import KINDS, Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
 
-EXPERIMENT = "tprimat"
-RUN_TAG = "tprimat.run_id"
+PROJECT = "tprimat"
 UNFINISHED = ".unfinished"
 """Folder of what is being written: a run whose export was killed is written again, not taken for one that is there."""
-SILENT = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
-"""Variables that keep MLflow and W&B from calling their makers: an export leaves this machine only where the user takes it."""
+SILENT = {"DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false"}
+"""Variables that keep W&B from calling its makers: an export leaves this machine only where the user takes it."""
 
 
 def export(runs: Sequence[Measured], to: str, path: Path, folders: Sequence[Path]) -> list[str]:
@@ -86,83 +84,6 @@ def _parquet(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str
     return _names(rows)
 
 
-def _tensorboard(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    """Write a folder a run, with its steps and results as scalars."""
-    summary = _library("tensorboard.summary", "tensorboard", "tensorboard")
-    written = []
-    for item, row in _ended(runs, rows):
-        run_id = item.result.run.run_id
-        if (path / run_id).exists():
-            continue
-        with _whole(path) as folder:
-            writer = summary.Writer(str(folder))
-            for step in item.result.steps:
-                for name, value in step_values(step).items():
-                    writer.add_scalar(f"step/{name}", value, step.step, wall_time=_end_of(step, item))
-            for name, value in results_of(row).items():
-                writer.add_scalar(f"result/{name}", value, 0, wall_time=_ended_at(item))
-            writer.close()
-            folder.replace(path / run_id)
-        written.append(run_id)
-    return written
-
-
-def _mlflow(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    """Write a run each into the experiment `tprimat` of mlflow.db: parameters, results and, step by step, metrics.
-
-    MLflow no longer accepts folders without a database.
-    """
-    tracking, sqlalchemy = _library("mlflow.tracking", "mlflow", "mlflow"), _library("sqlalchemy.exc", "mlflow", "mlflow")
-    refusals = (_library("mlflow.exceptions", "mlflow", "mlflow").MlflowException, sqlalchemy.SQLAlchemyError)
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each database that it makes
-    path.mkdir(parents=True, exist_ok=True)
-    folder = path.resolve()
-    try:
-        client = tracking.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-        known = client.get_experiment_by_name(EXPERIMENT)
-        experiment = known.experiment_id if known else client.create_experiment(EXPERIMENT, (folder / "artifacts").as_uri())
-        written = []
-        for item, row in _ended(runs, rows):
-            run_id = item.result.run.run_id
-            there = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run_id}'")
-            if any(run.info.status != "RUNNING" for run in there):
-                continue
-            for killed in there:
-                client.delete_run(killed.info.run_id)
-            _into_mlflow(client, experiment, item, row)
-            written.append(run_id)
-    except refusals as error:
-        what = f"MLflow cannot write {path / 'mlflow.db'}: {str(error).splitlines()[0]}"
-        raise RecordError(what, where=str(path), fix="what MLflow says, or another folder") from error
-    return written
-
-
-def _into_mlflow(client: Any, experiment: str, item: Measured, row: Row) -> None:
-    """Write one run, which MLflow calls running until all of it is there."""
-    entities = _library("mlflow.entities", "mlflow", "mlflow")
-    run = item.result.run
-    began, ended = _milliseconds(_moment(run.started_at)), _milliseconds(_ended_at(item))
-    target = client.create_run(experiment, start_time=began, run_name=run.run_id, tags={RUN_TAG: run.run_id}).info.run_id
-    points = [
-        entities.Metric(f"step/{name}", value, _milliseconds(_end_of(step, item)) or 0, step.step)
-        for step in item.result.steps
-        for name, value in step_values(step).items()
-    ]
-    points += [entities.Metric(name, value, ended or 0, 0) for name, value in results_of(row).items()]
-    parameters = [entities.Param(name, value[:MLFLOW_CHARACTERS]) for name, value in settings_of(row).items()]
-    for begin in range(0, len(points), MLFLOW_METRICS):
-        client.log_batch(target, metrics=points[begin : begin + MLFLOW_METRICS])
-    for begin in range(0, len(parameters), MLFLOW_PARAMETERS):
-        client.log_batch(target, params=parameters[begin : begin + MLFLOW_PARAMETERS])
-    client.set_terminated(target, MLFLOW_STATUS.get(run.outcome, "FAILED"), end_time=ended)
-
-
-MLFLOW_STATUS = {"completed": "FINISHED", "interrupted": "KILLED"}
-"""Outcome -> MLflow's word; the others failed."""
-MLFLOW_METRICS, MLFLOW_PARAMETERS, MLFLOW_CHARACTERS = 1000, 100, 500
-"""MLflow's limits: metrics and parameters of one batch, characters of a parameter."""
-
-
 def _wandb(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
     """Write an offline run each, which `wandb sync` uploads."""
     wandb = _library("wandb", "wandb-offline", "wandb")
@@ -173,7 +94,7 @@ def _wandb(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[st
             continue
         with _whole(path) as folder:
             target = wandb.init(
-                project=EXPERIMENT,
+                project=PROJECT,
                 id=run_id,
                 name=run_id,
                 dir=str(folder),
@@ -222,16 +143,6 @@ def _end_of(step: StepRecord, item: Measured) -> float | None:
     return None if began is None or step.ended_at_seconds is None else began + step.ended_at_seconds
 
 
-def _ended_at(item: Measured) -> float | None:
-    """Return the Unix time in seconds at which a run ended, by its record, else by its last step, else as it began."""
-    run, steps = item.result.run, item.result.steps
-    return _moment(run.ended_at) or (_end_of(steps[-1], item) if steps else None) or _moment(run.started_at)
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(1000 * seconds)
-
-
 def _names(rows: Sequence[Row]) -> list[str]:
     return [str(row["run_id"]) for row in rows]
 
@@ -250,8 +161,6 @@ TARGETS: Mapping[str, Callable[[Sequence[Measured], Sequence[Row], Path], list[s
     "csv": partial(_text, comma_separated),
     "json": partial(_text, as_json),
     "parquet": _parquet,
-    "mlflow": _mlflow,
-    "tensorboard": _tensorboard,
     "wandb-offline": _wandb,
 }
 """Value of --to -> its writer."""

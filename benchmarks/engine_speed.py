@@ -48,10 +48,10 @@ from speed_programs import (  # noqa: E402
     seconds_of,
 )
 
-from tprimat import units  # noqa: E402
 from tprimat.analyze.compare import Question, Verdict, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.core.errors import UserError  # noqa: E402
 from tprimat.core.statistics import BETWEEN_RUNS  # noqa: E402

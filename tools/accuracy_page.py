@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
-from tprimat import units  # noqa: E402
+from tprimat.core import units  # noqa: E402
 from tprimat.predict.accuracy import Score, errors  # noqa: E402
 from tprimat.predict.published import score_published  # noqa: E402
 from tprimat.report import accuracy  # noqa: E402

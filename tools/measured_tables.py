@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT)]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
-from tprimat import units  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.analyze.published import nearest_published  # noqa: E402
+from tprimat.core import units  # noqa: E402
 from tprimat.core.statistics import FEWEST_RUNS  # noqa: E402
 from tprimat.report.catalogue import tera  # noqa: E402
 from tprimat.report.comparison import Comparison, as_json, markdown, theirs  # noqa: E402

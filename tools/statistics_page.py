@@ -19,10 +19,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
-from tprimat import statistics, units  # noqa: E402
 from tprimat.analyze.compare import run_rates  # noqa: E402
 from tprimat.analyze.groups import group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.core import statistics, units  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
 

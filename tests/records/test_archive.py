@@ -7,8 +7,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tprimat.errors import RecordError
 
+from tprimat.core.errors import RecordError
 from tprimat.records.archive import pack, unpacked
 from tprimat.records.discover import load_results
 from tprimat.records.redaction import Redactor

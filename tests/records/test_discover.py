@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tprimat.errors import RecordError
-from tprimat.facts.models import model_shape
 
+from tprimat.core.errors import RecordError
+from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import load_results, read_result
 

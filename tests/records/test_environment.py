@@ -27,7 +27,7 @@ def test_the_version_changes_with_the_sources_and_with_nothing_else(tmp_path):
         shutil.copytree(ROOT / "tprimat", tmp_path / name / "tprimat", ignore=shutil.ignore_patterns("__pycache__"))
     first = version(tmp_path / "one")
     assert first == version(tmp_path / "other") == version(ROOT)
-    with (tmp_path / "other" / "tprimat" / "units.py").open("a") as file:
+    with (tmp_path / "other" / "tprimat" / "core" / "units.py").open("a") as file:
         file.write("# a change\n")
     changed = version(tmp_path / "other")
     assert changed != first

@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from tprimat.errors import LaunchError
 
+from tprimat.core.errors import LaunchError
 from tprimat.records import lock
 from tprimat.records.lock import LOCK_FILE, SILENT_SECONDS, holder_of, locked
 from tprimat.records.store import to_json
@@ -132,7 +132,7 @@ def test_the_holder_shows_other_machines_that_it_lives(tmp_path, monkeypatch):
 
 CONTEND = """
 import pathlib, sys
-from tprimat.errors import LaunchError
+from tprimat.core.errors import LaunchError
 from tprimat.records.lock import locked
 folder = pathlib.Path(sys.argv[1])
 for _ in range(200):

@@ -3,8 +3,8 @@ import math
 import os
 
 import pytest
-from tprimat.errors import RecordError
 
+from tprimat.core.errors import RecordError
 from tprimat.records.benchmark_file import benchmark_document, write_benchmark_file
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Machine, RunRecord, StepRecord

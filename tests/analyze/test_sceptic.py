@@ -91,11 +91,6 @@ def test_a_scaling_series_names_what_else_differs_in_it(tmp_path):
     assert "Caution, the points also differ in power limit (700 W | 500 W)." in out
 
 
-def test_a_run_is_no_evidence_of_parity_with_itself():
-    done = run_command("parity", LLAMA, LLAMA)
-    assert (done.returncode, "hold the same run" in done.stderr) == (2, True)
-
-
 def test_peaks_say_when_a_dtype_is_only_stated(tmp_path):
     document = json.loads(FOREIGN.read_text(encoding="utf8"))
     document["training_config"]["precision"] = "fp8"

@@ -237,22 +237,6 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
     assert len(lines) == 4
 
 
-@pytest.mark.parametrize(
-    ("margin", "why"),
-    [("0%", "margin of nothing"), ("0", "nothing"), ("-1%", "It takes"), ("50%", "another model"), ("nan", "It takes")],
-)
-def test_a_margin_of_losses_that_no_test_can_use_is_refused(margin, why):
-    done = run_command("parity", "a", "b", f"--within={margin}")
-    assert (done.returncode, f"--within is '{margin}'" in done.stderr, why in done.stderr) == (2, True, True)
-
-
-def test_both_sides_of_parity_are_named_whichever_comes_first(tmp_path):
-    for order in (("one", "other"), ("other", "one")):
-        done = run_command("parity", *order, cwd=tmp_path)
-        assert done.returncode == 2
-        assert all(name in done.stderr for name in ("A: ", "B: ", "one", "other"))
-
-
 def test_a_peak_within_noise_says_so_where_it_is_quoted_and_names_other_work(tmp_path):
     result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
     write(tmp_path, result, 8, run_id="a", strategy="dp")

@@ -105,23 +105,6 @@ def installed_without(module, folder):
     return folder
 
 
-def test_what_training_lacks_is_named_before_a_run_is_repeated(bare_python, checkout, tmp_path):
-    out = tmp_path / "out"
-    for size in (1, 2):
-        asked = RunRequest(model="llama", micro_batch_size=size, platform="cpu", gpus=2, output=out)
-        (plan,) = prepare(asked).plans
-        run = replace(first_record(plan, LAPTOP, "2026-01-01T00:00:00Z"), outcome="completed")
-        write_run(out, run, steps_of(run, step_times(5.0, seed=1), seed=1))
-        write_plan(out / "runs" / plan.run_id / "plan.json", plan)
-    packages = installed_without("megatron", tmp_path / "packages")
-    command = [checkout / "compare.py", "--results-dir", out, "--until-sure", "3"]
-    done = start(bare_python, command, tmp_path, PYTHONPATH=str(packages))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"The Python module megatron.core is not installed for {bare_python}/python3." in done.stderr
-    assert "Training needs it." in done.stderr
-    assert len(list((out / "runs").iterdir())) == 2
-
-
 @pytest.mark.parametrize("path", [*READ_BY_AN_OLD_PYTHON, *(name for name in WAYS_IN if name.endswith(".py"))])
 def test_an_old_python_can_read_the_way_in(path):
     ast.parse((ROOT / path).read_text(encoding="utf8"), feature_version=(3, 6))

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from tprimat.analyze.groups import Group, group_estimate, group_held_back, on_cpu
+from tprimat.analyze.losses import LossCheck, check_losses
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.parity import Parity, check_losses
 from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
 from tprimat.analyze.window import steady_steps
 from tprimat.core import units
@@ -49,7 +49,7 @@ class Question:
     even_if_different: bool = False
     """Compare unlike workloads as well."""
     confidence: float = CONFIDENCE
-    """Of the intervals of ratios; higher where runs are repeated until they decide, so that all looks together are right."""
+    """Of the intervals of ratios; higher where they are looked at several times, so that all looks together are right."""
 
 
 QUESTION = Question()
@@ -74,8 +74,8 @@ class Verdict:
     question: Question = QUESTION
     unrecorded: tuple[str, ...] = ()
     """Traits that neither side records."""
-    other_loss: Parity | None = None
-    """What refutes that both sides reach the same losses on the same data; None where nothing does."""
+    other_loss: LossCheck | None = None
+    """What shows that the two sides reach different losses on the same data; None where nothing does."""
     losses_open: str = ""
     """Why it is not shown whether both sides reach the same losses; empty where it is."""
     held_back: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
@@ -143,11 +143,11 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         shown: Outcome = "faster" if ratio.low > 1 else "slower"
         outcome = shown if min(len(first), len(second)) >= FEWEST_RUNS else "these runs differ"
         outcome = "held back" if refusal.handicapped == ("baseline" if shown == "faster" else "candidate") else outcome
-        outcome = outcome if losses.refuted is None else "other loss"
+        outcome = "other loss" if losses.outcome == "different" else outcome
     return replace(
         refusal,
         outcome=outcome,
-        other_loss=losses.refuted,
+        other_loss=losses if losses.outcome == "different" else None,
         losses_open=losses.open_because,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
         fewest_runs=min(len(first), len(second)),

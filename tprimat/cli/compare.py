@@ -18,7 +18,6 @@ from tprimat.cli.common import (
     add_varying,
     fraction,
     panels_of,
-    positive,
     read,
     results_dirs,
     varying_traits,
@@ -45,12 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="3%",
         help="exit 1 if a run is shown slower than the baseline by more than this or is not comparable, 3 if that is undecided",
     )
-    parser.add_argument(
-        "--until-sure",
-        type=positive,
-        metavar="N",
-        help="repeat undecided configurations on this machine until the verdict is clear or each has N runs",
-    )
     parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
     add_picture(parser)
     add_counting(parser, "besides those in the folders of results")
@@ -68,15 +61,6 @@ def run(options: argparse.Namespace) -> int:
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
     paths = results_dirs(options) or [Path("output")]
     question = Question(varying=varying_traits(options.varying), even_if_different=options.even_if_different)
-    if options.until_sure is not None:
-        from tprimat.runner.until_sure import question_when_sure
-
-        question = question_when_sure(
-            lambda question: compare_runs(read(options, paths).measured, paths, options.baseline, question),
-            question,
-            options.until_sure,
-            margin,
-        )
     results = read(options, paths)
     comparison = compare_runs(results.measured, paths, options.baseline, question)
     screen = screen_of(sys.stdout)

@@ -24,7 +24,6 @@ COMMANDS = {
     "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
     "compare": "say which run is faster, by how much, how sure (./compare.py)",
     "compare-all": "compare within each folder of a sweep (./compare_all_configs.sh)",
-    "parity": "say whether two ways to train reach the same losses",
     "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
     "peak-picture": "draw peak throughput in up to nine panels (./visualize_peak_throughput.py)",
     "scaling": "show what more GPUs gain, with fitted scaling laws",

@@ -316,13 +316,12 @@ def loss_words(verdict: Verdict) -> str:
     """Say by how much the losses of two sides differ on the same data; empty where nothing shows that they do."""
     if verdict.other_loss is None:
         return ""
-    look = verdict.other_loss.looks[-1]
-    value = look.difference.value
+    value = verdict.other_loss.difference.value
     size = "is not a number" if value == float("inf") else f"differs by {units.signed_percent(value)}"
     found = verdict.other_loss
     seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more per side,"
-    more = "; tprimat parity has more" if found.paired else ""
-    return f"No win: {seeds} the loss {size} (steps {look.first_step} to {look.step}){more}."
+    first, last = found.steps
+    return f"No win: {seeds} the loss {size} (steps {first} to {last})."
 
 
 def _within_noise(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tprimat.analyze.parity import FIRST_LOOK, judge, looks_until, mismatches_of_pair, pairs_of
+from tprimat.analyze.losses import FIRST_LOOK, judge, looks_until, mismatches_of_pair, pairs_of
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence
 
@@ -40,34 +40,34 @@ def test_at_the_margin_neither_verdict_comes_in_more_than_one_of_twenty_cases(se
     """The hardest truth: a difference of just the margin, looked at five times."""
     rng = np.random.default_rng(7 * seeds + int(10 * rho))
     outcomes = [judge(pairs_with(rng, MARGIN, seeds=seeds, rho=rho), MARGIN).outcome for _ in range(CASES)]
-    assert outcomes.count("refuted") <= 0.05 * CASES
-    assert outcomes.count("parity") <= 0.05 * CASES
+    assert outcomes.count("different") <= 0.05 * CASES
+    assert outcomes.count("same") <= 0.05 * CASES
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_equal_losses_are_shown_to_be_equal_and_unlike_ones_are_refuted_before_the_end(seeds):
     rng = np.random.default_rng(3)
     equal = [judge(pairs_with(rng, 0.0, seeds=seeds, rho=0.3, between=0.0005), MARGIN) for _ in range(100)]
-    assert sum(found.outcome == "parity" for found in equal) >= 85
-    assert all(found.step == 100 for found in equal)
+    assert sum(found.outcome == "same" for found in equal) >= 85
+    assert all(found.steps[1] == 100 for found in equal)
     unlike = [judge(pairs_with(rng, -0.05, seeds=seeds, rho=0.3, between=0.0005), MARGIN) for _ in range(100)]
-    assert sum(found.outcome == "refuted" for found in unlike) >= 95
-    assert np.median([found.step for found in unlike]) <= 16
+    assert sum(found.outcome == "different" for found in unlike) >= 95
+    assert np.median([found.steps[1] for found in unlike]) <= 16
 
 
 @pytest.mark.parametrize("growth", [1.0005, 1.002, 1.01])
 def test_an_early_agreement_does_not_hide_a_late_divergence(growth):
     curve = dict.fromkeys(range(1, 101), 2.0)
     late = {step: 2.0 if step < 60 else 2.0 * growth ** (step - 59) for step in curve}
-    assert judge({1: [(curve, late)]}, MARGIN).outcome != "parity"
+    assert judge({1: [(curve, late)]}, MARGIN).outcome != "same"
     lasting = {step: 2.0 * growth ** (40 * (step > 20)) for step in curve}
-    assert judge({1: [(curve, lasting)]}, MARGIN).outcome == "refuted"
+    assert judge({1: [(curve, lasting)]}, MARGIN).outcome == "different"
 
 
 def test_a_loss_that_is_not_a_number_refutes():
     curve = dict.fromkeys(range(1, 21), 2.0)
     found = judge({1: [(curve, curve | {14: float("nan")})]}, MARGIN)
-    assert (found.outcome, found.step) == ("refuted", 16)
+    assert (found.outcome, found.steps[1]) == ("different", 16)
 
 
 def test_a_single_step_decides_nothing():
@@ -118,7 +118,7 @@ def test_runs_of_another_seed_data_or_schedule_are_no_pair(run, change, field):
     assert pairs_of([run], [changed(run, **change)]) == ({}, [found])
 
 
-def test_another_dtype_engine_or_layout_is_what_parity_is_about(run):
+def test_another_dtype_engine_or_layout_makes_a_pair(run):
     other = changed(run, matmul_dtype="fp8", engine="nemo", tensor_parallel=8, data_parallel=1)
     pairs, _ = pairs_of([run, changed(run, seed=6)], [changed(other, seed=6), other])
     assert list(pairs) == [5, 6]

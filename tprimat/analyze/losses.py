@@ -1,4 +1,4 @@
-"""Judge whether two ways to train reach the same losses: pairs of runs on the same seed and data, and a sequential test.
+"""Check whether two sides of a comparison of speeds reach the same losses: pairs of runs on one seed and data, or several seeds.
 
 The quantity is the relative difference of the losses, candidate over reference - 1, as a mean over the later half of the steps
 so far. It is looked at after FIRST_LOOK steps, twice as many, and so on to the end. Each look gets an equal share of the 5 %
@@ -23,40 +23,29 @@ FEWEST_SEEDS = 3
 """From this many on, the interval is that of the spread between seeds; with fewer, of the steps."""
 LEAST_INFLATION = 5.0
 """Of the variance of a mean over steps: that of AR(1) noise of 2/3, since a short series cannot show how much its steps depend on
-each other. False alarms then stay below 5 % up to AR(1) of 0.8 (tests/analyze/test_parity.py)."""
+each other. False alarms then stay below 5 % up to AR(1) of 0.8 (tests/analyze/test_losses.py)."""
 NOT_A_NUMBER = Interval(value=float("inf"), low=float("inf"), high=float("inf"))
 """The difference where a loss is not a number."""
 RATE_TOLERANCE = 1e-6
 """Between the learning rates of a pair."""
 
-Outcome = Literal["parity", "refuted", "undecided"]
+Outcome = Literal["same", "different", "undecided"]
 Curve = Mapping[int, float]
 """Step -> loss; not a number where the loss was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The relative difference of the losses as known after some steps."""
-
-    step: int
-    first_step: int
-    """Of the steps that it averages."""
-    difference: Interval
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parity:
-    """What the losses of some pairs show."""
+class LossCheck:
+    """Whether two sides of a comparison of speeds reach the same losses."""
 
     outcome: Outcome
-    step: int
-    """At which it was decided, or the last one."""
-    within: float
-    """Margin, as a fraction of the loss."""
-    looks: tuple[Look, ...]
-    differences: tuple[tuple[int, tuple[float, ...]], ...]
-    """Step -> relative difference of each seed."""
-    seeds: int
+    open_because: str = ""
+    """Why this is undecided; empty where it is decided."""
+    difference: Interval = NOT_A_NUMBER
+    """Relative difference of the losses, candidate over reference - 1."""
+    steps: tuple[int, int] = (0, 0)
+    """First and last step that it averages."""
+    seeds: int = 0
     paired: bool = True
     """Whether each run was compared with one of the same seed."""
 
@@ -94,7 +83,7 @@ def looks_until(steps: int) -> list[int]:
     return [*found, steps]
 
 
-def judge(pairs: Mapping[object, Sequence[tuple[Curve, Curve]]], within: float) -> Parity:
+def judge(pairs: Mapping[object, Sequence[tuple[Curve, Curve]]], within: float) -> LossCheck:
     """Test whether the losses of candidates are within a margin, a fraction, of their references.
 
     `pairs` are the curves of reference and candidate by seed; several pairs of one seed count as their mean.
@@ -103,23 +92,12 @@ def judge(pairs: Mapping[object, Sequence[tuple[Curve, Curve]]], within: float) 
     rows = np.array([np.mean([_difference(pair, steps) for pair in several], axis=0) for several in pairs.values()])
     places = looks_until(len(steps))
     confidence = 1 - FALSE_ALARM / len(places)
-    looks: list[Look] = []
-    outcome: Outcome = "undecided"
     for place in places:
         part = rows[:, place // 2 : place]
         interval = NOT_A_NUMBER if np.isnan(part).any() else _interval(part, confidence)
-        looks.append(Look(step=steps[place - 1], first_step=steps[place // 2], difference=interval))
-        outcome = _outcome(interval, within)
-        if outcome == "refuted":
+        if (outcome := _outcome(interval, within)) == "different":
             break
-    return Parity(
-        outcome=outcome,
-        step=looks[-1].step,
-        within=within,
-        looks=tuple(looks),
-        differences=tuple((step, tuple(map(float, rows[:, index]))) for index, step in enumerate(steps)),
-        seeds=len(pairs),
-    )
+    return _checked(outcome, interval, (steps[place // 2], steps[place - 1]), len(pairs), within)
 
 
 def _difference(pair: tuple[Curve, Curve], steps: Sequence[int]) -> Array:
@@ -141,29 +119,14 @@ def _outcome(interval: Interval, within: float) -> Outcome:
     if interval.low is None or interval.high is None:
         return "undecided"
     if interval.low > within or interval.high < -within:
-        return "refuted"
-    return "parity" if -within < interval.low and interval.high < within else "undecided"
+        return "different"
+    return "same" if -within < interval.low and interval.high < within else "undecided"
 
 
 LOSS_MARGIN = 0.02
 """Difference of losses above which a gain in speed does not win."""
 MOST_CHECKED = 8
 """Runs of a configuration whose losses are compared before their speeds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossCheck:
-    """Whether two sides of a comparison of speeds reach the same losses."""
-
-    parity: Parity | None
-    """None: they cannot be compared."""
-    open_because: str
-    """Why it is not shown that the losses are the same or not; empty where it is."""
-
-    @property
-    def refuted(self) -> Parity | None:
-        """Return what shows that the losses differ by more than LOSS_MARGIN; None where nothing does."""
-        return self.parity if self.parity is not None and self.parity.outcome == "refuted" else None
 
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
@@ -174,17 +137,21 @@ def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult
     one, other = references[:MOST_CHECKED], candidates[:MOST_CHECKED]
     same_engine = one[0].run.engine == other[0].run.engine
     pairs, why = pairs_of(one, other) if same_engine else ({}, [])
-    if not pairs and (apart := _curves_by_seed(one, other)) is not None:
-        return _checked(judge_apart(*apart, LOSS_MARGIN))
     if pairs:
-        return _checked(judge(pairs, LOSS_MARGIN))
-    return LossCheck(parity=None, open_because=f"losses were not compared: {_no_pair(one, other, why)}")
+        return judge(pairs, LOSS_MARGIN)
+    if (apart := _curves_by_seed(one, other)) is not None:
+        return judge_apart(*apart, LOSS_MARGIN)
+    return LossCheck(outcome="undecided", open_because=f"losses were not compared: {_no_pair(one, other, why)}")
 
 
-def _checked(parity: Parity) -> LossCheck:
-    margin = units.percent(LOSS_MARGIN, 0)
-    undecided = f"{parity.step} steps do not decide whether the losses are the same within {margin}"
-    return LossCheck(parity=parity, open_because=undecided if parity.outcome == "undecided" else "")
+def _checked(
+    outcome: Outcome, difference: Interval, steps: tuple[int, int], seeds: int, within: float, *, paired: bool = True
+) -> LossCheck:
+    undecided = f"{steps[1]} steps do not decide whether the losses are the same within {units.percent(within, 0)}"
+    reason = undecided if outcome == "undecided" else ""
+    return LossCheck(
+        outcome=outcome, open_because=reason, difference=difference, steps=steps, seeds=seeds, paired=paired
+    )
 
 
 def _no_pair(references: Sequence[RunResult], candidates: Sequence[RunResult], why: Sequence["Mismatch"]) -> str:
@@ -217,7 +184,7 @@ def _curves_by_seed(
     return None if min(map(len, sides)) < FEWEST_SEEDS else (sides[0], sides[1])
 
 
-def judge_apart(references: Sequence[Sequence[Curve]], candidates: Sequence[Sequence[Curve]], within: float) -> Parity:
+def judge_apart(references: Sequence[Sequence[Curve]], candidates: Sequence[Sequence[Curve]], within: float) -> LossCheck:
     """Test whether the mean losses of two sides with other seeds are within a margin, once, over the later half of all steps.
 
     Each side has its curves by seed; those of one seed count as their mean. The margin is a fraction.
@@ -232,18 +199,11 @@ def judge_apart(references: Sequence[Sequence[Curve]], candidates: Sequence[Sequ
     if usable:
         one, other = ([Rate(log=float(np.log(mean)), error=None, freedom=0) for mean in side] for side in means)
         ratio = ratio_of_rates(one, other)
-        ends = (ratio.value, ratio.low, ratio.high)
-        value, low, high = (None if end is None else end - 1 for end in ends)
+        value, low, high = (None if end is None else end - 1 for end in (ratio.value, ratio.low, ratio.high))
         interval = Interval(value=value or 0.0, low=low, high=high)
-    return Parity(
-        outcome=_outcome(interval, within) if late else "undecided",
-        step=steps[-1] if steps else 0,
-        within=within,
-        looks=(Look(step=steps[-1], first_step=late[0], difference=interval),) if late else (),
-        differences=(),
-        seeds=min(len(references), len(candidates)),
-        paired=False,
-    )
+    outcome = _outcome(interval, within) if late else "undecided"
+    ends = (late[0], late[-1]) if late else (0, 0)
+    return _checked(outcome, interval, ends, min(len(references), len(candidates)), within, paired=False)
 
 
 # Which runs are pairs.

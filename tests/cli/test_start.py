@@ -5,16 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import ROOT, SCRIPTS
-from runs.make_runs import LAPTOP, step_times, steps_of, write_run
-
-from tprimat.plan.evidence import first_record
-from tprimat.plan.schema import write_plan
-from tprimat.runner.session import RunRequest, prepare
 
 WAYS_IN = sorted({*SCRIPTS, "pretrain_llama.py", "pretrain_qwen.py"})
 READ_BY_AN_OLD_PYTHON = ("tprimat/__init__.py", "tprimat/__main__.py", "tprimat/cli/__init__.py", "tprimat/cli/start.py")

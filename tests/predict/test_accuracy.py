@@ -9,27 +9,30 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from commands import run_command
 
+from benchmarks.accuracy import (
+    LARGE_MODELS,
+    Ledger,
+    Score,
+    choices,
+    errors,
+    factor,
+    read_rows,
+    score_records,
+    score_rows,
+    score_runs,
+    with_factors,
+)
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.models import model_shape
 from tprimat.plan.schema import Layout
-from tprimat.predict.accuracy import Score, choices, errors, factor, with_factors
 from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.published import score_published
 from tprimat.predict.rates import probed_rates, published_rates
 from tprimat.predict.workload import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE, Workload
 from tprimat.records.discover import probes_in
 from tprimat.report.plan import FASTER_BY, TIME_ERROR, time_error
-from tprimat.runner.accuracy import (
-    LARGE_MODELS,
-    Ledger,
-    read_rows,
-    score_records,
-    score_rows,
-    score_runs,
-)
 from tprimat.runner.analysis import read_results
 
 ROOT = Path(__file__).parents[2]
@@ -204,11 +207,8 @@ def test_what_amd_published_is_predicted():
 
 
 def test_the_page_is_that_of_the_records():
-    done = subprocess.run([sys.executable, "tools/accuracy_page.py", "--check"], cwd=ROOT, check=False)
-    assert done.returncode == 0, "python3 tools/accuracy_page.py"
-
-
-# The command.
+    done = subprocess.run([sys.executable, "benchmarks/accuracy.py", "--check"], cwd=ROOT, check=False)
+    assert done.returncode == 0, "python3 benchmarks/accuracy.py"
 
 
 def test_rows_come_back_with_their_predictions(tmp_path):
@@ -216,8 +216,8 @@ def test_rows_come_back_with_their_predictions(tmp_path):
     rows.append({"case": "mine", "machine": "unknown", "options": {"num-layers": 2}})
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    done = run_command("accuracy", "--rows", file, "--json")
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "benchmarks/accuracy.py", "--rows", file, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     *good, bad = found["rows"]
     assert [{key: row[key] for key in rows[0]} for row in good] == rows[:3]
@@ -312,33 +312,3 @@ def test_a_run_that_drops_choices_is_not_scored():
         for one in measured
     ]
     assert score_runs(full, []) == Ledger()
-
-
-def test_results_are_scored_as_tables():
-    done = run_command("accuracy", H200 / "two-gpus", "--probes", H200 / "probes-1gpu" / "probes.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert "H200 SXM, bf16, embedded" in done.stdout
-    assert "one factor" in done.stdout
-
-
-def test_a_file_without_rows_is_explained(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"options": 3}\n')
-    done = run_command("accuracy", "--rows", file)
-    assert done.returncode == 2
-    assert "Line 1 is not a row." in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("place", "status", "words"),
-    [
-        ("none", 2, "There is no file or folder none."),
-        (".", 2, "No result could be read."),
-        (ROOT / "tests" / "runs" / "cpu", 1, "a CPU is not among them"),
-    ],
-)
-def test_results_that_cannot_be_scored_say_why(tmp_path, place, status, words):
-    done = run_command("accuracy", place, cwd=tmp_path)
-    assert done.returncode == status
-    assert words in done.stderr
-    assert done.stdout == ""

@@ -97,7 +97,9 @@ def judge(pairs: Mapping[object, Sequence[tuple[Curve, Curve]]], within: float) 
         interval = NOT_A_NUMBER if np.isnan(part).any() else _interval(part, confidence)
         if (outcome := _outcome(interval, within)) == "different":
             break
-    return _checked(outcome, interval, (steps[place // 2], steps[place - 1]), len(pairs), within)
+    first, last = steps[place // 2], steps[place - 1]
+    reason = _open_because(outcome, last, within)
+    return LossCheck(outcome=outcome, open_because=reason, difference=interval, steps=(first, last), seeds=len(pairs))
 
 
 def _difference(pair: tuple[Curve, Curve], steps: Sequence[int]) -> Array:
@@ -144,14 +146,9 @@ def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult
     return LossCheck(outcome="undecided", open_because=f"losses were not compared: {_no_pair(one, other, why)}")
 
 
-def _checked(
-    outcome: Outcome, difference: Interval, steps: tuple[int, int], seeds: int, within: float, *, paired: bool = True
-) -> LossCheck:
-    undecided = f"{steps[1]} steps do not decide whether the losses are the same within {units.percent(within, 0)}"
-    reason = undecided if outcome == "undecided" else ""
-    return LossCheck(
-        outcome=outcome, open_because=reason, difference=difference, steps=steps, seeds=seeds, paired=paired
-    )
+def _open_because(outcome: Outcome, steps: int, within: float) -> str:
+    undecided = f"{steps} steps do not decide whether the losses are the same within {units.percent(within, 0)}"
+    return undecided if outcome == "undecided" else ""
 
 
 def _no_pair(references: Sequence[RunResult], candidates: Sequence[RunResult], why: Sequence["Mismatch"]) -> str:
@@ -203,7 +200,14 @@ def judge_apart(references: Sequence[Sequence[Curve]], candidates: Sequence[Sequ
         interval = Interval(value=value or 0.0, low=low, high=high)
     outcome = _outcome(interval, within) if late else "undecided"
     ends = (late[0], late[-1]) if late else (0, 0)
-    return _checked(outcome, interval, ends, min(len(references), len(candidates)), within, paired=False)
+    return LossCheck(
+        outcome=outcome,
+        open_because=_open_because(outcome, ends[1], within),
+        difference=interval,
+        steps=ends,
+        seeds=min(len(references), len(candidates)),
+        paired=False,
+    )
 
 
 # Which runs are pairs.

@@ -20,7 +20,6 @@ from tprimat.report.console import run_as_script
 COMMANDS = {
     "run": "train models under a strategy and measure every step (./benchmark.py)",
     "plan": "predict which layout is fastest and what fits, without a GPU",
-    "accuracy": "compare predictions with what was measured",
     "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
     "compare": "say which run is faster, by how much, how sure (./compare.py)",
     "compare-all": "compare within each folder of a sweep (./compare_all_configs.sh)",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
@@ -10,7 +10,6 @@ from tprimat.core.flops import flop_per_token
 from tprimat.core.models import model_shape
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.plan.schema import Layout
-from tprimat.predict.accuracy import Score
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import short_ends
@@ -20,8 +19,22 @@ from tprimat.predict.workload import FSDP, MEGATRON_TUNED, Recompute, Workload
 GPUS_OF_A_NODE = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedScore:
+    """What was measured, in seconds, and what is predicted for it."""
+
+    name: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Relative, signed: 0.05 is predicted 5 % too high."""
+        return self.predicted / self.measured - 1
+
+
 @cache
-def score_published() -> tuple[Score, ...]:
+def score_published() -> tuple[PublishedScore, ...]:
     """Score each published throughput whose model, accelerator, batch and layout are stated, in seconds per token and GPU.
 
     Of a micro-batch or a number of model chunks that the source leaves out, the fastest that fits counts.
@@ -46,7 +59,7 @@ def published_errors(accelerator: Accelerator, *, experts: bool, several_nodes: 
     return [score.error for score in score_published() if score.name in alike]
 
 
-def published_like(shape: str, accelerator: str, precision: str) -> list[tuple[PublishedResult, Score]]:
+def published_like(shape: str, accelerator: str, precision: str) -> list[tuple[PublishedResult, PublishedScore]]:
     """Return what others published of a model on an accelerator in a dtype, by numbers of GPUs, each with its score."""
     scores = {score.name: score for score in score_published()}
     found = [
@@ -60,7 +73,7 @@ def published_like(shape: str, accelerator: str, precision: str) -> list[tuple[P
     return sorted(found, key=lambda pair: pair[0].gpus or 0)
 
 
-def _score(result: PublishedResult, accelerator: Accelerator) -> Score | None:
+def _score(result: PublishedResult, accelerator: Accelerator) -> PublishedScore | None:
     workloads, measured = list(_workloads(result)), _tokens_per_second(result)
     if not workloads or measured is None:
         return None
@@ -70,7 +83,7 @@ def _score(result: PublishedResult, accelerator: Accelerator) -> Score | None:
     rates = published_rates(accelerator, min(GPUS_OF_A_NODE, result.gpus or GPUS_OF_A_NODE))
     fitting = [work for work in workloads if predict_memory(work).allocated_bytes < accelerator.memory_bytes] or workloads
     predicted = max(predict_time(work, rates).tokens_per_second_per_gpu for work in fitting)
-    return Score(name=result.name, group="published", measured=1 / measured, predicted=1 / predicted)
+    return PublishedScore(name=result.name, measured=1 / measured, predicted=1 / predicted)
 
 
 def _tokens_per_second(result: PublishedResult) -> float | None:

@@ -13,4 +13,5 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leave
 from tprimat.cli.start import script
 
 if __name__ == "__main__":
-    sys.exit(script("peak-picture", "visualize_peak_throughput.py"))
+    sys.argv.insert(1, "--picture")
+    sys.exit(script("peak", "visualize_peak_throughput.py"))

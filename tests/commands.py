@@ -19,11 +19,10 @@ SCRIPTS = {
     "benchmark.py": "run",
     "compare.py": "compare",
     "analyze_peak_throughput.py": "peak",
-    "visualize_peak_throughput.py": "peak-picture",
+    "visualize_peak_throughput.py": "peak",
     "extract_primus_metrics.py": "extract",
     "validate_config.py": "validate",
     "run_all_configs.sh": "sweep",
-    "compare_all_configs.sh": "compare-all",
 }
 DECIDING = ("PARALLEL", "OUTPUT_DIR")
 """Environment variables of the user that would change what a test runs."""
@@ -38,7 +37,8 @@ def run_command(program, *arguments, cwd=None, environment=None):
         cwd: where to run it; the root of the checkout by default.
         environment: variables to add.
     """
-    name, words = SCRIPTS.get(program, program), [str(word) for word in arguments]
+    picture = ["--picture"] if program == "visualize_peak_throughput.py" else []
+    name, words = SCRIPTS.get(program, program), [*picture, *map(str, arguments)]
     prog = program if program in SCRIPTS else f"tprimat {program}"
     out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
     clean = {key: value for key, value in os.environ.items() if key not in DECIDING} | (environment or {})

@@ -59,7 +59,7 @@ def test_every_command_says_its_version(command):
     assert (done.returncode, done.stdout) == (0, f"tprimat {__version__}\n")
 
 
-@pytest.mark.parametrize(("command", "order"), [("report", "RESULTS"), ("archive", "RESULTS OUT.tar.gz"), ("parity", "A B")])
+@pytest.mark.parametrize(("command", "order"), [("report", "RESULTS"), ("archive", "RESULTS OUT.tar.gz")])
 def test_who_names_results_by_a_flag_is_told_that_their_place_does(command, order, capsys):
     with pytest.raises(SystemExit) as end:
         main([command, "--results-dir", "output"])
@@ -173,6 +173,6 @@ def test_bash_completes_commands_flags_and_strategies(tmp_path):
         )
         return re.split(r"\s+", done.stdout.strip())
 
-    assert completed("tprimat", "comp") == ["compare", "compare-all", "completion"]
+    assert completed("tprimat", "comp") == ["compare", "completion"]
     assert completed("tprimat", "run", "--parallel", "b") == ["balanced"]
     assert completed("tprimat", "compare", "--fail") == ["--fail-if-slower"]

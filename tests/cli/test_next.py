@@ -99,8 +99,8 @@ def test_an_interrupted_run_is_resumed_by_the_same_command(words, more, monkeypa
 def test_the_folders_that_were_analysed_are_the_next_ones(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tprimat"])
     words = ["--results-dir", "a", "b c"]
-    assert after("peak", words).startswith("next: tprimat peak-picture --results-dir a 'b c' ")
-    assert after("peak-picture", words).startswith("next: tprimat report a 'b c' ")
+    assert after("peak", words).startswith("next: tprimat peak --picture --results-dir a 'b c' ")
+    assert after("peak", [*words, "--picture"]).startswith("next: tprimat report a 'b c' ")
     assert after("peak", words, status=1) is None
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tprimat import __version__
+from tprimat.config.options import REMOVED
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.report.console import run_as_script
 
@@ -22,9 +23,7 @@ COMMANDS = {
     "plan": "predict which layout is fastest and what fits, without a GPU",
     "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
     "compare": "say which run is faster, by how much, how sure (./compare.py)",
-    "compare-all": "compare within each folder of a sweep (./compare_all_configs.sh)",
     "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
-    "peak-picture": "draw peak throughput in up to nine panels (./visualize_peak_throughput.py)",
     "scaling": "show what more GPUs gain, with fitted scaling laws",
     "report": "write one HTML page about any number of runs",
     "trace": "show what one training step spends its time on",
@@ -78,6 +77,8 @@ class Parser(argparse.ArgumentParser):
             flag = next((name for name in ("--results-dir", "--model") if name in self._option_string_actions), None)
             hint = f"; did you mean {flag} {word}?" if flag and (flag != "--model" or is_model(word)) else ""
             return f"{word!r} is one word too many{hint}"
+        if word in REMOVED:
+            return f"{word} is gone; instead: {REMOVED[word][1]}"
         if word.partition("=")[0] == "--set" and self.prog.endswith(" plan"):
             return "there is no flag --set; ./benchmark.py --plan GPU --set KEY=VALUE has it"
         value = word.removeprefix("--")
@@ -91,7 +92,9 @@ class Parser(argparse.ArgumentParser):
         choice = re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice:
             name, given, known = choice[1], choice[2], choice[3].replace("'", "").split(", ")
+            gone = REMOVED.get(given) if name == "COMMAND" else None
             message = f"{name} cannot be {given!r}{did_you_mean(given, known) or '; one of: ' + ', '.join(known)}"
+            message = f"{given} is gone; instead: {gone[1]}" if gone else message
         message = re.sub(r"'([^']{80})[^']{40,}'", r"'\1...'", message.removeprefix("argument "))
         self.exit(2, f"error: {message} ({self.prog} --help)\n")
 

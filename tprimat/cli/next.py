@@ -47,7 +47,9 @@ def _after_peak(options: argparse.Namespace, status: int) -> str | None:
     if status:
         return None
     named = _named(options)
-    return _join(["peak-picture", *(["--results-dir", *named] if named else [])])
+    if options.picture:
+        return _join(["report", *(named or _folders() or ["output"])])
+    return _join(["peak", "--picture", *(["--results-dir", *named] if named else [])])
 
 
 def _named(options: argparse.Namespace) -> list[str]:
@@ -78,9 +80,7 @@ NEXT: dict[str, Callable[[argparse.Namespace, int], str | None]] = {
     "run": _after_run,
     "sweep": _after_sweep,
     "compare": _after_compare,
-    "compare-all": lambda options, status: _join(["compare", "--results-dir", *_folders()]),
     "peak": _after_peak,
-    "peak-picture": lambda options, status: _join(["report", *(_named(options) or _folders() or ["output"])]),
     "scaling": lambda options, status: _join(["report", *map(str, options.results)]) if options.results else None,
     "report": _after_report,
     "extract": _after_extract,

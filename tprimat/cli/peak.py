@@ -4,6 +4,7 @@
 ./analyze_peak_throughput.py --show-all --results-dir h100 mi300x
 ./analyze_peak_throughput.py --nodes 1,2,4,8 --scaling-efficiency 0.9
 ./analyze_peak_throughput.py --seed-conventions           count as the first TPrimat did, and show what is wrong with it
+./visualize_peak_throughput.py                            the same as a picture in up to nine panels (--picture)
 """
 
 import argparse
@@ -11,39 +12,52 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_counting, add_results_dir, counts, fraction, metric_options, print_json, read, results_dirs
-from tprimat.core.errors import ConfigError
+from tprimat.cli.common import (
+    add_counting,
+    add_picture,
+    add_results_dir,
+    counts,
+    fraction,
+    metric_options,
+    panels_of,
+    print_json,
+    read,
+    results_dirs,
+)
+from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
     from tprimat.analyze.metrics import MetricOptions
+    from tprimat.report.peak import PeakAnalysis
     from tprimat.runner.analysis import Results
 
 SUMMARY_FILE = Path("peak_throughput_summary.txt")
+PICTURE = Path("peak_throughput_analysis.png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    add_peak_counting(parser)
-    parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
-    parser.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
-    parser.add_argument("--nodes", type=counts, default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
-    parser.add_argument(
-        "--scaling-efficiency", default="0.9", metavar="SHARE", help="efficiency assumed beyond the measured nodes (0.9)"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=SUMMARY_FILE, metavar="FILE", help=f"file for the whole analysis ({SUMMARY_FILE})"
-    )
-    parser.add_argument("--json", action="store_true", help="print the analysis as one JSON document")
-
-
-def add_peak_counting(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which results are read and how they are counted."""
     add_results_dir(parser, "output, output-*, all_outputs/*")
     parser.add_argument("--peak", choices=("dense", "sparse"), default="dense", help="what utilization divides by (dense)")
     parser.add_argument(
         "--seed-conventions", action="store_true", help="count as the first TPrimat did, to reproduce its figures"
     )
     add_counting(parser, "besides those in the folders of results")
+    parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
+    parser.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
+    parser.add_argument("--nodes", type=counts, default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
+    parser.add_argument(
+        "--scaling-efficiency", default="0.9", metavar="SHARE", help="efficiency assumed beyond the measured nodes (0.9)"
+    )
+    parser.add_argument("--picture", action="store_true", help="draw a picture instead (./visualize_peak_throughput.py)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"file for the whole analysis ({SUMMARY_FILE}), or for the picture ({PICTURE})",
+    )
+    add_picture(parser)
+    parser.add_argument("--json", action="store_true", help="print the analysis as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,13 +72,35 @@ def run(options: argparse.Namespace) -> int:
     analysis = analyse_peaks(
         results.measured, metrics, nodes=options.nodes, efficiency=efficiency, even_if_different=options.even_if_different
     )
+    if options.picture:
+        draw(analysis, options)
+        return 1 if results.problems else 0
     if options.json:
         print_json(as_document(analysis))
     else:
         print(text(analysis, show_all=options.show_all, screen=screen_of(sys.stdout)), end="")
-    write_atomically(options.output, text(analysis, show_all=True))
-    print(f"written: {options.output}", file=sys.stderr)
+    write_atomically(options.output or SUMMARY_FILE, text(analysis, show_all=True))
+    print(f"written: {options.output or SUMMARY_FILE}", file=sys.stderr)
     return 1 if results.problems or not analysis.peaks else 0
+
+
+def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
+    """Draw the peaks.
+
+    Raises:
+        RecordError: there is none.
+    """
+    from tprimat.report.plots.peak import panel_words, peak_sheet
+    from tprimat.report.plots.sheet import draw_sheet
+
+    if not analysis.peaks:
+        causes = "\n".join(dict.fromkeys(item.not_counted or "" for item in analysis.not_counted))
+        what = "No run counts, so there is nothing to draw."
+        raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
+    sheet, chosen, path = peak_sheet(analysis), panels_of(options), options.output or PICTURE
+    draw_sheet(sheet, path, panels=chosen, dark=options.dark)
+    words = "" if chosen is not None else f" ({panel_words(sheet, analysis)})"
+    print(f"written: {path}{words}", file=sys.stderr)
 
 
 def read_peak_results(options: argparse.Namespace) -> "tuple[Results, MetricOptions]":

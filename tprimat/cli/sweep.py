@@ -144,11 +144,16 @@ def _refusal_of_all(entries: "Sequence[MatrixEntry]") -> UserError:
 
 
 def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:
-    """Draw the picture of each folder. One comparison of all folders follows in words."""
-    from tprimat.cli.compare_all import draw_folders
+    """Draw the picture of each folder; return whether all were drawn. One comparison of all folders follows in words."""
+    from tprimat.cli.main import start
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        return draw_folders([Path(folder) for folder in folders], PICTURES, probes) == 0
+    words = [word for place in probes for word in ("--probes", str(place))]
+    drawn = True
+    for folder in folders:
+        picture = PICTURES / f"compare-{folder.removeprefix('output-')}.png"
+        with contextlib.redirect_stdout(io.StringIO()):
+            drawn &= start("compare", "compare.py", ["--results-dir", folder, "--output", str(picture), *words]) == 0
+    return drawn
 
 
 def show(entries: "Sequence[MatrixEntry]", results: "Sequence[CellResult]", folders: Sequence[str], *, as_json: bool) -> None:

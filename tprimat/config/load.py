@@ -13,7 +13,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tprimat.config.schema import REMOVED_OPTIONS, Config, Name, Size, TrainingConfig
+from tprimat.config.options import REMOVED
+from tprimat.config.schema import Config, Name, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import ModelShape
@@ -278,8 +279,8 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails], *, typed: bool) -
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
     if detail["type"] == "name":
         return f"{path[-1]!r} is not a name.", detail["msg"], None
-    if (removed := REMOVED_OPTIONS.get(".".join(path[-2:]))) is not None:
-        return f"The option {path[-1]} is gone.", *removed
+    if (removed := REMOVED.get(".".join(path[-2:]))) is not None:
+        return f"The option {path[-1]} is gone.", removed[0] or None, removed[1]
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)

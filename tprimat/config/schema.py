@@ -187,19 +187,6 @@ class LayoutConfig(RefuseUnknownKeys):
     """Overrides training.data.micro_batch_size."""
 
 
-REMOVED_OPTIONS = {
-    "engine_options.load_ahead": (
-        "It had no measurable effect (docs/performance.md), and the engine now does without it.",
-        "remove the key",
-    ),
-    "nemo.enable_cuda_graph": (
-        "Megatron-Core replaced it, and NeMo, which builds the model's configuration twice, stops with it.",
-        "cuda_graph_impl: local, or remove the key",
-    ),
-}
-"""Options that older plans and configurations may name -> why they are gone, and what to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(RefuseUnknownKeys):
     """Switches of the embedded engine for speed and memory.

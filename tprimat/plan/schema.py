@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from tprimat.config.options import REMOVED
 from tprimat.config.schema import (
-    REMOVED_OPTIONS,
     EngineOptions,
     NemoOptions,
     OptimizerConfig,
@@ -188,7 +188,7 @@ def _without_removed_options(text: str) -> str:
     """Leave out the options that older plans name and that are gone; anything damaged stays for `from_json` to report."""
     try:
         document = json.loads(text)
-        for section, option in (name.split(".") for name in REMOVED_OPTIONS):
+        for section, option in (name.split(".") for name in REMOVED if "." in name):
             document.get(section, {}).pop(option, None)
     except (ValueError, LookupError, TypeError, AttributeError):
         return text

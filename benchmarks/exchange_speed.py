@@ -2,6 +2,7 @@
 """Compare ways to overlap tensor-parallel communication with matrix products: plain NCCL, torch's fused operators, and ours.
 
 torchrun --nproc_per_node 4 benchmarks/exchange_speed.py --output output/exchange.json
+torchrun --nproc_per_node 4 benchmarks/exchange_speed.py --graphs    without the host's part: each way's calls are one CUDA graph
 
 The shapes are those of a layer of Llama 3.1 8B. The implementations run in turn, round after round, and every result is compared
 with NCCL's. Needs GPUs with peer-to-peer access.
@@ -13,6 +14,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from tprimat.core.models import model_shape  # noqa: E402
 from tprimat.megatron import compat  # noqa: E402
-from tprimat.megatron.tp_overlap import CollectiveExchange, exchange_of  # noqa: E402
+from tprimat.megatron.tp_overlap import CollectiveExchange, TensorParallelExchange, exchange_of  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402
 
 Implementation = Callable[[Tensor, Tensor], Tensor]
@@ -63,13 +65,27 @@ def implementations(kind: str, group: dist.ProcessGroup) -> dict[str, Implementa
     }
 
 
-def milliseconds(function: Implementation, rows: Tensor, matrix: Tensor, calls: int) -> float:
-    """Return the mean time of several calls without a pause."""
+def repeated(function: Implementation, rows: Tensor, matrix: Tensor, calls: int, exchange: TensorParallelExchange) -> None:
+    """Call a function so often, from the same state of the exchange each time."""
+    exchange.begin_anew()
+    for _ in range(calls):
+        function(rows, matrix)
+
+
+def recorded(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Return a CUDA graph of some work. NCCL's threads may call CUDA meanwhile."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def milliseconds(work: Callable[[], None], calls: int) -> float:
+    """Return the mean time of a call in work that makes several without a pause."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     dist.barrier()
     start.record()
-    for _ in range(calls):
-        function(rows, matrix)
+    work()
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / calls
@@ -78,16 +94,23 @@ def milliseconds(function: Implementation, rows: Tensor, matrix: Tensor, calls: 
 def measure(kind: str, rows: Tensor, matrix: Tensor, options: argparse.Namespace) -> list[dict]:
     """Return each implementation's times by round, and its largest difference from NCCL's result relative to its maximum."""
     group = dist.group.WORLD
-    functions = implementations(kind, group)
+    exchange, functions = exchange_of(group), implementations(kind, group)
+    if options.graphs:
+        del functions["torch"]
     times: dict[str, list[float]] = {name: [] for name in functions}
     worst = dict.fromkeys(functions, 0.0)
-    for function in functions.values():  # the first call shares memory and compiles kernels
-        function(rows, matrix)
+    works: dict[str, Callable[[], None]] = {}
+    for name, function in functions.items():
+        works[name] = partial(repeated, function, rows, matrix, options.calls, exchange)
+        works[name]()  # the first call shares memory and compiles kernels
+        if options.graphs:
+            works[name] = recorded(works[name]).replay
     for _ in range(options.rounds):
         rows.normal_()
         expected = functions["nccl"](rows, matrix).float()
         for name, function in functions.items():
-            times[name].append(milliseconds(function, rows, matrix, options.calls))
+            times[name].append(milliseconds(works[name], options.calls))
+            exchange.begin_anew()
             difference = (function(rows, matrix).float() - expected).abs().max() / expected.abs().max()
             dist.all_reduce(difference, op=dist.ReduceOp.MAX)
             worst[name] = max(worst[name], float(difference))
@@ -104,6 +127,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a micro-batch")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--graphs", action="store_true", help="each way's calls are one CUDA graph (not torch's)")
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
@@ -121,7 +145,7 @@ def main() -> int:
             if dist.get_rank() == 0:
                 print(f"{name:28} {result['way']:14} {result['median']:.3f} ms  {result['largest_difference']:.1e}", flush=True)
     if dist.get_rank() == 0:
-        machine = {"accelerator": torch.cuda.get_device_name(), "ranks": ranks, "calls": options.calls}
+        machine = {"accelerator": torch.cuda.get_device_name(), "ranks": ranks, "calls": options.calls, "graphs": options.graphs}
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps({**machine, "software": software_versions(), "products": rows}, indent=1) + "\n")
     dist.destroy_process_group()

@@ -32,6 +32,8 @@ NEMO_PYTHON = ROOT / ".venv-nemo" / "bin" / "python"
 """What `make nemo` makes."""
 TRANSFORMER_ENGINE = "transformer_engine"
 """The program that is the embedded engine with Transformer Engine's layers."""
+GRAPHS = "_graphs"
+"""Ends the name of a program that is an embedded engine whose micro-batches are launched as CUDA graphs."""
 CURRENT_SCALING = "engine_options.fp8_scaling=current"
 """How the embedded engine's own layers scale in fp8, so that programs differ in speed only."""
 REFUSED = 2
@@ -100,6 +102,11 @@ def _transformer_engine(name: str, options: argparse.Namespace) -> Program:
     return replace(_this_python(embedded.ENGINE.name, options), name=name, settings=layers)
 
 
+def _as_graphs(name: str, options: argparse.Namespace) -> Program:
+    program = program_named(name.removesuffix(GRAPHS), options)
+    return replace(program, name=name, settings=(*program.settings, "engine_options.cuda_graphs=true"))
+
+
 def _torchtitan(name: str, options: argparse.Namespace) -> Program:
     return replace(_this_python(name, options), data="mock", least_steps=options.peer_steps)
 
@@ -125,6 +132,8 @@ def _nemo(name: str, options: argparse.Namespace) -> Program:
 
 FINDERS: Mapping[str, Callable[[str, argparse.Namespace], Program]] = {
     TRANSFORMER_ENGINE: _transformer_engine,
+    embedded.ENGINE.name + GRAPHS: _as_graphs,
+    TRANSFORMER_ENGINE + GRAPHS: _as_graphs,
     torchtitan.ENGINE.name: _torchtitan,
     nemo.ENGINE.name: _nemo,
 }
@@ -140,7 +149,7 @@ def peers(options: argparse.Namespace) -> list[Program]:
         names = dict.fromkeys(name for name in options.against.split(",") if name not in {"none", options.engine})
         return [program_named(name, options) for name in names]
     found = []
-    for name in (name for name in FINDERS if name != options.engine):
+    for name in (name for name in FINDERS if name != options.engine and not name.endswith(GRAPHS)):
         try:
             found.append(program_named(name, options))
         except UserError as error:

@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from engine_speed import AGAIN  # noqa: E402
 from speed_layouts import MEANT_FOR  # noqa: E402
-from speed_programs import FINDERS, Program, program_named  # noqa: E402
+from speed_programs import FINDERS, GRAPHS, Program, program_named  # noqa: E402
 
 from tprimat.core.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.core.errors import RecordError, UserError  # noqa: E402
@@ -130,7 +130,7 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
 def programs_here(options: argparse.Namespace) -> list[Program]:
     """Return the embedded engine and the others that are installed; say which are not."""
     found = [program_named(embedded.ENGINE.name, options)]
-    for name in FINDERS:
+    for name in (name for name in FINDERS if not name.endswith(GRAPHS)):
         try:
             found.append(program_named(name, options))
         except UserError as error:

@@ -192,7 +192,7 @@ def test_what_a_program_refuses_is_asked_once_and_the_table_says_why(tmp_path):
 def test_an_unknown_peer_is_refused_with_those_there_are(tmp_path):
     done = engine_speed(tmp_path, "--gpus", "2", "--against", "torchtitan,deepspeed")
     assert done.returncode == 2
-    assert "no program 'deepspeed'; one of: transformer_engine, torchtitan, nemo, or none" in done.stderr
+    assert f"no program 'deepspeed'; one of: {', '.join(speed_programs.FINDERS)}, or none" in done.stderr
 
 
 @pytest.mark.skipif(find_spec("nemo") is not None, reason="NeMo is installed in this Python")

@@ -9,13 +9,14 @@ TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_BUILD := $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH) torch==$(TORCH_VERSION)+$(TORCH))
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check install --constraint constraints-nemo.txt
+PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help audit benchmark doctor test test-quick lint install install-dev nemo test-nemo notice
+.PHONY: help audit benchmark doctor test test-quick lint install install-dev nemo test-nemo test-core19 notice
 
 help:  ## print this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
 	@echo
 	@sed -n 's/^# //p' Makefile | head -n 3
 
@@ -81,3 +82,14 @@ nemo:  ## .venv-nemo, where --engine nemo works
 test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout
 	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/cli/test_export_libraries.py $(ARGS)
+
+# Everything but Megatron-Core is that of .venv. Below Python 3.12 pip would install 0.16.1, the newest that declares such a Python;
+# newer ones work there, too.
+$(VENV)-core19/installed: $(VENV)/installed-dev
+	$(VENV)/bin/python -m venv --without-pip $(VENV)-core19
+	packages=$$($(VENV)-core19/bin/python -c '$(PACKAGES)') && $(VENV)/bin/python -c '$(PACKAGES)' >$$packages/venv.pth && \
+	    $(PIP) --quiet --no-deps --ignore-requires-python --upgrade --target $$packages megatron-core==0.19.2
+	@touch $@
+
+test-core19: $(VENV)-core19/installed  ## trainings on the newest known Megatron-Core, in .venv-core19
+	$(VENV)-core19/bin/python -m pytest tests/train/test_core_versions.py tests/train/test_compat.py $(ARGS)

@@ -264,8 +264,9 @@ def test_gpt_neox_states_its_gpus_and_degrees():
 
 def test_megatron_lm_without_splits_counts_parameters():
     lines = ["using world size: 2, data-parallel size: 2, tensor-model-parallel size: 1, pipeline-model-parallel size: 1"]
-    lines.append(" > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 8030261248")
-    assert parsed_log(collect(lines, "megatron-lm"), Workload()).evidence.parameters == 8030261248
+    for names, ranks in (("tensor, pipeline", "0, 0"), ("tensor, gtp_remat, pipeline", "0, 0, 0")):  # since core 0.19
+        line = f" > number of parameters on ({names}) model parallel rank ({ranks}): 8030261248"
+        assert parsed_log(collect([*lines, line], "megatron-lm"), Workload()).evidence.parameters == 8030261248
 
 
 def test_older_megatron_lm_resets_after_the_first_line_and_is_not_corrected():

@@ -164,7 +164,7 @@ def test_virtual_stages_get_gradients_of_the_size_of_plain_ones(trained):
 
 
 def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_with_its_own(tmp_path):
-    """Megatron-Core 0.15.3 and Lightning 2.4 here; 0.16.1 and 2.6 in tests/train/test_precision.py, with the same losses."""
+    """Megatron-Core 0.15.3 and Lightning 2.4 here; newer ones in tests/train/test_core_versions.py, with the same losses."""
     from importlib.metadata import version
 
     assert version("megatron-core") == "0.15.3"

@@ -18,6 +18,7 @@ WORKLOAD = {
     "hardware.platforms.cpu.gpus_per_node": TENSOR_RANKS,
     "parallelism.minimal_communication.qwen.cpu.tensor_model_parallel_size": TENSOR_RANKS,
 }
+ALL_SETTINGS = {**SETTINGS, **WORKLOAD}
 LOSSES = [6.2325098514556885, 6.2470383644104, 6.2599276304244995]
 GRAD_NORMS = [7.311108057291358, 5.155243746510683, 2.6002268985631294]
 """Recorded with Megatron-Core 0.16.1."""

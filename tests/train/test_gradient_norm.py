@@ -48,23 +48,10 @@ def test_without_a_largest_norm_nothing_is_clipped():
     assert optimizer.clipping_factor(torch.tensor([1e9]), 0.0).tolist() == [1.0]
 
 
-class Holding:
-    """What Megatron's optimizers are asked for."""
-
-    def __init__(self, held):
-        self.held = held
-
-    def get_main_grads_for_grad_norm(self):
-        return self.held
-
-    def get_grad_stats_parallel_group(self):
-        return None
-
-
 def test_the_norm_counts_the_gradients_of_every_optimizer_and_rank(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        norm = optimizer.norm_over_ranks([Holding(gradients()), Holding([]), Holding(gradients()[:1])])
+        norm = optimizer.norm_over_ranks([(held, None) for held in (gradients(), [], gradients()[:1])])
     finally:
         dist.destroy_process_group()
     whole = torch.cat([tensor.flatten() for tensor in [*gradients(), gradients()[0]]])

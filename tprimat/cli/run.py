@@ -146,7 +146,9 @@ def _how(group: argparse._ArgumentGroup) -> None:
         help="skip runs that have ended in the output folder; one that was interrupted starts again",
     )
     group.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
-    group.add_argument("--force", action="store_true", help="start even a run that is predicted not to fit")
+    group.add_argument(
+        "--force", action="store_true", help="start even what is predicted not to fit, or an unknown Megatron-Core"
+    )
     group.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     group.add_argument("--json", action="store_true", help="print the summary as one JSON document")
 

@@ -103,6 +103,10 @@ class Engine(ABC):
         """Say what this engine lacks here to run the plan, besides what `available` looks for; None: nothing."""
         return None
 
+    def untried(self) -> UserError | None:
+        """Say which installed package is newer than any that this engine is known to train with; None: none."""
+        return None
+
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Return that part of `refusal` that depends on how the plan divides its model and batch, in whatever place it runs.
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from typing import ClassVar
 
 from tprimat.core.cuda_graphs import Launches, Obstacle
-from tprimat.core.errors import ConfigError, UserError
+from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.models import padded_vocabulary
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
@@ -13,6 +14,9 @@ from tprimat.plan.schema import RunPlan
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
+KNOWN_CORES = ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2")
+"""Versions of Megatron-Core that train to the same losses."""
+CORE = "megatron-core"
 FP8_MULTIPLE = 16
 """cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
 
@@ -40,6 +44,20 @@ class EmbeddedEngine(WorkerEngine):
             or _refuse_fully_shard(plan, where)
             or _refuse_transformer_engine(plan, where)
             or _refuse_cuda_graphs(plan, where)
+        )
+
+    def untried(self) -> UserError | None:
+        """Refuse a Megatron-Core newer than all known ones: its parts may do something else under the same names."""
+        try:
+            installed = metadata.version(CORE)
+        except metadata.PackageNotFoundError:
+            return None
+        *others, newest = KNOWN_CORES
+        if _release(installed) <= _release(newest):
+            return None
+        why = f"This engine is known to train with {', '.join(others)} and {newest}."
+        return LaunchError(
+            f"{CORE} {installed} is too new.", why=why, fix=f"pip install {CORE}=={newest}; --force starts it anyway"
         )
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
@@ -83,6 +101,11 @@ class EmbeddedEngine(WorkerEngine):
             fp8_output_layer=settings.options.get("fp8_output_layer") is True,
             late_host_seconds=0.0 if graphs else EMBEDDED.late_host_seconds,
         )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the major and the minor number of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:

@@ -34,7 +34,7 @@ def _accumulate(rows: Tensor, gradient: Tensor, total: Tensor) -> None:
     accumulate_wgrad(total, gradient, rows)
 
 
-# Without a GPU: Megatron-Core 0.15 and 0.16 name the CUDA device in about twenty lines (the random number generators, the gather
+# Without a GPU: Megatron-Core names the CUDA device in about twenty lines (the random number generators, the gather
 # and scatter mappings, pipeline receive buffers, gradient buffers). A TorchFunctionMode redirects the tensors that are created
 # there; the few calls that are no torch functions are replaced.
 
@@ -86,10 +86,23 @@ def _names_cuda(device: object) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
+PAGED_STASH = "megatron.core.transformer.moe.paged_stash"
+"""Imported with all of Megatron-Core since 0.18, for one switch of its experts, and imports Triton."""
+
+
+def _do_without_triton() -> None:
+    """Stand in for what cannot be imported without Triton, which torch's CPU build does not bring; nothing here calls it."""
+    if find_spec("triton") is None:
+        module = types.ModuleType(PAGED_STASH)
+        module.__getattr__ = lambda _: None  # type: ignore[method-assign]
+        sys.modules[PAGED_STASH] = module
+
+
 def _replace_calls() -> None:
     # Compiling the fused element-wise helpers for a CPU takes minutes and gains nothing. Megatron-Core decorates them while it is
     # imported, and torch.compile looks at this variable then.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    _do_without_triton()
     import megatron.core.jit as megatron_jit
 
     megatron_jit.jit_fuser = lambda function: function
@@ -98,6 +111,7 @@ def _replace_calls() -> None:
         "current_device": lambda: CPU,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
+        "current_stream": lambda *_: None,
         "manual_seed": lambda _: None,
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),
     }

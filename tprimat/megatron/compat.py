@@ -10,6 +10,7 @@ Import it after `tprimat.megatron.bootstrap` has done its work, because it impor
 """
 
 import ast
+import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -31,9 +32,10 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import CheckpointWithoutOutput, ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.tensor_parallel import random as megatron_random
-from megatron.core.transformer import multi_latent_attention
+from megatron.core.transformer import TransformerConfig, multi_latent_attention
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.attention import SDPBackend
@@ -43,7 +45,7 @@ from tprimat.train.callback import LIGHTNING, lightning
 from tprimat.train.startup import in_background
 
 KNOWN_VERSIONS = {
-    "megatron-core": ("0.15.3", "0.16.1"),
+    "megatron-core": ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"),
     "torch": ("2.11.0", "2.13.0"),
     "lightning": ("2.4.0", "2.6.6"),
     "nemo-toolkit": ("2.7.3",),
@@ -57,7 +59,8 @@ def changed(package: str, name: str, how: str) -> LaunchError:
         installed = version(package)
     except PackageNotFoundError:
         installed = "of unknown version"
-    known = " and ".join(KNOWN_VERSIONS[package])
+    *others, last = KNOWN_VERSIONS[package]
+    known = f"{', '.join(others)} and {last}" if others else last
     return LaunchError(
         f"{package} {installed} {how}: {name}.",
         why=f"This engine relies on {name}, which is known from {package} {known}.",
@@ -264,14 +267,13 @@ def enable_symmetric_memory(group_name: str) -> None:
 
 OVERRIDDEN: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (SelfAttention, "get_query_key_value_tensors", ("self", "hidden_states")),
-    (TransformerLayer, "forward", ("self", "args", "kwargs")),
+    (TransformerLayer, "forward", ("self",)),
     (MLP, "forward", ("self", "hidden_states")),
     (VocabParallelEmbedding, "forward", ("self", "input_")),
     (ColumnParallelLinear, "forward", ("self", "input_", "weight", "runtime_gather_output")),
     (RowParallelLinear, "forward", ("self", "input_")),
     (GPTModel, "forward", ("self", "input_ids", "position_ids", "attention_mask", "decoder_input", "labels")),
     (GPTModel, "compute_language_model_loss", ("self", "labels", "logits")),
-    (MegatronOptimizer, "get_main_grads_for_grad_norm", ("self",)),
     (MegatronOptimizer, "get_grad_stats_parallel_group", ("self",)),
     (MegatronOptimizer, "prepare_grads", ("self",)),
     (MegatronOptimizer, "step_with_ready_grads", ("self",)),
@@ -284,6 +286,52 @@ OVERRIDDEN: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 """Owner, name and first parameters of what a subclass of ours overrides, or a part of Megatron's own step that ours calls."""
 for _owner, _name, _parameters in OVERRIDDEN:
     require("megatron-core", _owner, _name, _parameters)
+
+GRADIENTS_FOR_NORM = "get_grads_for_grad_norm"
+"""Method of Megatron's optimizers that returns the gradients whose norm counts on this rank; before 0.19 under another name."""
+if not hasattr(MegatronOptimizer, GRADIENTS_FOR_NORM):
+    GRADIENTS_FOR_NORM = "get_main_grads_for_grad_norm"
+require("megatron-core", MegatronOptimizer, GRADIENTS_FOR_NORM, ("self",))
+
+
+def gradients_for_norm(optimizer: MegatronOptimizer) -> list[Tensor]:
+    """Return the gradients whose norm counts on this rank."""
+    return getattr(optimizer, GRADIENTS_FOR_NORM)()  # type: ignore[no-any-return]
+
+
+# Since 0.18 a layer's spec holds a function that builds its feed-forward block, where 0.17 and older hold a ModuleSpec.
+BUILDS_FEED_FORWARD = hasattr(MLP, "as_mlp_submodule")
+
+
+def feed_forward_parts(spec: Any) -> Any:
+    """Return the submodules of the feed-forward block of a layer's spec."""
+    return spec.keywords["submodules"] if BUILDS_FEED_FORWARD else spec.submodules
+
+
+def feed_forward_spec(kind: type[MLP], submodules: Any) -> Any:
+    """Return the spec of a feed-forward block."""
+    if BUILDS_FEED_FORWARD:
+        return partial(require("megatron-core", kind, "as_mlp_submodule"), submodules=submodules)
+    return ModuleSpec(module=kind, submodules=submodules)
+
+
+def experts_spec(kind: Callable[..., torch.nn.Module], params: dict[str, Any]) -> Any:
+    """Return the spec of a block with experts that takes a configuration and these parameters."""
+    if not BUILDS_FEED_FORWARD:
+        return ModuleSpec(module=kind, params=params)
+
+    def build(*, config: Any, **_: Any) -> torch.nn.Module:
+        return kind(config=config, **params)
+
+    return build
+
+
+def whole_step_graphs() -> dict[str, Any]:
+    """Return the settings that tell Megatron's model that whole steps are recorded in CUDA graphs; it records none of its own."""
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    if "cuda_graph_modules" in fields:  # since 0.18
+        return {"cuda_graph_impl": "full_iteration"}
+    return {"cuda_graph_scope": "full_iteration"}
 
 
 def replace_norm_and_scaling(l2_norm: Callable[..., Any], scale: Callable[..., Any]) -> None:

@@ -51,3 +51,8 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         products = getattr(self.linear_proj, "products_type", NativeProducts)
         for name, outputs in narrow.items():
             setattr(self, name, WholeLinear(config, getattr(self, name), config.hidden_size, outputs, products()))
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """Take what the spec names: since 0.19 Megatron's own choice of norms knows only Transformer Engine's."""
+        names = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "q_layernorm", "kv_layernorm")
+        return {name: getattr(submodules, name) for name in names}

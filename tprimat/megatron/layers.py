@@ -336,14 +336,15 @@ def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, 
     if made_of.rotary:
         parts.self_attention.module = RotarySelfAttention
         parts.self_attention.params["rotary"] = made_of.rotary
+    attention, mlp = parts.self_attention.submodules, compat.feed_forward_parts(parts.mlp)
     feed_forward: type[MLP] = MLP
     if made_of.compile_regions and shape.gated and not shape.linear_bias:
-        feed_forward = parts.mlp.module = SwiGLUMLP
+        feed_forward = SwiGLUMLP
+        parts.mlp = compat.feed_forward_spec(SwiGLUMLP, mlp)
     if made_of.compile_regions and shape.norm == "rmsnorm" and not shape.linear_bias:
         maxima = made_of.linear is not None and made_of.linear[0].products_type.uses_row_maxima
         fused_norm = SumRMSNormMaxima if maxima else SumRMSNorm
         layer.module, parts.input_layernorm, parts.pre_mlp_layernorm = FusedLayer, fused_norm, fused_norm
-    attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
     attention.core_attention = SDPACoreAttention
     if made_of.linear:
         column, row = mlp.linear_fc1, mlp.linear_fc2 = made_of.linear
@@ -361,5 +362,5 @@ def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, 
     if experts:
         fp8 = made_of.linear is not None and issubclass(made_of.linear[0].products_type, Fp8Products)
         params = {"shared": mlp, "feed_forward": feed_forward, "compile_regions": made_of.compile_regions, "fp8": fp8}
-        parts.mlp = ModuleSpec(module=ExpertsLayer, params=params)
+        parts.mlp = compat.experts_spec(ExpertsLayer, params)
     return layer

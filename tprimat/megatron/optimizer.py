@@ -8,7 +8,7 @@ scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -148,18 +148,17 @@ def scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], 
     compat.foreach_multiply_(targets, factor)
 
 
-def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
+def norm_over_ranks(parts: Iterable[tuple[list[Tensor], dist.ProcessGroup]]) -> Tensor:
     """Return the norm of all gradients of the model, shape (1,), fp32, on their device: Megatron's, without waiting for it.
 
-    Each of Megatron's optimizers knows its gradients and the ranks that hold the others.
+    Each part is the gradients that this rank holds, with the ranks that hold the others.
     """
     squares = []
-    for optimizer in optimizers:
-        gradients = optimizer.get_main_grads_for_grad_norm()
+    for gradients, ranks in parts:
         # A stage may have no gradient that counts; its ranks still take part in the sum.
         norm = l2_norm(0, NOTHING, [gradients], False)[0] if gradients else torch.zeros(1, device=torch.cuda.current_device())
         square = norm.square()
-        dist.all_reduce(square, group=optimizer.get_grad_stats_parallel_group())
+        dist.all_reduce(square, group=ranks)
         squares.append(square)
     return torch.stack(squares).sum(dim=0).sqrt()
 
@@ -278,7 +277,7 @@ class MegatronOptimizer(ScheduledOptimizer):
         Gradients are not scaled for fp16 here, so there is no overflow to check on the host.
         """
         self.megatron.prepare_grads()
-        norm = norm_over_ranks(self.parts)
+        norm = norm_over_ranks((compat.gradients_for_norm(part), part.get_grad_stats_parallel_group()) for part in self.parts)
         factor = clipping_factor(norm, self.megatron.config.clip_grad)
         for optimizer in self.compiled:
             optimizer.gradient_factor = factor
@@ -338,28 +337,25 @@ class ShardedAdamW(AdamWWithSchedule):
         """The class that steps, and how much of each weight this rank has."""
         return f"{type(self.adam).__name__} over 1/{ranks_sharing(self.weights[0])} of each weight"
 
-    def get_main_grads_for_grad_norm(self) -> list[Tensor]:
-        """Return this rank's part of each gradient, under Megatron's name for it."""
+    @property
+    def own_gradients(self) -> list[Tensor]:
+        """This rank's part of each gradient."""
         return [own_part(weight.grad) for weight in self.weights if weight.grad is not None]
-
-    def get_grad_stats_parallel_group(self) -> dist.ProcessGroup:
-        """Return the ranks that have the other parts, under Megatron's name for them."""
-        return parallel_state.get_data_parallel_group(with_context_parallel=True)  # type: ignore[no-any-return]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, but keep their memory: all steps then have one peak, and no other tensor cuts it to pieces."""
-        if gradients := self.get_main_grads_for_grad_norm():
+        if gradients := self.own_gradients:
             compat.foreach_zero_(gradients)
 
     @torch.no_grad()
     def clip_and_update(self) -> Tensor:
         """Clip and update without waiting for the norm."""
-        norm = norm_over_ranks([self])
+        norm = norm_over_ranks([(self.own_gradients, parallel_state.get_data_parallel_group(with_context_parallel=True))])
         factor = clipping_factor(norm, self.clipping)
         if isinstance(self.adam, CompiledAdamW):
             self.adam.gradient_factor = factor
         else:
-            compat.foreach_multiply_(self.get_main_grads_for_grad_norm(), factor.squeeze())
+            compat.foreach_multiply_(self.own_gradients, factor.squeeze())
         self.adam.step()
         return norm
 

@@ -13,6 +13,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transfor
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from tprimat.core.models import ModelShape
+from tprimat.megatron import compat
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Fp8Scaling
 
@@ -54,7 +55,7 @@ def settings(plan: RunPlan) -> dict[str, Any]:
     }
     if plan.engine_options.cuda_graphs:
         # Megatron-Core records nothing for it, but tells Transformer Engine's loss not to ask the device.
-        fused["cuda_graph_scope"] = "full_iteration"
+        fused |= compat.whole_step_graphs()
     if plan.precision == "fp8":
         fused["fp8"] = "hybrid"
         if plan.engine_options.fp8_scaling == "current":

@@ -165,6 +165,8 @@ def prepare(request: RunRequest) -> Session:
         session = replace(session, place=_place(session, request))
         _check_gpus(session)
         for plan in () if request.force else session.plans:
+            if error := engine_named(plan.engine).untried():
+                raise error
             refuse_too_large(plan, session.machine_of(plan))
     doubts = [doubt for plan in session.plans if (doubt := doubtful_memory(plan, session.machine_of(plan)))]
     session = replace(session, notices=(*session.notices, *(f"warning: {text}" for text in doubts)))

@@ -35,7 +35,8 @@ SIZES = {
     "tensor-model-parallel": "tensor_parallel",
     "pipeline-model-parallel": "pipeline_parallel",
 }
-PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
+PARAMETERS = re.compile(r"number of parameters on \(tensor,[\w ,]* pipeline\) model parallel rank \([\d, ]+\): (\d+)")
+"""'(tensor, gtp_remat, pipeline)' since core 0.19."""
 HUMAN_FLOPS = re.compile(r"(\d+\.?\d*)([KMGTP]?)FLOPS")
 MEMORY = re.compile(r"\(?after (\d+) iterations\)? memory \(MB\)")
 """Without brackets in 2020."""

@@ -5,14 +5,17 @@
 
 import json
 import math
+import os
 import re
 from fnmatch import fnmatch
 
 import pytest
-from goldens.answers import HERE, KINDS, plain
+from goldens.answers import FEW, HERE, KINDS, LAYOUTS, plain, trained_losses
 
 SHARES = {"compare": 3, "plan": 4}
 """Into how many cases the documents of a kind are shared, so that several workers take about as long."""
+TRAINED = 1e-5
+"""The tolerance of what is trained: processors add in other orders."""
 SHOWN = 12
 """Differences of one document that are printed."""
 
@@ -41,7 +44,7 @@ def moved(path, pattern, target):
     return re.sub(r"\*", lambda _: next(parts), target) if matched else path
 
 
-def differences(name, golden, answer, rows):
+def differences(name, golden, answer, rows, usual=1e-9):
     """What differs between two documents, a line each, after the rows that apply to this golden."""
     before, after = flat(golden), flat(answer)
     tolerances = []
@@ -59,7 +62,7 @@ def differences(name, golden, answer, rows):
                 before = {path: value for path, value in before.items() if not fnmatch(path, key)}
     lines = []
     for path in dict.fromkeys((*before, *after)):
-        tolerance = next((number for key, number in tolerances if fnmatch(path, key)), 1e-9)
+        tolerance = next((number for key, number in tolerances if fnmatch(path, key)), usual)
         if not same(before.get(path), after.get(path), tolerance):
             lines.append(f"{name}: {path} was {before.get(path)!r}, is {after.get(path)!r}")
     return lines
@@ -73,16 +76,45 @@ def same(one, other, tolerance):
     return type(one) is type(other) and one == other
 
 
-CASES = [(kind, share) for kind in KINDS for share in range(SHARES.get(kind, 1))]
+def golden_of(kind, name):
+    """What the answer was."""
+    return json.loads((HERE / kind / f"{name}.json").read_text(encoding="utf8"))
+
+
+def report(lines):
+    """Fail with the lines, if there are any."""
+    assert not lines, "\n".join(("answers changed; tests/goldens/CHANGED.md says what to do:", *lines))
+
+
+CASES = [(kind, share) for kind in KINDS if kind != "losses" for share in range(SHARES.get(kind, 1))]
 
 
 @pytest.mark.parametrize(("kind", "share"), CASES)
 def test_answers_are_the_same(kind, share):
     rows, lines = changes(), []
     for name, answer in list(KINDS[kind]())[share :: SHARES.get(kind, 1)]:
-        golden = json.loads((HERE / kind / f"{name}.json").read_text(encoding="utf8"))
-        lines += differences(f"{kind}/{name}", golden, answer(), rows)[:SHOWN]
-    assert not lines, "\n".join(("answers changed; tests/goldens/CHANGED.md says what to do:", *lines))
+        lines += differences(f"{kind}/{name}", golden_of(kind, name), answer(), rows)[:SHOWN]
+    report(lines)
+
+
+REST = pytest.mark.skipif(
+    "ALL_LOSSES" not in os.environ, reason="ALL_LOSSES=1 trains them; test_layouts compares them with one rank"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [FEW, pytest.param([name for name in LAYOUTS if name not in FEW], marks=REST)], ids=["few", "rest"]
+)
+def test_losses_are_the_same(names):
+    rows, trained = changes(), trained_losses(names)
+    report(
+        [
+            line
+            for name in names
+            for line in differences(f"losses/{name}", golden_of("losses", name), trained[name], rows, TRAINED)
+        ]
+    )
 
 
 def test_every_file_belongs_to_a_question():

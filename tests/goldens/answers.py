@@ -4,8 +4,12 @@ Only public commands are asked, in this process. `plain` removes what is volatil
 hints, labels), so that a document holds facts alone.
 """
 
+import base64
+import gzip
+import itertools
 import json
 import re
+import shlex
 import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -80,8 +84,8 @@ def plain(value, keep=()):
 def without_places(text):
     """A text without folders, run ids of this call, Python's version and ports."""
     text = re.sub(r"(/[\w.+-]+)*/python[\d.]*", "PYTHON", text)
-    text = text.replace(str(ROOT), "ROOT").replace(tempfile.gettempdir(), "TMP")
-    return re.sub(r"TMP/\w+", "TMP", text)
+    text = text.replace(str(ROOT), "ROOT")
+    return re.sub(re.escape(tempfile.gettempdir()) + r"/\w+", "TMP", text)
 
 
 # logs: a log of a framework, as ./extract_primus_metrics.py reads it.
@@ -257,8 +261,7 @@ def peak():
 
 
 SCALINGS = {
-    "h200": sorted(path for path in (RECORDS / "h200").iterdir() if path.is_dir()),
-    "h200_engine": [RECORDS / "h200/engine", RECORDS / "h200/two-gpus/engine", RECORDS / "h200/one-gpu"],
+    "h200": [RECORDS / "h200" / name for name in ("engine", "two-gpus", "one-gpu", "repeated", "torchtitan")],
     "table": ["--table", ROOT / "tests" / "tables" / "throughput_scaling.csv"],
 }
 
@@ -290,7 +293,7 @@ MODELS = (
 )
 MACHINES = {
     "8 H100": ("H100 SXM", 8),
-    "16 H200": ("H200 SXM", 16),
+    "8 H200 in 2 nodes": ("H200 SXM", 8, "--nodes", 2),
     "8 MI300X": ("MI300X", 8),
     "8 A100": ("A100 SXM 80GB", 8),
     "8 B200 in fp8": ("B200", 8, "--precision", "fp8"),
@@ -328,5 +331,227 @@ def plan():
         yield model.replace(".", "_"), lambda model=model: plan_document(model)
 
 
-KINDS = {"logs": logs, "compare": compare, "peak": peak, "scaling": scaling, "plan": plan}
+# report: the data that the HTML page draws and compares.
+
+REPORTS = {
+    "runs": [RUNS / "h100", RUNS / "mi300x", RUNS / "cpu"],
+    "older_files": [RUNS / "foreign", RUNS / "published"],
+    "h100_in_turn_nemo": [RECORDS / "h100/in-turn-nemo"],
+    "h200_fully_sharded": [RECORDS / "h200/fully-sharded", RECORDS / "h200/context-parallel"],
+    "h200_repeated": [RECORDS / "h200/repeated"],
+}
+
+
+def report_document(folders):
+    """Groups in the order of the page with their curves and bars, and every field of every run's record as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_command("report", *folders, "--output", f"{folder}/page.html", cwd=folder)
+        page = Path(folder, "page.html").read_text(encoding="utf8")
+    packed = re.search(r'<script type="text/plain" id="data">(.*?)</script>', page)[1]
+    data = json.loads(gzip.decompress(base64.b64decode(packed)))
+    keys = [key for _, key in data["keys"]]
+    runs = {}
+    for place, run in enumerate(data["runs"]):
+        fields = {keys[int(number)]: text for number, text in run["fields"].items()}
+        skipped = ("shape.*", "source.*", "evidence.notes", "mismatches", "hint", "command", "started_at", "ended_at")
+        runs[f"{place} {run['name']}"] = prune(fields, skipped)
+    series = [prune({**run, "curves": len(run["curves"])}, ("times",)) for group in data["groups"] for run in group["runs"]]
+    return {
+        "status": done.returncode,
+        "groups": [{"work": group["work"], "runs": [run["name"] for run in group["runs"]]} for group in data["groups"]],
+        "series": series,
+        "curves": [run["curves"] for group in data["groups"] for run in group["runs"][:1]],
+        "bars": [[[row["value"], row["low"], row["high"]] for row in bars["rows"]] for bars in data["bars"]],
+        "runs": runs,
+    }
+
+
+def report():
+    """All pages."""
+    for name, folders in REPORTS.items():
+        yield name, lambda folders=folders: report_document(folders)
+
+
+# export: every recorded run as a row.
+
+FACTS = """
+model outcome counted engine accelerator gpus nodes tensor_parallel pipeline_parallel virtual_pipeline context_parallel
+expert_parallel data_parallel sequence_parallel micro_batch_sequences global_batch_sequences sequence_tokens matmul_dtype
+recompute routing n first_step tokens_per_second_per_gpu tokens_per_second_per_gpu_low tokens_per_second_per_gpu_high mfu
+model_flops_per_second_per_gpu step_seconds peak_memory_bytes peak_reserved_bytes predicted_memory_error
+predicted_step_error final_loss joules_per_token watts_per_gpu gpu_busy expert_load rank_load dropped
+"""
+"""The columns that are kept of each record of benchmarks/records."""
+
+
+def export_document(folders, columns=()):
+    """The rows of `tprimat export` by run, all columns or some as a list."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "runs.json")
+        done = run_command("export", "--to", "json", file, "--results-dir", *folders)
+        rows = json.loads(file.read_text(encoding="utf8"))
+    if columns:
+        return {"status": done.returncode, "columns": columns, **{row["run_id"]: [row[key] for key in columns] for row in rows}}
+    return {"status": done.returncode, **{row["run_id"]: prune(plain(row), ("not_counted_because",)) for row in rows}}
+
+
+def export():
+    """All exports."""
+    yield "runs", lambda: export_document([RUNS / name for name in ("h100", "mi300x", "cpu", "published", "foreign")])
+    for machine in ("h100", "h200"):
+        yield machine, lambda machine=machine: export_document([RECORDS / machine], FACTS.split())
+
+
+# dry_run: what each engine would be started with, for both models and five strategies.
+
+ENGINES = ("megatron", "nemo", "primus", "torchtitan")
+STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
+OF_THIS_CALL = ("shape", "run_id", "command", "step_seconds", "time", "rates")
+"""What a plan holds of this machine and moment, or what other goldens have."""
+
+
+def command_of(line):
+    """The environment and the words of the command in a line of a dry run."""
+    words = shlex.split(re.sub(r"\d{8}-\d{6}-\d{6}-", "", without_places(line.partition(": ")[2])))
+    start = next(place for place, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
+    environment = dict(word.split("=", 1) for word in words[:start])
+    return {"environment": prune(environment, ("PYTHON*",)), "words": words[start:]}
+
+
+def dry_run_document(engine, platform, model):
+    """The plan and the command of each strategy, or why the engine refuses."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("--dry-run", "--platform", platform, "--engine", engine, "--model", model, "--gpus", 8, "--output-dir", folder)
+        words += ("--parallel", ",".join(STRATEGIES))
+        done = run_command("benchmark.py", *words)
+        if done.returncode:
+            return {"status": done.returncode, "refused": done.stderr.splitlines()[0]}
+        plans = json.loads(run_command("benchmark.py", *words, "--json").stdout)["plans"]
+        commands = [line for line in done.stdout.splitlines() if line.startswith("Command")]
+    return {
+        plan["strategy"]: {**prune(plain(plan), OF_THIS_CALL), "command": command_of(line)}
+        for plan, line in zip(plans, commands, strict=True)
+    }
+
+
+def dry_run():
+    """Each engine on each platform."""
+    for engine, platform in [*itertools.product(ENGINES, ("nvidia", "amd")), ("megatron", "cpu")]:
+        yield (
+            f"{engine}_{platform}",
+            lambda engine=engine, platform=platform: {
+                model: dry_run_document(engine, platform, model) for model in ("llama", "qwen")
+            },
+        )
+
+
+# losses: tiny trainings in fp32 on a CPU, in twelve layouts.
+
+PLACES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+LAYOUTS = {
+    "llama_1": ("llama", 1, {}),
+    "llama_1_recomputed": ("llama", 1, {"recompute": "full"}),
+    "llama_tp2": ("llama", 2, {"tp": 2}),
+    "llama_pp2_vpp2": ("llama", 2, {"pp": 2, "vpp": 2}),
+    "llama_cp2": ("llama", 2, {"cp": 2}),
+    "llama_dp2_sharded": ("llama", 2, {"fully_shard": True}),
+    "llama_tp2_pp2": ("llama", 4, {"tp": 2, "pp": 2}),
+    "llama_tp2_cp2": ("llama", 4, {"tp": 2, "cp": 2}),
+    "qwen_pp2": ("qwen", 2, {"pp": 2}),
+    "qwen_tp2_dp2": ("qwen", 4, {"tp": 2}),
+    "mixtral_ep2": ("mixtral", 2, {"ep": 2}),
+    "qwen3_moe_tp2_ep2": ("qwen3_moe", 4, {"tp": 2, "ep": 2}),
+}
+FEW = ("llama_1", "llama_tp2", "llama_pp2_vpp2", "mixtral_ep2")
+"""Those that are trained whenever tests are."""
+
+
+def layout_settings(model, ranks, changes):
+    """The keys of config.yaml of a layout: three steps of four sequences of the licence's text."""
+    layout = f"parallelism.minimal_communication.{model}.cpu"
+    settings = {
+        "training.duration.max_steps": 3,
+        "training.data.global_batch_size": 4,
+        "training.data.sequence_length": 32,
+        "training.optimizer.learning_rate": 1e-3,
+        "training.data.dataset": f"text:{ROOT / 'LICENSE'}",
+        "hardware.platforms.cpu.gpus_per_node": ranks,
+        f"{layout}.micro_batch_size": 1,
+        f"{layout}.expert_model_parallel_size": 1,
+    }
+    for key, value in changes.items():
+        if key in PLACES:
+            settings[f"{layout}.{PLACES[key]}"] = value
+        else:
+            inner = "" if key == "recompute" else "engine_options."
+            settings[f"platform_optimizations.cpu.{inner}{key}"] = value
+    return settings
+
+
+def trained_losses(names):
+    """Losses, gradient norms and parameters of layouts, which train in one start of torchrun."""
+    from planning import make_plan, train_together
+
+    with tempfile.TemporaryDirectory() as folder:
+        plans = [make_plan(Path(folder, name), LAYOUTS[name][0], layout_settings(*LAYOUTS[name])) for name in names]
+        trained = train_together(plans)
+    return {
+        name: {
+            "losses": [step.loss for step in steps],
+            "gradient_norms": [step.grad_norm for step in steps],
+            "parameters": run.evidence.parameters,
+            "outcome": run.outcome,
+        }
+        for name, (run, steps) in zip(names, trained, strict=True)
+    }
+
+
+def losses():
+    """All layouts."""
+    made = {}
+
+    def trained(name):
+        made.update({} if made else trained_losses(list(LAYOUTS)))
+        return made[name]
+
+    for name in LAYOUTS:
+        yield name, lambda name=name: trained(name)
+
+
+KINDS = {
+    "logs": logs,
+    "compare": compare,
+    "peak": peak,
+    "scaling": scaling,
+    "plan": plan,
+    "report": report,
+    "export": export,
+    "dry_run": dry_run,
+    "losses": losses,
+}
 """In each folder, one file for each document."""
+
+
+def dumped(value, indent=""):
+    """JSON with what fits on one line on one line."""
+    line = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    if not isinstance(value, dict | list) or len(line) < 120 or (isinstance(value, list) and not any(map(nested, value))):
+        return line
+    deeper = indent + " "
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(key)}: {dumped(one, deeper)}" for key, one in sorted(value.items())]
+    else:
+        inner = [dumped(one, deeper) for one in value]
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{start}\n{deeper}" + f",\n{deeper}".join(inner) + f"\n{indent}{end}"
+
+
+def nested(value):
+    """Whether a value holds others."""
+    return isinstance(value, dict | list)

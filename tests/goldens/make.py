@@ -3,24 +3,24 @@
 Only where an answer changes on purpose; the difference is for the reviewer, and CHANGED.md says why.
 """
 
-import json
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "train")]
 
 
 def main(patterns):
     """Write the files whose name one of the patterns matches."""
-    from goldens.answers import HERE, KINDS
+    from goldens.answers import HERE, KINDS, dumped
 
     for kind, documents in KINDS.items():
         for name, answer in documents():
             if any(fnmatch(f"{kind}/{name}", f"{pattern}*") for pattern in patterns):
                 file = HERE / kind / f"{name}.json"
                 file.parent.mkdir(exist_ok=True)
-                file.write_text(json.dumps(answer(), indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf8")
+                file.write_text(dumped(answer()) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

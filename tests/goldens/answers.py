@@ -52,7 +52,7 @@ WORDED = {
     "reason",
     "name",
 }
-"""Keys whose values are sentences or names for readers. `PATHS` keeps some of them where they are facts."""
+"""Keys of sentences, or of names for readers, where the value is text."""
 COUNTED = {"mismatches", "differences", "not_counted", "without_throughput", "left_out"}
 """Lists of sentences, of which only the number stays."""
 YES_OR_NO = {"mfu_absent_because", "utilization_absent_because", "other_loss", "losses_open"}
@@ -64,7 +64,7 @@ def plain(value, keep=()):
 
     Args:
         value: what json.loads returned.
-        keep: keys that stay although they are in VOLATILE or WORDED.
+        keep: keys that stay all the same.
     """
     if isinstance(value, dict):
         clean = {}
@@ -73,12 +73,17 @@ def plain(value, keep=()):
                 clean[key] = len(inner) or None
             elif key in YES_OR_NO:
                 clean[key] = bool(inner) or None
-            elif key not in VOLATILE | WORDED or key in keep:
+            elif key in keep or not (key in VOLATILE or (key in WORDED and is_text(inner))):
                 clean[key] = plain(inner, keep)
         return {key: inner for key, inner in clean.items() if inner not in (None, [], {}, "")}
     if isinstance(value, list):
         return [plain(inner, keep) for inner in value]
     return without_places(value) if isinstance(value, str) else value
+
+
+def is_text(value):
+    """Whether a value is a text, or a list of them."""
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
 
 
 def without_places(text):
@@ -151,7 +156,6 @@ def log_record(log, flags, without=()):
         if not file.exists():
             return {"status": done.returncode, "refused": done.stderr.splitlines()[0].replace(f"{log.parent}/", "")}
         document = plain(json.loads(file.read_text(encoding="utf8")), keep=("name",))
-    document["run"].get("shape", {}).pop("source", None)
     return prune({"status": done.returncode, **document}, (*without, *(("status",) if without == ENDS else ())))
 
 

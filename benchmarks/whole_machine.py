@@ -90,19 +90,15 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
     probes = output / f"probes-{gpus}"
     fewer = [2**power for power in range(gpus.bit_length()) if 2**power < gpus]
     command = (sys.executable, "-m", "tprimat")
-    suite = (*command, "suite", "--output")
-    found = [
-        Step(name="probes", words=(*suite, str(probes), "--ranks", str(gpus)), folder=output),
-        Step(
-            name="pieces",
-            words=(*command, "probe", "pieces,overlap", "--output", str(probes), "--ranks", str(gpus), "--resume"),
-            folder=output,
-        ),
-    ]
+
+    def probe(name: str, kinds: str, folder: Path, ranks: int) -> Step:
+        words = (*command, "probe", kinds, "--output", str(folder), "--ranks", str(ranks), "--resume")
+        return Step(name=name, words=words, folder=output)
+
+    found = [probe("probes", "all", probes, gpus), probe("pieces", "pieces,overlap", probes, gpus)]
     for ranks in fewer:
-        skipped = "gemm,memory,attention,mlp,transformer" + (",collectives" if ranks == 1 else "")
-        words = (*suite, str(output / f"probes-{ranks}"), "--ranks", str(ranks), "--skip", skipped)
-        found.append(Step(name=f"probes-{ranks}", words=words, folder=output))
+        kinds = "ddp" if ranks == 1 else "collectives,ddp"
+        found.append(probe(f"probes-{ranks}", kinds, output / f"probes-{ranks}", ranks))
     # NeMo with a Python of its own trains the strategies alone.
     against = ",".join(program.name for program in programs[1:] if program.python == sys.executable) or "none"
     speed = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--resume", "--gpus", str(gpus), "--rounds", "3")

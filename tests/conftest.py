@@ -33,7 +33,6 @@ SLOW = (
     "report/test_html.py",
     "cli/test_sweep_command.py",
     "cli/test_grid.py",
-    "cli/test_suite.py",
     "cli/test_console.py",
     "engines/test_torchtitan.py",
     "cli/test_scaling_runs.py",

@@ -17,12 +17,12 @@ from benchmarks.finetune_qwen3.section import section  # noqa: E402
 from tprimat.analyze.probes import newest_of_each, settings_of  # noqa: E402
 from tprimat.records.discover import PROBES_FILE  # noqa: E402
 from tprimat.records.store import read_probes  # noqa: E402
-from tprimat.report.suite import page_of  # noqa: E402
+from tprimat.report.probes import page_of  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "records" / "h200"
 PAGE = ROOT / "docs" / "h200.md"
 PREFACE = """`python3 tools/h200_page.py` writes this page from the probes and the runs of Qwen3 8B in `benchmarks/records/h200`.
-On any other accelerator, `tprimat probe rounds,pieces,overlap` and `tprimat suite` write the same page, and
+On any other accelerator, `tprimat probe all` and `tprimat probe rounds,pieces,overlap` write the same page, and
 `python3 -m benchmarks.finetune_qwen3` its last section."""
 
 

@@ -1,9 +1,12 @@
-"""The probe command: its records, its ranks, and what a resumed call does."""
+"""The probe command: its records, its page, its ranks, and what a resumed call does."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,14 +15,24 @@ from commands import run_command
 
 from tprimat.cli.probe import show
 from tprimat.records.store import read_probes
+from tprimat.runner.probes import ProbeRequest
+
+COMMAND = [sys.executable, "-m", "tprimat", "probe"]
 
 
 def probe(*arguments):
     return run_command("probe", *arguments)
 
 
+def until(condition, seconds=200):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "timed out"
+        time.sleep(0.05)
+
+
 def test_records_are_printed_as_json_and_kept_with_every_sample(tmp_path):
-    command = [sys.executable, "-m", "tprimat", "probe", "gemm,memory", "--dtype", "bf16", "--output", tmp_path, "--json"]
+    command = [*COMMAND, "gemm,memory", "--dtype", "bf16", "--output", tmp_path, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     printed = [json.loads(line) for line in done.stdout.splitlines()]
@@ -48,7 +61,12 @@ def test_a_cpu_leaves_out_the_dtypes_that_it_does_not_multiply_and_columns_witho
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [(("gem",), "no probe 'gem'"), (("gemm", "--dtype", "int4"), "int4 is not a dtype"), ((",",), "No probe is named")],
+    [
+        (("gem",), "no probe 'gem'"),
+        (("gemm", "--dtype", "int4"), "no dtype 'int4'"),
+        ((",",), "No probe is named"),
+        (("collectives", "--ranks", 1), "needs 2 ranks"),
+    ],
 )
 def test_a_mistake_is_named_without_a_traceback(arguments, named, tmp_path):
     done = probe(*arguments, "--output", tmp_path)
@@ -57,26 +75,20 @@ def test_a_mistake_is_named_without_a_traceback(arguments, named, tmp_path):
     assert not (tmp_path / "probes.jsonl").exists()
 
 
-def test_two_ranks_measure_collectives_together_and_a_resumed_run_adds_nothing(tmp_path):
-    done = probe("collectives", "--output", tmp_path, "--ranks", 2)
+def test_two_ranks_measure_together_and_a_resumed_run_adds_nothing(tmp_path):
+    done = probe("collectives,overlap", "--output", tmp_path, "--ranks", 2)
     assert done.returncode == 0, done.stderr
     records = read_probes(tmp_path / "probes.jsonl")
-    assert {record.kind for record in records} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
+    exchanges, both = records[:10], records[10:]
+    assert {record.kind for record in exchanges} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
+    named = [name + beside for name in ("all_gather", "reduce_scatter") for beside in ("", " beside products")]
+    assert [record.variant for record in both] == ["products", *named]
     assert all(record.error is None and len(record.seconds) == 20 for record in records)
     assert {record.machine.gpus_per_node for record in records} == {2}
     again = probe("collectives", "--output", tmp_path, "--ranks", 2, "--resume")
     assert again.returncode == 0
     assert "collectives on 2 ranks: everything is measured already" in again.stderr
     assert read_probes(tmp_path / "probes.jsonl") == records
-
-
-def test_two_ranks_measure_exchanges_alone_and_beside_products(tmp_path):
-    done = probe("overlap", "--output", tmp_path, "--ranks", 2)
-    assert done.returncode == 0, done.stderr
-    records = read_probes(tmp_path / "probes.jsonl")
-    exchanges = [name + beside for name in ("all_gather", "reduce_scatter") for beside in ("", " beside products")]
-    assert [record.variant for record in records] == ["products", *exchanges]
-    assert all(record.error is None and len(record.seconds) == 20 for record in records)
 
 
 def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_yet(tmp_path):
@@ -90,24 +102,38 @@ def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_y
     assert two.flop == 2 * one.flop
 
 
-def test_a_collective_of_one_rank_is_refused(tmp_path):
-    done = probe("collectives", "--output", tmp_path, "--ranks", 1)
-    assert done.returncode == 2
-    assert "needs 2 ranks" in done.stderr
+def test_several_probes_continue_where_a_budget_ended_and_leave_one_page(tmp_path):
+    spent = probe("memory,mlp", "--output", tmp_path, "--time-budget", 0)
+    assert (spent.returncode, spent.stderr.count("skipped, the time budget is spent")) == (0, 2)
+    assert "1 case is left; --resume continues." in probe("mlp", "--output", tmp_path, "--time-budget", 0).stderr
+    assert probe("mlp", "--output", tmp_path).returncode == 0
+    done = probe("mlp,memory,collectives", "--ranks", 1, "--output", tmp_path, "--resume")
+    assert (done.returncode, "collectives: A collective operation needs 2 ranks." in done.stderr) == (0, True), done.stderr
+    records = read_probes(tmp_path / "probes.jsonl")
+    assert [(record.kind, record.small) for record in records] == [(kind, True) for kind in ("mlp_step", "copy", "triad", "fill")]
+    text = (tmp_path / "probes.md").read_text(encoding="utf8")
+    assert "the host's clock" in text
+    assert "device events" not in text, "a CPU has none"
+    assert "## Memory" in text
+    assert "## Three-layer network" in text
 
 
-def test_a_spent_time_budget_leaves_the_rest_for_a_resumed_run(tmp_path):
-    done = probe("memory,mlp", "--output", tmp_path, "--time-budget", 0)
-    assert done.returncode == 0
-    assert "3 cases are left; --resume continues." in done.stderr
-    assert "1 case is left; --resume continues." in done.stderr
-    assert probe("memory,mlp", "--output", tmp_path, "--resume").returncode == 0
-    assert [record.kind for record in read_probes(tmp_path / "probes.jsonl")] == ["copy", "triad", "fill", "mlp_step"]
+def test_probes_stopped_by_their_user_keep_their_measurements_and_do_not_exit_0(tmp_path):
+    command = [*COMMAND, "memory,mlp", "--output", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
+        until((tmp_path / "probes.jsonl").exists)
+        os.killpg(first.pid, signal.SIGINT)
+        _, err = first.communicate(timeout=60)
+    assert first.returncode == 130, err
+    assert "stopped; --resume continues from here" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "probes.md").exists()
 
 
 def test_what_a_device_refuses_is_counted_as_without_a_result(tmp_path, capsys):
     done = probe("mlp", "--output", tmp_path)
     assert (done.returncode, "\n1 measurement; all samples are in " in done.stderr) == (0, True), done.stderr
     (record,) = read_probes(tmp_path / "probes.jsonl")
-    assert show([record, replace(record, error="not on this device")], tmp_path / "probes.jsonl", as_json=False) == 0
+    request = ProbeRequest(kinds=("mlp",), output=tmp_path, small=None, seconds=None, ranks=None, resume=False)
+    assert show([record, replace(record, error="not on this device")], request, as_json=False) == 0
     assert ", 1 without a result; all samples are in " in capsys.readouterr().err

@@ -13,7 +13,7 @@ from tprimat.predict.time import predict_time
 from tprimat.predict.workload import EMBEDDED, Workload
 from tprimat.probe import collectives, pieces
 from tprimat.probe.case import empty_record, measure, open_bench, open_log
-from tprimat.probe.catalogue import PROBES, Choice
+from tprimat.probe.catalogue import Choice, records
 from tprimat.probe.gemm import Product
 from tprimat.report import probes as tables
 
@@ -27,7 +27,7 @@ def bench():
 
 
 def test_a_weight_gradient_is_added_to_its_sum():
-    call = pieces.wgrad_call(Product(m=32, k=64, n=16), CPU)
+    call = pieces.prepare_pass("wgrad", Product(m=32, k=64, n=16), "bf16", CPU)
     first = call().clone()
     assert first.dtype == torch.float32
     assert torch.allclose(call(), 2 * first)
@@ -36,7 +36,7 @@ def test_a_weight_gradient_is_added_to_its_sum():
 @pytest.mark.parametrize("kind", ["grouped_fprop", "grouped_dgrad", "grouped_wgrad"])
 def test_grouped_products_are_each_experts_own(kind):
     counts = [48, 0, 16]
-    call = pieces.grouped_call(kind, counts, 32, 64, CPU)
+    call = pieces.prepare_grouped(kind, counts, (32, 64), "bf16", CPU)
     rows, weights = call.args
     result = call()
     for number, (part, start) in enumerate(zip(counts, (0, 48, 48), strict=True)):
@@ -80,19 +80,19 @@ def test_every_piece_is_measured_or_refused_with_a_reason(bench):
 def test_a_processor_is_asked_for_all_pieces_but_those_of_gpus():
     messages = []
     log = open_log(None, resume=False, seconds=None, tell=messages.append)
-    records = list(PROBES["pieces"](Choice(dtypes=(), workloads=()), open_bench(device=CPU, small=True), log))
-    assert [record.error for record in records if record.error] == []
+    found = list(records("pieces", Choice(), open_bench(device=CPU, small=True), log))
+    assert [record.error for record in found if record.error] == []
     assert messages[0] == "pieces: attention by cudnn and grouped products in fp8 are left out, which a CPU does not have."
-    measured = {(record.kind, record.dtype, record.variant.partition(",")[0]) for record in records}
+    measured = {(record.kind, record.dtype, record.variant.partition(",")[0]) for record in found}
     everywhere = {(case.kind, case.dtype, case.variant.partition(",")[0]) for case in pieces.cases(small=True)}
     assert everywhere - measured == {
         *(("attention_forward", "bf16", "cudnn"), ("attention_backward", "bf16", "cudnn")),
-        *((kind, "fp8", rows) for kind in pieces.GROUPED_KINDS[:2] for rows in ("equal", "skewed")),
+        *((kind, "fp8", rows) for kind in ("grouped_fprop", "grouped_dgrad") for rows in ("equal", "skewed")),
     }
 
 
 def test_exchanges_are_measured_alone_and_beside_the_same_products():
-    cases = collectives.cases_on_ranks("overlap", 4, "cuda", small=False)
+    cases = collectives.overlap_cases(4, small=False)
     names = [case.variant for case in cases]
     assert names[0] == "products"
     assert {name.removesuffix(BESIDE) for name in names if name.endswith(BESIDE)} == {"all_gather", "reduce_scatter"}
@@ -101,8 +101,8 @@ def test_exchanges_are_measured_alone_and_beside_the_same_products():
 
 def probes(bench, **speeds):
     """Records of H200's pieces, all products at 500 TFLOP/s, but some kinds as given."""
-    records = []
-    for case in [*pieces.cases(small=False), *collectives.cases_on_ranks("overlap", 2, "cuda", small=False)]:
+    made = []
+    for case in [*pieces.cases(small=False), *collectives.overlap_cases(2, small=False)]:
         seconds = (case.flop or 0) / speeds.get(case.kind, 500e12) or 1e-3
         if case.kind == "region":
             seconds = case.bytes / speeds["region"]
@@ -111,8 +111,8 @@ def probes(bench, **speeds):
         if case.kind == "overlapped":
             both = 12e-3 if case.shape.get("message_bytes") == 2**28 else 16e-3
             seconds = {"products": 10e-3}.get(case.variant, both if case.variant.endswith(BESIDE) else 8e-3)
-        records.append(replace(empty_record(case, bench), seconds=(seconds,) * 6))
-    return records
+        made.append(replace(empty_record(case, bench), seconds=(seconds,) * 6))
+    return made
 
 
 def test_predictions_use_what_was_measured(bench):
@@ -148,8 +148,8 @@ def test_fp8_gradients_are_predicted_by_products_whose_partial_sums_move_to_fp32
 
 
 def test_a_product_of_fp8_gradients_is_that_of_its_operands():
-    left, right = pieces.fp8_gradient_call(Product(m=16, k=32, n=48), CPU).args[:2]
-    found = pieces.fp8_gradient_call(Product(m=16, k=32, n=48), CPU)()
+    call = pieces.prepare_pass("dgrad", Product(m=16, k=32, n=48), "fp8", CPU)
+    (left, right), found = call.args[:2], call()
     assert (left.dtype, right.dtype, found.shape) == (torch.float8_e5m2, torch.float8_e4m3fn, (16, 48))
 
 

@@ -5,18 +5,10 @@ import time
 import pytest
 import torch
 
-from tprimat.core.effort import Effort
+from tprimat.core.effort import Effort, reduced
 from tprimat.probe.case import Stopwatch, settled
 
 CPU = torch.device("cpu")
-
-
-def test_sampling_ends_when_the_median_is_known_to_one_percent():
-    steady = [1.0, 1.001, 0.999, 1.0, 1.002] * 4
-    assert settled(steady, Effort())
-    assert not settled([0.99, 1.01] * 10, Effort())
-    assert not settled(steady[:19], Effort())
-    assert not settled(steady, Effort(relative_interval=None))
 
 
 class Clock:
@@ -32,6 +24,14 @@ class Clock:
         self.now += seconds
 
 
+def test_sampling_ends_when_the_median_is_known_to_one_percent():
+    steady = [1.0, 1.001, 0.999, 1.0, 1.002] * 4
+    assert settled(steady, Effort())
+    assert not settled([0.99, 1.01] * 10, Effort())
+    assert not settled(steady[:19], Effort())
+    assert not settled(steady, Effort(relative_interval=None))
+
+
 def test_a_sample_is_the_time_of_the_call_alone(monkeypatch):
     clock = Clock()
     watch = Stopwatch(CPU, cache_bytes=2**10, clock=clock)
@@ -39,9 +39,6 @@ def test_a_sample_is_the_time_of_the_call_alone(monkeypatch):
     samples = watch.measure(lambda: clock.spend(2e-3), Effort(warmup=2, repetitions=10, seconds=None))
     assert samples == pytest.approx([2e-3] * 10)
     assert clock.now == pytest.approx(12 * 2e-3 + 10 * 0.5), "the cache is overwritten before each repetition"
-
-
-def test_a_call_on_a_processor_takes_its_time():
     began = time.perf_counter()
     (sample,) = Stopwatch(CPU, cache_bytes=1024).measure(lambda: time.sleep(2e-3), Effort(warmup=1, repetitions=1))
     assert 2e-3 <= sample <= time.perf_counter() - began
@@ -52,6 +49,7 @@ def test_without_stopping_rules_every_rank_makes_the_same_number_of_calls():
     effort = Effort(warmup=4, warmup_seconds=None, repetitions=7, relative_interval=None, seconds=None)
     assert len(Stopwatch(CPU, cache_bytes=1024).measure(lambda: calls.append(1), effort)) == 7
     assert len(calls) == 4 + 7
+    assert (reduced(effort, small=True).seconds, reduced(effort, small=True).warmup_seconds) == (None, None)
 
 
 def test_a_slow_call_is_cut_short_but_keeps_enough_samples_for_an_interval():
@@ -63,8 +61,8 @@ def test_a_slow_call_is_cut_short_but_keeps_enough_samples_for_an_interval():
     assert len(slow) == 6
 
 
-def test_gauges_start_when_the_device_is_warm():
-    seen = []
-    watch = Stopwatch(CPU, 1024, before_measuring=lambda: seen.append("start"))
-    watch.measure(lambda: seen.append("call"), Effort(warmup=2, repetitions=1))
-    assert seen == ["call", "call", "start", "call"]
+def test_sustained_load_keeps_the_device_busy_before_the_first_sample():
+    clock = Clock()
+    watch = Stopwatch(CPU, cache_bytes=64, clock=clock)
+    assert len(watch.measure(lambda: clock.spend(0.01), Effort(warmup=2, repetitions=10, loaded_seconds=3.0))) == 10
+    assert clock.now == pytest.approx(3.0 + 12 * 0.01, abs=0.06)

@@ -1,4 +1,4 @@
-"""The suite's models: their sizes, and that a step trains them."""
+"""The small training loops: their sizes, and that a step trains them."""
 
 from dataclasses import replace
 
@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from tprimat.core.flops import parameters
-from tprimat.core.models import model_shape
 from tprimat.core.models import models as known_models
-from tprimat.probe import gemm, transformer
-from tprimat.probe.transformer import build
+from tprimat.probe import transformer
 
 CPU = torch.device("cpu")
 
@@ -31,29 +29,18 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", transformer.SIZES)
-def test_parameters_are_the_published_ones_to_their_last_digit(name):
-    count = parameters(transformer.model_shape(name, transformer.SIZES[name])).total
-    text = f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-    assert text == PUBLISHED[name]
-
-
-@pytest.mark.parametrize("name", transformer.SIZES)
-def test_the_model_that_is_built_has_as_many_weights_as_its_shape_says(name):
-    shape = transformer.model_shape(name, transformer.SIZES[name])
-    model = build(shape, torch.device("meta"))
-    assert sum(weight.numel() for weight in model.parameters()) == parameters(shape).total
-    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-
-
-def test_the_published_sizes_count_no_biases_and_these_train_them():
+def test_the_models_that_are_built_have_the_published_weights_and_biases_beside_them():
     suite = [shape for shape in known_models().values() if "MI350X" in shape.source]
     for name, size in transformer.SIZES.items():
-        trained = transformer.model_shape(name, size)
-        published = next(shape for shape in suite if (shape.layers, shape.hidden) == (trained.layers, trained.hidden))
-        unbiased = replace(trained, linear_bias=False)
-        assert parameters(unbiased).total == parameters(published).total
-        assert 0 < parameters(trained).total / parameters(published).total - 1 < 1e-3
+        shape = transformer.model_shape(name, size)
+        count = parameters(shape).total
+        assert (f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M") == PUBLISHED[name]
+        model = transformer.build(shape, torch.device("meta"))
+        assert sum(weight.numel() for weight in model.parameters()) == count
+        assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+        published = next(one for one in suite if (one.layers, one.hidden) == (shape.layers, shape.hidden))
+        assert parameters(replace(shape, linear_bias=False)).total == parameters(published).total
+        assert 0 < count / parameters(published).total - 1 < 1e-3
 
 
 def test_a_transformer_step_lowers_the_loss_of_the_batch_it_sees():
@@ -67,7 +54,7 @@ def test_a_transformer_step_lowers_the_loss_of_the_batch_it_sees():
 
 def test_a_later_token_does_not_change_what_is_predicted_before_it():
     shape = transformer.model_shape("Small", transformer.SMALL_SIZES["Small"], small=True)
-    model = build(shape, CPU).float()
+    model = transformer.build(shape, CPU).float()
     x = torch.randn(1, 8, shape.hidden)
     changed = x.clone()
     changed[0, 5] = torch.randn(shape.hidden)
@@ -91,17 +78,3 @@ def test_the_three_layer_network_has_134_million_weights_and_learns():
     for _ in range(40):
         call()
     assert torch.nn.functional.mse_loss(model(inputs), targets).item() < before - 0.02
-
-
-def test_the_products_of_a_model_under_a_split_add_up_to_its_matmul_weights():
-    shape = model_shape("llama-3.1-8b")
-    workload = gemm.Workload(model="llama", shape=shape, tensor_parallel=(1, 2, 4), micro_batch=4, sequence=2048)
-    for ranks in workload.tensor_parallel:
-        rows = {
-            case.variant: case.shape["k"] * case.shape["n"]
-            for case in gemm.workload_cases(workload, "bf16")
-            if case.shape["tensor_parallel"] == ranks
-        }
-        layer = sum(weights for name, weights in rows.items() if not name.endswith(" output"))
-        whole = layer * workload.shape.layers + rows["llama output"]
-        assert whole * ranks == parameters(workload.shape).matmul

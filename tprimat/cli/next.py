@@ -85,7 +85,6 @@ NEXT: dict[str, Callable[[argparse.Namespace, int], str | None]] = {
     "report": _after_report,
     "extract": _after_extract,
     "probe": lambda options, status: FAILED if status else _join(["run", "--output-dir", str(options.output)]),
-    "suite": lambda options, status: _join(["run", "--output-dir", str(options.output)]),
     "models": lambda options, status: _join(["plan", "--accelerator", "H100 SXM", "--gpus", "8"]),
     "doctor": lambda options, status: None if status else "run --dry-run",
     "validate": lambda options, status: None if status else "run --dry-run",

@@ -30,9 +30,17 @@ MIN_SAMPLES_TO_SETTLE = 20
 def reduced(effort: Effort, small: bool) -> Effort:
     """Return the effort with fewer calls for small sizes, which only prove that everything runs.
 
-    A processor's cache is not displaced: a server's may hold half a gigabyte, which takes longer to write than any call here.
+    A rule that is off stays off. A processor's cache is not displaced: a server's may hold half a gigabyte, which takes longer to
+    write than any call here.
     """
     if not small:
         return effort
-    loaded = None if effort.loaded_seconds is None else 0.05
-    return replace(effort, warmup=3, repetitions=20, warmup_seconds=0.05, seconds=0.1, loaded_seconds=loaded, flush=False)
+    return replace(
+        effort,
+        warmup=3,
+        repetitions=20,
+        warmup_seconds=None if effort.warmup_seconds is None else 0.05,
+        seconds=None if effort.seconds is None else 0.1,
+        loaded_seconds=None if effort.loaded_seconds is None else 0.05,
+        flush=False,
+    )

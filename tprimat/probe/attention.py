@@ -6,7 +6,7 @@ such products instead of two, hence 2.5 times as many (FlashAttention-2, arXiv 2
 efficient are AOTriton's kernels.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -17,10 +17,7 @@ from torch.nn import functional
 from tprimat.probe.case import Call, Case
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-LENGTHS = (2048, 4096, 8192, 16384, 32768)
-TOKENS = 32768
-SMALL_LENGTHS = (64, 128)
-SMALL_TOKENS = 128
+LENGTHS, SMALL_LENGTHS = (2048, 4096, 8192, 16384, 32768), (64, 128)
 BACKENDS = {
     "cudnn": "CUDNN_ATTENTION",
     "flash": "FLASH_ATTENTION",
@@ -75,34 +72,31 @@ def prepare(operands: Operands, backward: bool, device: torch.device) -> Call:
     return partial(torch.autograd.grad, result, (query, key, value), torch.randn_like(result), retain_graph=True)
 
 
-def flop(operands: Operands, *, backward: bool) -> int:
-    """Return the FLOP of one pass."""
-    once = 2 * 2 * operands.batch * HEADS * operands.length**2 * operands.width // 2
-    return int(once * BACKWARD_FACTOR) if backward else once
-
-
 def case_of(backend: str, operands: Operands, *, backward: bool) -> Case:
     """Return one pass under one backend; if grouped queries are refused, it is measured without them."""
     batch, length, kv_heads, width = operands
-    expanded = kv_heads == HEADS
+    once, expanded = 2 * 2 * batch * HEADS * length**2 * width // 2, kv_heads == HEADS
     return Case(
         kind="attention_backward" if backward else "attention_forward",
         variant=backend + (EXPANDED if expanded else ""),
         shape={"batch": batch, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": width, "sequence": length},
         dtype="bf16",
-        flop=flop(operands, backward=backward),
+        flop=int(once * BACKWARD_FACTOR) if backward else once,
         prepare=partial(prepare, operands, backward),
         context=partial(restricted_to, backend),
         fallback=None if expanded else case_of(backend, operands._replace(kv_heads=HEADS), backward=backward),
     )
 
 
-def cases(backends: Iterable[str] = tuple(BACKENDS), *, small: bool) -> list[Case]:
-    """Return backends at every length, forward and backward. Efficient has no grouped queries (torch docs, enable_gqa)."""
-    tokens = SMALL_TOKENS if small else TOKENS
-    return [
-        case_of(backend, Operands(tokens // length, length, HEADS if backend == "efficient" else KV_HEADS), backward=backward)
-        for length in (SMALL_LENGTHS if small else LENGTHS)
-        for backend in backends
-        for backward in (False, True)
-    ]
+def both_passes(backend: str, operands: Operands) -> list[Case]:
+    """Return forward and backward. Efficient has no grouped queries (torch docs, enable_gqa)."""
+    operands = operands._replace(kv_heads=HEADS) if backend == "efficient" else operands
+    return [case_of(backend, operands, backward=backward) for backward in (False, True)]
+
+
+def cases(*, small: bool, on_cpu: bool) -> list[Case]:
+    """Return the backends at every length."""
+    lengths = SMALL_LENGTHS if small else LENGTHS
+    backends = [name for name in BACKENDS if not (on_cpu and name in NOT_ON_A_CPU)]
+    operands = [Operands(max(lengths) // length, length) for length in lengths]
+    return [case for one in operands for backend in backends for case in both_passes(backend, one)]

@@ -10,11 +10,12 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,6 @@ from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe, read_probes
 
 Call = Callable[[], object]
-
 
 BATCH_SECONDS = 0.05
 """Repetitions are enqueued in batches of about this length; the stopping rules are checked between batches."""
@@ -43,43 +43,33 @@ def settled(samples: Sequence[float], effort: Effort) -> bool:
     return interval.high - interval.low < effort.relative_interval * interval.value
 
 
-def event() -> torch.cuda.Event:
-    """Create an event that records its time on the device's stream."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
 class Stopwatch:
     """Time calls on one device.
 
     Args:
         device: "cuda", which also means ROCm, or "cpu".
         cache_bytes: size of the last-level cache; a buffer of twice the size displaces it.
-        before_measuring: called once the device is warm.
-        while_busy: called while a GPU works on a batch, to read its clock and power.
+        gauges: read while a GPU works on a batch, once it is warm.
         clock: seconds, for the warm-up, the stopping rules and calls on a CPU.
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        cache_bytes: int,
-        before_measuring: Call | None = None,
-        while_busy: Call | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, device: torch.device, cache_bytes: int, gauges: Gauges | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.device = device
         self.clock = clock
-        self.before_measuring = before_measuring
-        self.while_busy = while_busy
+        self._gauges = gauges
         self._cache_bytes = cache_bytes
         self._displaced: torch.Tensor | None = None
 
     def measure(self, call: Call, effort: Effort) -> tuple[float, ...]:
         """Return the seconds of each repetition of `call`."""
         expected = self._warm_up(call, effort)
-        self._load(call, expected, effort)
-        if self.before_measuring:
-            self.before_measuring()
+        started = self.clock()
+        while effort.loaded_seconds is not None and self.clock() - started < effort.loaded_seconds:
+            self._sample(call, max(1, int(BATCH_SECONDS / max(expected, 1e-9))), flush=False)
+        if self._gauges:
+            self._gauges.start()
         fixed = effort.relative_interval is None and effort.seconds is None
         batch = effort.repetitions if fixed else max(1, min(25, int(BATCH_SECONDS / max(expected, 1e-9))))
         samples: list[float] = []
@@ -106,12 +96,6 @@ class Stopwatch:
             expected = self._sample(call, 1, flush=False)[0]
         return expected
 
-    def _load(self, call: Call, expected: float, effort: Effort) -> None:
-        """Call again and again without a pause for the host, until the time is over."""
-        started = self.clock()
-        while effort.loaded_seconds is not None and self.clock() - started < effort.loaded_seconds:
-            self._sample(call, max(1, int(BATCH_SECONDS / max(expected, 1e-9))), flush=False)
-
     def _sample(self, call: Call, count: int, *, flush: bool) -> list[float]:
         if self.device.type == "cuda":
             return self._sample_with_events(call, count, flush)
@@ -125,15 +109,16 @@ class Stopwatch:
         return samples
 
     def _sample_with_events(self, call: Call, count: int, flush: bool) -> list[float]:
-        pairs = [(event(), event()) for _ in range(count)]
+        events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2 * count)]  # type: ignore[no-untyped-call]
+        pairs = list(zip(events[::2], events[1::2], strict=True))
         for start, end in pairs:
             if flush:
                 self._displace_cache()
             start.record()
             call()
             end.record()
-        if self.while_busy:
-            self.while_busy()
+        if self._gauges:
+            self._gauges.look()
         torch.cuda.synchronize()
         return [start.elapsed_time(end) / 1e3 for start, end in pairs]
 
@@ -179,9 +164,14 @@ class Case:
         return " ".join(part for part in parts if part)
 
 
+def alone(value: Any) -> list[Any]:
+    """Return what `gather` of several ranks returns, for a process on its own."""
+    return [value]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A device that is ready to be measured."""
+    """A device that is ready to be measured, or one rank's device of several that are measured at once."""
 
     device: torch.device
     machine: Machine
@@ -190,10 +180,17 @@ class Bench:
     gauges: Gauges
     small: bool
     """Use sizes for a processor, which prove that everything runs and measure little."""
+    gather: Callable[[Any], list[Any]] = alone
+    """Returns every rank's value, on every rank."""
 
 
 def open_bench(
-    *, small: bool | None = None, device: torch.device | None = None, ranks: int = 1, detected: Machine | None = None
+    *,
+    small: bool | None = None,
+    device: torch.device | None = None,
+    ranks: int = 1,
+    detected: Machine | None = None,
+    gather: Callable[[Any], list[Any]] = alone,
 ) -> Bench:
     """Describe a device, by default the first GPU if there is one, and set up its timer.
 
@@ -205,39 +202,52 @@ def open_bench(
         device=device,
         machine=describe_machine(device, ranks, detected),
         software=describe_software(),
-        stopwatch=Stopwatch(device, cache_bytes(device), gauges.start, gauges.look),
+        stopwatch=Stopwatch(device, cache_bytes(device), gauges),
         gauges=gauges,
         small=device.type == "cpu" if small is None else small,
+        gather=gather,
     )
 
 
-def now() -> str:
-    """Return the time in ISO 8601, UTC."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def measure(case: Case, bench: Bench) -> ProbeRecord:
-    """Time one case; a refusal becomes the record's error."""
+    """Time one case, on all ranks of the bench at once; a refusal, of any rank, becomes the record's error.
+
+    The record has the slowest rank's time of each repetition, the highest memory peak, and this rank's clock and power.
+    """
     record = empty_record(case, bench)
     free_memory(case, bench)
-    failure = None
-    with warnings.catch_warnings(record=True) as caught:
+    errors: list[str] = []
+    with ExitStack() as settings, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try:
-            with case.context():
-                seconds = bench.stopwatch.measure(case.prepare(bench.device), reduced(case.effort, bench.small))
-        except REFUSALS as error:
-            failure = explain(error, [str(warning.message) for warning in caught])
-    if failure:
+
+        def prepare(_: Any) -> Call:
+            settings.enter_context(case.context())
+            return case.prepare(bench.device)
+
+        def sample(call: Call) -> tuple[float, ...]:
+            return bench.stopwatch.measure(call, reduced(case.effort, bench.small))
+
+        result: Any = None
+        for part in (prepare, sample):
+            error = None
+            try:
+                result = part(result)
+            except REFUSALS as refusal:
+                error, result = explain(refusal, [str(warning.message) for warning in caught]), None
+            if errors := [one for one in bench.gather(error) if one]:
+                break
+    if errors:
+        result = None
         gc.collect()  # here the error's frames no longer hold the operands
-        return replace(record, error=failure)
-    load = bench.gauges.take()
+        return replace(record, error=errors[0])
+    clock, power = bench.gauges.take()
+    peak = torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None
     return replace(
         record,
-        seconds=seconds,
-        clock_hertz=load.clock_hertz,
-        power_watts=load.power_watts,
-        peak_allocated_bytes=peak_memory(bench.device),
+        seconds=tuple(max(times) for times in zip(*bench.gather(result), strict=True)),
+        clock_hertz=clock,
+        power_watts=power,
+        peak_allocated_bytes=max((one for one in bench.gather(peak) if one is not None), default=None),
     )
 
 
@@ -254,13 +264,8 @@ def empty_record(case: Case, bench: Bench) -> ProbeRecord:
         machine=bench.machine,
         software=bench.software,
         small=bench.small,
-        started_at=now(),
+        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Return the peak of allocated bytes since free_memory; None on a processor."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def free_memory(case: Case, bench: Bench) -> None:
@@ -271,14 +276,6 @@ def free_memory(case: Case, bench: Bench) -> None:
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(bench.device)
-
-
-def release(bench: Bench) -> None:
-    """Leave the device's memory to other processes."""
-    bench.stopwatch.release()
-    gc.collect()
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 GUESS = " This is likely due to turning off both the math kernel and the fused kernels."
@@ -296,18 +293,11 @@ def explain(error: BaseException, warned: Sequence[str] = ()) -> str:
 Identity = tuple[object, ...]
 
 
-def identity(case: "Case | ProbeRecord", machine: Machine | None = None, software: dict[str, str] | None = None) -> Identity:
+def identity(of: Case | ProbeRecord, bench: Bench | None = None) -> Identity:
     """Return what two repetitions of a measurement share: operation, size, dtype, machine and software."""
-    if isinstance(case, ProbeRecord):
-        machine, software = case.machine, case.software
-    return (
-        case.kind,
-        case.variant,
-        tuple(sorted(case.shape.items())),
-        case.dtype,
-        machine,
-        tuple(sorted((software or {}).items())),
-    )
+    made_by = of if isinstance(of, ProbeRecord) else bench
+    machine, software = (made_by.machine, made_by.software) if made_by else (None, {})
+    return (of.kind, of.variant, tuple(sorted(of.shape.items())), of.dtype, machine, tuple(sorted(software.items())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,8 +307,6 @@ class ProbeLog:
     file: Path | None
     """probes.jsonl; None writes nothing."""
     known: dict[Identity, ProbeRecord]
-    resume: bool
-    """Whether earlier records of the file are known."""
     deadline: float | None = None
     """On time.monotonic: no case starts after it."""
     tell: Callable[[str], None] = print
@@ -342,40 +330,37 @@ def open_log(file: Path | None, *, resume: bool, seconds: float | None, tell: Ca
     """
     known = {identity(record): record for record in read_probes(file)} if file and resume else {}
     deadline = None if seconds is None else time.monotonic() + seconds
-    return ProbeLog(file=file, known=known, resume=resume, deadline=deadline, tell=tell)
+    return ProbeLog(file=file, known=known, deadline=deadline, tell=tell)
 
 
 def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
     """Measure the cases in order, except known ones, until the time budget is spent; write each record at once.
 
-    Progress counts the cases, each with its fallback, and says how long the rest takes at this pace.
+    Of several ranks, the first one's log decides. Progress counts the cases, each with its fallback, and says how long the rest
+    takes at this pace.
     """
     remaining, measured, every = 0, 0, list(cases)
+    known: dict[Identity, ProbeRecord] = bench.gather(log.known)[0]
     started = time.monotonic()
     for number, planned in enumerate(every, 1):
         case: Case | None = planned
         while case:
-            found = log.known.get(identity(case, bench.machine, bench.software))
-            if found is None and log.out_of_time:
+            record = known.get(identity(case, bench))
+            if record is None and bench.gather(log.out_of_time)[0]:
                 remaining += 1
                 break
-            record = found or measure(case, bench)
-            if found is None:
+            if record is None:
+                record = measure(case, bench)
                 log.write(record)
                 measured += 1
                 left = (time.monotonic() - started) / measured * (len(every) - number)
-                log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}{_left(left)}")
+                rest = f", about {left:.0f} s left" if left >= WORTH_TELLING else ""
+                log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}{rest}")
             yield record
             case = case.fallback if record.error else None
     if remaining:
-        again = "the same command" if log.resume else "--resume"
         left_over = "1 case is" if remaining == 1 else f"{remaining} cases are"
-        log.tell(f"The time budget is spent: {left_over} left; {again} continues.")
-
-
-def _left(seconds: float) -> str:
-    """Say how long the rest takes, where that is worth waiting for."""
-    return f", about {seconds:.0f} s left" if seconds >= WORTH_TELLING else ""
+        log.tell(f"The time budget is spent: {left_over} left; --resume continues.")
 
 
 WORTH_TELLING = 5.0

@@ -1,10 +1,9 @@
-"""The probes that one process measures on one device."""
+"""Every probe and its cases: the one table from which they are measured."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tprimat.core.errors import ConfigError
-from tprimat.probe import attention, gemm, memory, pieces, transformer
+from tprimat.probe import attention, collectives, gemm, memory, pieces, transformer
 from tprimat.probe.case import Bench, Case, ProbeLog, run
 from tprimat.records.schema import ProbeRecord
 
@@ -13,75 +12,51 @@ from tprimat.records.schema import ProbeRecord
 class Choice:
     """Dtypes and models of the matrix products."""
 
-    dtypes: tuple[str, ...]
-    workloads: tuple[gemm.Workload, ...]
+    dtypes: tuple[str, ...] | None = None
+    """None: all that the device multiplies."""
+    models: tuple[gemm.ModelProducts, ...] = ()
+
+    def on(self, platform: str) -> tuple[str, ...]:
+        """Return the dtypes to measure on a platform."""
+        usable = (dtype for dtype in gemm.DTYPES if platform != "cpu" or dtype not in gemm.NOT_ON_A_CPU)
+        return tuple(usable) if self.dtypes is None else self.dtypes
 
 
-Probe = Callable[[Choice, Bench, ProbeLog], Iterator[ProbeRecord]]
+def _products(choice: Choice, bench: Bench) -> list[Case]:
+    dtypes = choice.on(bench.machine.platform)
+    return [
+        *gemm.seed_cases(dtypes, small=bench.small),
+        *gemm.model_cases(choice.models, dtypes, small=bench.small),
+        *gemm.library_cases(bench.machine.platform, dtypes, small=bench.small),
+    ]
 
 
-def gemm_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Search the fastest product first, since other results are compared with it; then measure the tables."""
-    for dtype in gemm.SEARCHED_DTYPES:
-        if dtype in choice.dtypes:
-            yield from gemm.search(dtype, bench, log)
-    cases = gemm.seed_cases(choice.dtypes, small=bench.small)
-    cases += gemm.model_cases(choice.workloads, choice.dtypes, small=bench.small)
-    cases += gemm.library_cases(bench.machine.platform, choice.dtypes, small=bench.small)
-    yield from run(cases, bench, log)
-
-
-def round_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure some products in several rounds, so that rates show how much they differ from one round to the next."""
-    yield from run(gemm.round_cases(choice.dtypes, small=bench.small), bench, log)
-
-
-def attention_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure attention under every backend that torch has for the device, and say which are left out."""
-    absent = attention.NOT_ON_A_CPU if bench.device.type == "cpu" else ()
-    if absent:
-        log.tell(f"attention: {' and '.join(absent)} are left out, which a CPU does not have.")
-    backends = [name for name in attention.BACKENDS if name not in absent]
-    yield from run(attention.cases(backends, small=bench.small), bench, log)
-
-
-def piece_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure the parts of a training step that torch has for the device, and say which are left out."""
-    on_cpu = bench.device.type == "cpu"
-    if on_cpu:
-        log.tell("pieces: attention by cudnn and grouped products in fp8 are left out, which a CPU does not have.")
-    yield from run(pieces.cases(small=bench.small, on_cpu=on_cpu), bench, log)
-
-
-def probe_of(cases: Callable[..., list[Case]]) -> Probe:
-    """Return the probe of a module with one list of cases and no choice of dtype."""
-
-    def measure_all(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-        yield from run(cases(small=bench.small), bench, log)
-
-    return measure_all
-
-
-PROBES: dict[str, Probe] = {
-    "gemm": gemm_records,
-    "rounds": round_records,
-    "attention": attention_records,
-    "memory": probe_of(memory.cases),
-    "mlp": probe_of(transformer.mlp_cases),
-    "transformer": probe_of(transformer.cases),
-    "pieces": piece_records,
+CASES: dict[str, Callable[[Choice, Bench], list[Case]]] = {
+    "gemm": _products,
+    "rounds": lambda choice, bench: gemm.round_cases(choice.on(bench.machine.platform), small=bench.small),
+    "memory": lambda choice, bench: memory.cases(small=bench.small),
+    "attention": lambda choice, bench: attention.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
+    "mlp": lambda choice, bench: transformer.mlp_cases(small=bench.small),
+    "transformer": lambda choice, bench: transformer.cases(small=bench.small),
+    "pieces": lambda choice, bench: pieces.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
+    # On several ranks.
+    "collectives": lambda choice, bench: collectives.cases(bench.machine.platform, bench.machine.gpus or 1, small=bench.small),
+    "ddp": lambda choice, bench: transformer.cases(small=bench.small, ranks=bench.machine.gpus),
+    "overlap": lambda choice, bench: collectives.overlap_cases(bench.machine.gpus or 1, small=bench.small),
+}
+LEFT_OUT_ON_A_CPU = {
+    **dict.fromkeys(("gemm", "rounds"), "fp8 and tf32 are left out, which a CPU does not multiply."),
+    "attention": "cudnn and efficient are left out, which a CPU does not have.",
+    "pieces": "attention by cudnn and grouped products in fp8 are left out, which a CPU does not have.",
 }
 
 
-def check_dtypes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names if all are valid.
-
-    Raises:
-        ConfigError: one of them is not a dtype of a matrix product.
-    """
-    for name in names:
-        if name not in gemm.DTYPES:
-            raise ConfigError(
-                f"{name} is not a dtype that can be probed.", where="--dtype", fix="one or more of " + ", ".join(gemm.DTYPES)
-            )
-    return names
+def records(kind: str, choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+    """Measure one probe; of matrix products, search the fastest first, since other results are compared with it."""
+    if bench.device.type == "cpu" and kind in LEFT_OUT_ON_A_CPU and choice.dtypes is None:
+        log.tell(f"{kind}: {LEFT_OUT_ON_A_CPU[kind]}")
+    if kind == "gemm":
+        for dtype in gemm.TRAINED_DTYPES:
+            if dtype in choice.on(bench.machine.platform):
+                yield from gemm.search(dtype, bench, log)
+    yield from run(CASES[kind](choice, bench), bench, log)

@@ -1,4 +1,4 @@
-"""Collective operations over the ranks of one machine, from 64 KiB to 1 GiB; and how any case is measured on all ranks at once.
+"""Collective operations over the ranks of one machine, from 64 KiB to 1 GiB, alone and beside products.
 
 The message size is nccl-tests' size (doc/PERFORMANCE.md): the whole buffer of a rank on the larger side, so the output of
 all-gather and the input of reduce-scatter. Send-recv passes a message round a ring, each rank sending and receiving. A sample is
@@ -6,147 +6,29 @@ the time on the slowest rank. analyze/probes.py derives bandwidths from the reco
 """
 
 import gc
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
-from tprimat.core.effort import Effort, reduced
-from tprimat.probe import pieces, transformer
-from tprimat.probe.case import (
-    REFUSALS,
-    Bench,
-    Call,
-    Case,
-    Identity,
-    ProbeLog,
-    empty_record,
-    explain,
-    free_memory,
-    identity,
-    open_bench,
-    peak_memory,
-    summary,
-)
-from tprimat.probe.device import default_device, describe_machine, describe_software
-from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.core.effort import Effort
+from tprimat.probe import gemm
+from tprimat.probe.case import Bench, Call, Case, open_bench
+from tprimat.records.schema import Machine
 
-T = TypeVar("T")
-
-DTYPE = "fp32"
 ELEMENT_BYTES = 4
-SIZES = tuple(2**power for power in range(16, 31, 2))
+SIZES, SMALL_SIZES = tuple(2**power for power in range(16, 31, 2)), (2**16, 2**18)
 """64 KiB to 1 GiB in steps of four."""
-SMALL_SIZES = (2**16, 2**18)
 TIMEOUT = timedelta(seconds=120)
 """If one operation takes this long, a rank is lost and the others give up."""
 LIBRARY = {"cuda": "NCCL", "rocm": "RCCL", "cpu": "gloo"}
-
-
-def effort(size: int) -> Effort:
-    """Return a fixed number of calls, since every rank must make the same."""
-    repetitions, warmup = (200, 30) if size <= 2**20 else (50, 10) if size <= 2**26 else (20, 5)
-    return Effort(warmup=warmup, repetitions=repetitions, warmup_seconds=None, relative_interval=None, seconds=None)
-
-
-def single_tensor_function(operation: str) -> Callable[..., object]:
-    """Return the single-tensor form; torch 2.13 renamed it and warns at each call of the old name."""
-    names = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
-    found: Callable[..., object] = getattr(distributed, f"{operation}_single", None) or getattr(distributed, names[operation])
-    return found
-
-
-def all_reduce(buffer: torch.Tensor, ranks: int) -> Call:
-    """Average in place: unlike a sum it stays finite when repeated. Gloo has no average and takes the maximum."""
-    averages = distributed.get_backend() == "nccl"
-    return partial(distributed.all_reduce, buffer, op=distributed.ReduceOp.AVG if averages else distributed.ReduceOp.MAX)
-
-
-def all_gather(buffer: torch.Tensor, ranks: int) -> Call:
-    """Gather every rank's part on every rank."""
-    return partial(single_tensor_function("all_gather"), buffer, buffer.chunk(ranks)[0].clone())
-
-
-def reduce_scatter(buffer: torch.Tensor, ranks: int) -> Call:
-    """Sum all ranks' buffers, one part on each rank."""
-    return partial(single_tensor_function("reduce_scatter"), torch.empty_like(buffer.chunk(ranks)[0]), buffer)
-
-
-def all_to_all(buffer: torch.Tensor, ranks: int) -> Call:
-    """Exchange a part of every rank's buffer with each rank."""
-    return partial(distributed.all_to_all_single, torch.empty_like(buffer), buffer)
-
-
-def send_recv(buffer: torch.Tensor, ranks: int) -> Call:
-    """Send to the next rank of a ring and receive from the previous one."""
-    rank, received = distributed.get_rank(), torch.empty_like(buffer)
-
-    def exchange() -> None:
-        sending = distributed.P2POp(distributed.isend, buffer, (rank + 1) % ranks)
-        receiving = distributed.P2POp(distributed.irecv, received, (rank - 1) % ranks)
-        for work in distributed.batch_isend_irecv([sending, receiving]):
-            work.wait()
-
-    return exchange
-
-
-OPERATIONS: dict[str, Callable[[torch.Tensor, int], Call]] = {
-    "all_reduce": all_reduce,
-    "all_gather": all_gather,
-    "reduce_scatter": reduce_scatter,
-    "all_to_all": all_to_all,
-    "send_recv": send_recv,
-}
-OVERLAPPED = ("all_gather", "reduce_scatter")
-"""What tensor ranks exchange while they multiply."""
-
-
-def prepare(operation: str, size: int, device: torch.device) -> Call:
-    """Allocate a buffer on this rank and return the operation as a call; needs a process group."""
-    ranks = distributed.get_world_size()
-    elements = size // ELEMENT_BYTES // ranks * ranks
-    return OPERATIONS[operation](torch.randn(elements, device=device), ranks)
-
-
-def cases(backend: str, ranks: int, *, small: bool) -> list[Case]:
-    """Return every operation at every size. `bytes` is the message rounded to a multiple of the ranks."""
-    return [
-        Case(
-            kind=operation,
-            variant=backend,
-            shape={"message_bytes": size, "ranks": ranks},
-            dtype=DTYPE,
-            bytes=size // ELEMENT_BYTES // ranks * ranks * ELEMENT_BYTES,
-            prepare=partial(prepare, operation, size),
-            effort=effort(size),
-        )
-        for operation in OPERATIONS
-        for size in (SMALL_SIZES if small else SIZES)
-    ]
-
-
-def cases_on_ranks(kind: str, ranks: int, platform: str, *, small: bool) -> list[Case]:
-    """Return the cases of `collectives`, `ddp` or `overlap`."""
-    if kind == "ddp":
-        return transformer.ddp_cases(ranks, small=small)
-    if kind == "overlap":
-        operations = {name: OPERATIONS[name] for name in OVERLAPPED}
-        return pieces.overlap_cases(ranks, operations, small=small)
-    return cases(LIBRARY[platform], ranks, small=small)
-
-
-def all_measured(kind: str, ranks: int, known: Container[Identity], *, small: bool | None, detected: Machine | None) -> bool:
-    """Return whether every case of a probe on several ranks is known, without starting the ranks."""
-    device = default_device()
-    machine, software = describe_machine(device, ranks, detected), describe_software()
-    small = device.type == "cpu" if small is None else small
-    every = cases_on_ranks(kind, ranks, machine.platform, small=small)
-    return all(identity(case, machine, software) in known for case in every)
+FIXED = Effort(warmup_seconds=None, relative_interval=None, seconds=None)
+"""No stopping rule that depends on a rank's own clock: every rank must make the same calls."""
 
 
 @contextmanager
@@ -157,69 +39,127 @@ def process_group(small: bool | None, detected: Machine | None) -> Iterator[Benc
         device = torch.device("cuda", distributed.get_node_local_rank())
         torch.cuda.set_device(device)
     distributed.init_process_group("gloo" if device.type == "cpu" else "nccl", timeout=TIMEOUT)
-    yield open_bench(small=small, device=device, ranks=distributed.get_world_size(), detected=detected)
+    ranks = distributed.get_world_size()
+    yield open_bench(small=small, device=device, ranks=ranks, detected=detected, gather=gather)
     gc.collect()  # DDP's reducer is part of a reference cycle; with gloo, one that outlives its process group aborts the process
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def gather(value: T) -> list[T]:
+def gather(value: Any) -> list[Any]:
     """Return every rank's value, on every rank."""
-    gathered: list[T] = [value] * distributed.get_world_size()
+    gathered = [value] * distributed.get_world_size()
     distributed.all_gather_object(gathered, value)
     return gathered
 
 
-def fixed_calls(effort: Effort, *, small: bool) -> Effort:
-    """Drop all stopping rules that depend on a rank's own clock, so that every rank makes the same calls."""
-    return replace(reduced(effort, small), warmup_seconds=None, relative_interval=None, seconds=None)
+def is_first() -> bool:
+    """Return whether this is the first rank."""
+    return distributed.get_rank() == 0
 
 
-def measure_on_all_ranks(case: Case, bench: Bench) -> ProbeRecord:
-    """Time one case on every rank at once; a refusal on one rank is a refusal on all.
-
-    The record has the slowest rank's time of each repetition, the highest memory peak, and this rank's clock and power.
-    """
-    record = empty_record(case, bench)
-    free_memory(case, bench)
-    call, error = None, None
-    seconds: tuple[float, ...] = ()
-    try:
-        call = case.prepare(bench.device)
-    except REFUSALS as refusal:
-        error = explain(refusal)
-    refusals = [found for found in gather(error) if found]
-    if call and not refusals:
-        try:
-            seconds = bench.stopwatch.measure(call, fixed_calls(case.effort, small=bench.small))
-        except REFUSALS as refusal:
-            error = explain(refusal)
-        refusals = [found for found in gather(error) if found]
-    call = None
-    if refusals:
-        gc.collect()
-        return replace(record, error=refusals[0])
-    peaks = [peak for peak in gather(peak_memory(bench.device)) if peak is not None]
-    load = bench.gauges.take()
-    return replace(
-        record,
-        seconds=tuple(max(times) for times in zip(*gather(seconds), strict=True)),
-        clock_hertz=load.clock_hertz,
-        power_watts=load.power_watts,
-        peak_allocated_bytes=max(peaks, default=None),
-    )
+def single_tensor_function(operation: str) -> Callable[..., object]:
+    """Return the single-tensor form; torch 2.13 renamed it and warns at each call of the old name."""
+    names = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+    newest: Callable[..., object] = getattr(distributed, f"{operation}_single", None) or getattr(distributed, names[operation])
+    return newest
 
 
-def run_on_all_ranks(kind: str, bench: Bench, log: ProbeLog) -> None:
-    """Measure what the first rank does not know yet of `collectives`, `ddp` or `overlap`; the first rank writes it."""
-    first = distributed.get_rank() == 0
-    known = gather(log.known)[0]
-    for case in cases_on_ranks(kind, distributed.get_world_size(), bench.machine.platform, small=bench.small):
-        if identity(case, bench.machine, bench.software) in known:
-            continue
-        if gather(log.out_of_time)[0]:
-            return
-        record = measure_on_all_ranks(case, bench)
-        if first:
-            log.write(record)
-            log.tell(f"{case.title}: {record.error or summary(record)}")
+def prepare(operation: str, buffer: Tensor) -> Callable[..., Any]:
+    """Return an operation on a rank's buffer as a call; needs a process group."""
+    ranks, rank = distributed.get_world_size(), distributed.get_rank()
+    if operation == "all_reduce":  # an average in place stays finite when repeated; gloo has none and takes the maximum
+        average = distributed.ReduceOp.AVG if distributed.get_backend() == "nccl" else distributed.ReduceOp.MAX
+        return partial(distributed.all_reduce, buffer, op=average)
+    if operation == "all_gather":
+        return partial(single_tensor_function(operation), buffer, buffer.chunk(ranks)[0].clone())
+    if operation == "reduce_scatter":
+        return partial(single_tensor_function(operation), torch.empty_like(buffer.chunk(ranks)[0]), buffer)
+    received = torch.empty_like(buffer)
+    if operation == "all_to_all":
+        return partial(distributed.all_to_all_single, received, buffer)
+
+    def exchange() -> None:
+        sending = distributed.P2POp(distributed.isend, buffer, (rank + 1) % ranks)
+        receiving = distributed.P2POp(distributed.irecv, received, (rank - 1) % ranks)
+        for work in distributed.batch_isend_irecv([sending, receiving]):
+            work.wait()
+
+    return exchange
+
+
+def prepare_alone(operation: str, elements: int, device: torch.device) -> Call:
+    """Allocate a buffer on this rank and return the operation as a call."""
+    return prepare(operation, torch.randn(elements, device=device))
+
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
+
+def cases(platform: str, ranks: int, *, small: bool) -> list[Case]:
+    """Return every operation at every size. `bytes` is the message rounded to a multiple of the ranks."""
+    return [
+        Case(
+            kind=operation,
+            variant=LIBRARY[platform],
+            shape={"message_bytes": size, "ranks": ranks},
+            dtype="fp32",
+            bytes=elements * ELEMENT_BYTES,
+            prepare=partial(prepare_alone, operation, elements),
+            effort=replace(FIXED, repetitions=repetitions, warmup=warmup),
+        )
+        for operation in OPERATIONS
+        for size in (SMALL_SIZES if small else SIZES)
+        for elements in (size // ELEMENT_BYTES // ranks * ranks,)
+        for repetitions, warmup in ((200, 30) if size <= 2**20 else (50, 10) if size <= 2**26 else (20, 5),)
+    ]
+
+
+OVERLAPPED = ("all_gather", "reduce_scatter")
+"""What tensor ranks exchange while they multiply."""
+OVERLAPPED_PRODUCT = gemm.Product(m=8192, k=4096, n=14336)
+OVERLAPPED_BYTES, SMALL_OVERLAPPED_BYTES = (2**26, 2**28), (2**16,)
+OVERLAPPED_PRODUCTS = 2
+"""So many in a row take longer than any of the messages."""
+
+
+def prepare_overlapped(operation: str | None, product: gemm.Product | None, size: int, device: torch.device) -> Call:
+    """Return the start of a collective, the products in the meantime, and the wait for it; None leaves either out."""
+    elements = size // 2 // distributed.get_world_size() * distributed.get_world_size()
+    exchange = prepare(operation, torch.randn(elements, device=device, dtype=torch.bfloat16)) if operation else None
+    multiply = gemm.prepare(product, "bf16", "F.linear", device) if product else None
+
+    def both() -> None:
+        work = exchange(async_op=True) if exchange else None
+        for _ in range(OVERLAPPED_PRODUCTS if multiply else 0):
+            multiply()  # type: ignore[misc]
+        if work:
+            work.wait()
+
+    return both
+
+
+def overlap_cases(ranks: int, *, small: bool) -> list[Case]:
+    """Return the products alone, each collective alone, and both at once."""
+    product = OVERLAPPED_PRODUCT.shrunk() if small else OVERLAPPED_PRODUCT
+
+    def case(variant: str, operation: str | None, size: int, *, multiplies: bool) -> Case:
+        return Case(
+            kind="overlapped",
+            variant=variant,
+            shape={**product.shape, "ranks": ranks} | ({"message_bytes": size} if operation else {}),
+            dtype="bf16",
+            flop=OVERLAPPED_PRODUCTS * product.flop * ranks if multiplies else None,
+            prepare=partial(prepare_overlapped, operation, product if multiplies else None, size),
+            effort=replace(FIXED, repetitions=50, warmup=10),
+        )
+
+    return [
+        case("products", None, 0, multiplies=True),
+        *(
+            case(f"{operation}{' beside products' * multiplies}", operation, size, multiplies=multiplies)
+            for operation in OVERLAPPED
+            for size in (SMALL_OVERLAPPED_BYTES if small else OVERLAPPED_BYTES)
+            for multiplies in (False, True)
+        ),
+    ]

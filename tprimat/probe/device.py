@@ -1,13 +1,12 @@
 """Describe the device under test: its name, software, cache size, and its clock and power while it works."""
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from tprimat.hardware.sampler import NvmlReader
+from tprimat.hardware.sampler import NvmlReader, Reading
 from tprimat.records.environment import processor_name, software_versions
 from tprimat.records.schema import Machine
 
@@ -21,6 +20,16 @@ DEFAULT_CPU_CACHE_BYTES = 32 * 2**20
 def default_device() -> torch.device:
     """Return the first GPU if there is one, else the processor."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def visible_gpus() -> int:
+    """Return the number of GPUs that torch may use."""
+    return torch.cuda.device_count()
+
+
+def is_rank() -> bool:
+    """Return whether torchrun started this process."""
+    return torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -50,104 +59,72 @@ def describe_machine(device: torch.device, ranks: int = 1, detected: Machine | N
 
 def describe_software() -> dict[str, str]:
     """Return the versions that decide which kernels run, under the names that runs use, so that both can be compared."""
-    installed = software_versions()
-    found = {name: version for name, version in installed.items() if name in {"torch", "triton"}}
+    versions = {name: version for name, version in software_versions().items() if name in {"torch", "triton"}}
     for name, version in (("cuda", torch.version.cuda), ("rocm", torch.version.hip)):
         if version:
-            found[name] = str(version)
+            versions[name] = str(version)
     if torch.cuda.is_available():
-        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        if cudnn:
-            found["cudnn"] = str(cudnn)
+        if cudnn := torch.backends.cudnn.version():  # type: ignore[no-untyped-call]
+            versions["cudnn"] = str(cudnn)
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    return found
-
-
-def visible_gpus() -> int:
-    """Return the number of GPUs that torch may use."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def is_rank() -> bool:
-    """Return whether torchrun started this process."""
-    return torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Clock and power of a device, to recognise a throttled measurement."""
-
-    clock_hertz: float | None
-    power_watts: float | None
+            versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return versions
 
 
 class Gauges:
-    """Average the clock and power that `look` reads between `start` and `take`; nothing where nothing can be read."""
+    """Average the clock and power that `look` reads between `start` and `take`, to recognise a throttled measurement."""
 
     def __init__(self, device: torch.device) -> None:
         self._read = reader_of(device)
-        self._loads: list[Load] = []
+        self._readings: list[Reading] = []
 
     def start(self) -> None:
         """Discard earlier readings."""
-        self._loads.clear()
+        self._readings.clear()
 
     def look(self) -> None:
-        """Read clock and power now."""
-        load = self._read()
-        if load is not None:
-            self._loads.append(load)
+        """Read clock and power now, where they can be read."""
+        self._readings += self._read()
 
-    def take(self) -> Load:
-        """Return the mean since `start` and start again."""
-        load = Load(
-            clock_hertz=mean([load.clock_hertz for load in self._loads]),
-            power_watts=mean([load.power_watts for load in self._loads]),
-        )
-        self._loads.clear()
-        return load
+    def take(self) -> tuple[float | None, float | None]:
+        """Return the means since `start`, Hz and W, and start again; None where nothing was read."""
+        clock, power = (reading.clock_hertz for reading in self._readings), (reading.power_watts for reading in self._readings)
+        means = mean(clock), mean(power)
+        self._readings.clear()
+        return means
 
 
-def mean(values: Sequence[float | None]) -> float | None:
+def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are present."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
 
 
-def reader_of(device: torch.device) -> Callable[[], Load | None]:
-    """Return a function that reads clock and power of a device: through NVML, or on ROCm through torch, which asks amdsmi."""
+def reader_of(device: torch.device) -> Callable[[], list[Reading]]:
+    """Return a function that reads a GPU: through NVML, whatever CUDA_VISIBLE_DEVICES says, or on ROCm through torch."""
     if device.type != "cuda":
-        return lambda: None
-    return rocm_reader(device) if torch.version.hip else nvml_reader(str(torch.cuda.get_device_properties(device).uuid))
-
-
-def nvml_reader(uuid: str) -> Callable[[], Load | None]:
-    """Return the reader of an NVIDIA GPU, whatever CUDA_VISIBLE_DEVICES says; it reads nothing where NVML does not know it."""
+        return list
+    if torch.version.hip:
+        return rocm_reader(device)
     try:
-        nvml = NvmlReader([f"GPU-{uuid}"])
-    except LookupError:
-        return lambda: None
-
-    def read() -> Load:
-        (reading,) = nvml.read()
-        return Load(clock_hertz=reading.clock_hertz, power_watts=reading.power_watts)
-
-    return read
+        return NvmlReader([f"GPU-{torch.cuda.get_device_properties(device).uuid}"]).read
+    except LookupError:  # NVML does not answer, or does not know the GPU
+        return list
 
 
-def rocm_reader(device: torch.device) -> Callable[[], Load | None]:
+def rocm_reader(device: torch.device) -> Callable[[], list[Reading]]:
     """Return the reader of an AMD GPU; amdsmi answers in MHz and W (torch/cuda/__init__.py, clock_rate and power_draw)."""
     refusals: list[type[Exception]] = [ImportError, RuntimeError, AttributeError, OSError, TypeError, KeyError]
     try:
         refusals.append(importlib.import_module("amdsmi").AmdSmiException)  # derives from Exception alone
     except (ImportError, AttributeError, OSError, KeyError):  # the package may be missing, or broken without its driver
-        return lambda: None
+        return list
 
-    def read() -> Load | None:
+    def read() -> list[Reading]:
         try:
-            return Load(clock_hertz=torch.cuda.clock_rate(device) * 1e6, power_watts=float(torch.cuda.power_draw(device)))
+            clock, power = torch.cuda.clock_rate(device) * 1e6, float(torch.cuda.power_draw(device))
         except tuple(refusals):
-            return None
+            return []
+        return [Reading(device=str(device), clock_hertz=clock, power_watts=power)]
 
     return read

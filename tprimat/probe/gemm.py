@@ -12,8 +12,8 @@ luck, a fresh measurement is not.
 """
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -27,24 +27,23 @@ from tprimat.core.models import ModelShape, tiny
 from tprimat.probe.case import Bench, Call, Case, ProbeLog, measure, summary
 from tprimat.records.schema import ProbeRecord
 
-LIBRARIES = {"cuda": ("cublas", "cublaslt"), "rocm": ("cublas", "cublaslt"), "cpu": ()}
-"""Arguments of torch.backends.cuda.preferred_blas_library. On ROCm these two mean rocBLAS and hipBLASLt."""
-LIBRARY_NAMES = {
-    ("cuda", "cublas"): "cuBLAS",
-    ("cuda", "cublaslt"): "cuBLASLt",
-    ("rocm", "cublas"): "rocBLAS",
-    ("rocm", "cublaslt"): "hipBLASLt",
+LIBRARIES = {
+    "cuda": {"cublas": "cuBLAS", "cublaslt": "cuBLASLt"},
+    "rocm": {"cublas": "rocBLAS", "cublaslt": "hipBLASLt"},
+    "cpu": {},
 }
+"""Arguments of torch.backends.cuda.preferred_blas_library -> what they mean on a platform."""
 CALLS = ("torch.matmul", "F.linear")
 FP8_CALLS = ("scaled_mm tensor-wise", "scaled_mm row-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 """In the order of measurement: what training uses comes first."""
 NOT_ON_A_CPU = ("fp8", "tf32")
 """A processor has no tf32, and torch emulates fp8 products on it."""
+TRAINED_DTYPES = ("bf16", "fp8")
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Product:
     """One product: (m, k) times (k, n)."""
 
@@ -64,8 +63,12 @@ class Product:
 
     def shrunk(self) -> "Product":
         """Return the size for a processor: a 64th of each side, in multiples of 16, which fp8 kernels require."""
-        m, k, n = (max(16, side // 64 // 16 * 16) for side in (self.m, self.k, self.n))
-        return Product(m=m, k=k, n=n)
+        return Product(*(max(16, side // 64 // 16 * 16) for side in (self.m, self.k, self.n)))
+
+    def case(self, kind: str, variant: str, dtype: str, prepare: Callable[[torch.device], Call], **sizes: int) -> Case:
+        """Return it as a case, whose record may have further sizes."""
+        shape = {**self.shape, **sizes}
+        return Case(kind=kind, variant=variant, shape=shape, dtype=dtype, flop=self.flop, prepare=prepare)
 
 
 def fp8_dtype(*, gradient: bool = False) -> torch.dtype:
@@ -79,85 +82,56 @@ def fp8_dtype(*, gradient: bool = False) -> torch.dtype:
     return torch.float8_e5m2 if gradient else torch.float8_e4m3fn
 
 
-def plain_call(product: Product, dtype: str, call: str, device: torch.device) -> Call:
+def prepare(product: Product, dtype: str, call: str, device: torch.device) -> Call:
     """Return torch.matmul(a, b), b of shape (k, n), or F.linear(a, w), w of shape (n, k) as weights are stored."""
+    if dtype == "fp8":
+        return prepare_fp8(product, call, device)
     if dtype == "tf32" and device.type == "cpu":
         raise ValueError("a processor has no tf32")
-    a = torch.randn(product.m, product.k, device=device, dtype=TORCH_DTYPES[dtype])
+    make = partial(torch.randn, device=device, dtype=TORCH_DTYPES[dtype])
+    a = make(product.m, product.k)
     if call == "F.linear":
-        return partial(functional.linear, a, torch.randn(product.n, product.k, device=device, dtype=a.dtype))
-    return partial(torch.matmul, a, torch.randn(product.k, product.n, device=device, dtype=a.dtype))
+        return partial(functional.linear, a, make(product.n, product.k))
+    return partial(torch.matmul, a, make(product.k, product.n))
 
 
-def fp8_call(product: Product, call: str, device: torch.device) -> Call:
+def prepare_fp8(product: Product, call: str, device: torch.device) -> Call:
     """Return torch._scaled_mm with one scale per operand, or one per row of a and column of b."""
-    dtype = fp8_dtype()
-    a = torch.randn(product.m, product.k, device=device, dtype=torch.bfloat16).to(dtype)
-    b = torch.randn(product.n, product.k, device=device, dtype=torch.bfloat16).to(dtype).t()
+    make = partial(torch.randn, device=device, dtype=torch.bfloat16)
+    a, b = make(product.m, product.k).to(fp8_dtype()), make(product.n, product.k).to(fp8_dtype()).t()
     rows, columns = ((product.m, 1), (1, product.n)) if call.endswith("row-wise") else ((), ())
-    scale_a = torch.ones(rows, device=device, dtype=torch.float32)
-    scale_b = torch.ones(columns, device=device, dtype=torch.float32)
-    return partial(torch._scaled_mm, a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-
-def prepare(product: Product, dtype: str, call: str, device: torch.device) -> Call:
-    """Allocate the operands on the device and return the product as a call."""
-    return fp8_call(product, call, device) if dtype == "fp8" else plain_call(product, dtype, call, device)
-
-
-@contextmanager
-def fp32_precision(dtype: str) -> Iterator[None]:
-    """Allow fp32 products to round their operands to 10 bits of mantissa for tf32, and forbid it for all others."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def blas_library(name: str | None) -> Iterator[None]:
-    """Set the library that torch prefers in this process; on ROCm the default comes from TORCH_BLAS_PREFER_HIPBLASLT.
-
-    Raises:
-        AttributeError: this torch has no such choice.
-    """
-    if name is None:
-        yield
-        return
-    preferred = torch.backends.cuda.preferred_blas_library
-    before = preferred()
-    preferred(name)
-    try:
-        yield
-    finally:
-        preferred(before)
+    one, other = torch.ones(rows, device=device), torch.ones(columns, device=device)
+    return partial(torch._scaled_mm, a, b, one, other, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 @contextmanager
 def settings(dtype: str, library: str | None = None) -> Iterator[None]:
-    """Combine precision and library."""
-    with fp32_precision(dtype), blas_library(library):
+    """Let fp32 products round their operands to 10 bits of mantissa for tf32 alone, and set the library that torch prefers.
+
+    On ROCm torch's own preference comes from TORCH_BLAS_PREFER_HIPBLASLT.
+
+    Raises:
+        AttributeError: this torch has no choice of libraries.
+    """
+    with ExitStack() as undo:
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        if library:
+            prefer = torch.backends.cuda.preferred_blas_library
+            undo.callback(prefer, prefer())
+            prefer(library)
         yield
 
 
-def case_of(product: Product, dtype: str, call: str) -> Case:
-    """Return one product as a case."""
-    return Case(
-        kind="gemm",
-        variant=call,
-        shape=product.shape,
-        dtype=dtype,
-        flop=product.flop,
-        prepare=partial(prepare, product, dtype, call),
-        context=partial(settings, dtype),
-    )
+def case_of(product: Product, dtype: str, call: str, *, kind: str = "gemm", variant: str | None = None, **more: int) -> Case:
+    """Return one product as a case, under the name of the call or another one."""
+    case = product.case(kind, variant or call, dtype, partial(prepare, product, dtype, call), **more)
+    return replace(case, context=partial(settings, dtype))
 
 
 def products_of(names: Iterable[str], *, small: bool) -> list[Product]:
     """Return some of the seven shapes by name."""
-    products = (Product(m=m, k=k, n=n) for m, k, n in map(SEED_SHAPES.__getitem__, names))
+    products = (Product(*SEED_SHAPES[name]) for name in names)
     return [product.shrunk() if small else product for product in products]
 
 
@@ -166,7 +140,7 @@ def seed_products(*, small: bool) -> list[Product]:
     return sorted(products_of(SEED_SHAPES, small=small), key=lambda product: product.flop)
 
 
-def seed_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
+def seed_cases(dtypes: Sequence[str], *, small: bool) -> list[Case]:
     """Return every shape with every call of its dtype."""
     return [
         case_of(product, dtype, call)
@@ -176,107 +150,64 @@ def seed_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
     ]
 
 
-def library_cases(platform: str, dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
+def library_cases(platform: str, dtypes: Sequence[str], *, small: bool) -> list[Case]:
     """Return the seven shapes in bf16 with each BLAS library that torch can select here."""
     return [
-        replace(
-            case_of(product, dtype, call),
-            variant=f"{call} {LIBRARY_NAMES[platform, library]}",
-            context=partial(settings, dtype, library),
-        )
-        for dtype in ("bf16",)
-        if dtype in dtypes
-        for library in LIBRARIES[platform]
+        replace(case_of(product, "bf16", call, variant=f"{call} {name}"), context=partial(settings, "bf16", library))
+        for library, name in LIBRARIES[platform].items()
         for product in seed_products(small=small)
         for call in CALLS
+        if "bf16" in dtypes
     ]
 
 
-MODEL_KIND = "model_gemm"
-MODEL_DTYPES = ("bf16", "fp8")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class ModelProducts:
     """A model's matrix products as one tensor-parallel rank runs them in a forward pass."""
 
     model: str
     """Key in the configuration."""
     shape: ModelShape
-    tensor_parallel: tuple[int, ...]
+    tensor_parallel: int
     micro_batch: int
     sequence: int
 
 
-def shrunk(workload: Workload) -> Workload:
-    """Return the sizes for a processor."""
-    return replace(workload, shape=tiny(workload.shape), micro_batch=1, sequence=64)
-
-
-def workload_cases(workload: Workload, dtype: str) -> list[Case]:
-    """Return every matrix at every tensor-parallel degree."""
-    call = FP8_CALLS[0] if dtype == "fp8" else "F.linear"
+def model_cases(models: Sequence[ModelProducts], dtypes: Sequence[str], *, small: bool) -> list[Case]:
+    """Return every matrix of every model, in the dtypes that training uses; small ones of tiny models."""
     cases = []
-    for ranks in workload.tensor_parallel:
-        for matrix in gemm_shapes(workload.shape, workload.micro_batch, workload.sequence, ranks):
-            product = Product(m=matrix.m, k=matrix.k, n=matrix.n)
-            cases.append(
-                Case(
-                    kind=MODEL_KIND,
-                    variant=f"{workload.model} {matrix.name}",
-                    shape={**product.shape, "tensor_parallel": ranks},
-                    dtype=dtype,
-                    flop=product.flop,
-                    prepare=partial(prepare, product, dtype, call),
-                    context=partial(settings, dtype),
-                )
-            )
+    for dtype in (dtype for dtype in TRAINED_DTYPES if dtype in dtypes):
+        for of in models:
+            shape, sequences, length = (tiny(of.shape), 1, 64) if small else (of.shape, of.micro_batch, of.sequence)
+            for matrix in gemm_shapes(shape, sequences, length, of.tensor_parallel):
+                product, call = Product(matrix.m, matrix.k, matrix.n), FP8_CALLS[0] if dtype == "fp8" else "F.linear"
+                name = f"{of.model} {matrix.name}"
+                cases.append(case_of(product, dtype, call, kind="model_gemm", variant=name, tensor_parallel=of.tensor_parallel))
     return cases
-
-
-def model_cases(workloads: tuple[Workload, ...], dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
-    """Return the products of all models, in the dtypes that training uses."""
-    return [
-        case
-        for dtype in MODEL_DTYPES
-        if dtype in dtypes
-        for workload in workloads
-        for case in workload_cases(shrunk(workload) if small else workload, dtype)
-    ]
 
 
 ROUNDS = 3
 ROUND_SHAPES = ("square 8K", "square 16K", "feed-forward 1")
-WARM_KIND, SUSTAINED_KIND = "gemm_warm", "gemm_sustained"
 SUSTAINED_SECONDS = 10.0
 """Of full load before a sustained measurement: an H200 meets its power cap within one."""
 
 
-def round_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
+def round_cases(dtypes: Sequence[str], *, small: bool) -> list[Case]:
     """Return some products in several rounds, warm and after sustained load: the same call, at other times of the device."""
     return [
-        replace(
-            case_of(product, dtype, search_call(dtype)),
-            kind=kind,
-            shape={**product.shape, "round": number},
-            effort=Effort(loaded_seconds=loaded),
-        )
+        replace(case_of(product, dtype, search_call(dtype), kind=kind, round=number), effort=Effort(loaded_seconds=loaded))
         for number in range(1, ROUNDS + 1)
-        for kind, loaded in ((WARM_KIND, None), (SUSTAINED_KIND, SUSTAINED_SECONDS))
-        for dtype in MODEL_DTYPES
+        for kind, loaded in (("gemm_warm", None), ("gemm_sustained", SUSTAINED_SECONDS))
+        for dtype in TRAINED_DTYPES
         if dtype in dtypes
         for product in products_of(ROUND_SHAPES, small=small)
     ]
 
 
-SEARCH_KIND = "gemm_search"
 SIDES = (1024, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 14336, 16384, 18432, 20480)
 SMALL_SIDES = (64, 128, 256)
 SEARCH_EFFORT = Effort(warmup=3, repetitions=10, seconds=0.2)
-SEARCH_SECONDS = 12.0
-SMALL_SEARCH_SECONDS = 1.0
-SEARCHED_DTYPES = ("bf16", "fp8")
-SEARCH_SUFFIX = "searched"
+SEARCH_SECONDS, SMALL_SEARCH_SECONDS = 12.0, 1.0
 
 
 def search_call(dtype: str) -> str:
@@ -284,66 +215,42 @@ def search_call(dtype: str) -> str:
     return FP8_CALLS[0] if dtype == "fp8" else "torch.matmul"
 
 
-def candidate(product: Product, dtype: str) -> Case:
-    """Return one product as a case that is timed briefly."""
-    return replace(case_of(product, dtype, search_call(dtype)), kind=SEARCH_KIND, effort=SEARCH_EFFORT)
-
-
 def rate(record: ProbeRecord) -> float:
     """Return FLOP/s; 0 for a product that was refused."""
     return (record.flop or 0) / median(record.seconds) if record.seconds else 0.0
 
 
-def neighbours(product: Product, sides: tuple[int, ...]) -> Iterator[Product]:
-    """Yield the products that differ from this one in one side."""
-    for name in product.shape:
-        for side in sides:
-            yield replace(product, **{name: side})
-
-
 def search(dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Scan, then measure the winner again; return a known winner of this machine and software without a search."""
-    found = known_winner(dtype, bench, log)
-    if found or log.out_of_time:
-        yield from (found,) if found else ()
+    """Scan, then measure the winner again; return a known winner of this machine and software without a search.
+
+    The scan begins with the fixed shapes, so that it never finds less than their table shows.
+    """
+    call = search_call(dtype)
+    name = f"{call} searched"
+    for record in log.known.values():
+        if (record.variant, record.dtype, record.machine, record.software) == (name, dtype, bench.machine, bench.software):
+            yield record
+            return
+    if log.out_of_time:
         return
     sides = SMALL_SIDES if bench.small else SIDES
     deadline = time.monotonic() + (SMALL_SEARCH_SECONDS if bench.small else SEARCH_SECONDS)
     tried: dict[Product, float] = {}
-    candidates = start_products(small=bench.small)
+    candidates = [Product(*3 * SMALL_SIDES[-1:])] if bench.small else products_of(SEED_SHAPES, small=False)
     best = before = None
     while best is None or (before != best and time.monotonic() < deadline):
         before = best
         for product in candidates:
             if product not in tried and (not tried or time.monotonic() < deadline):
-                record = measure(candidate(product, dtype), bench)
+                case = replace(case_of(product, dtype, call, kind="gemm_search"), effort=SEARCH_EFFORT)
+                record = measure(case, bench)
                 log.write(record)
                 tried[product] = rate(record)
                 yield record
         best = max(tried, key=lambda product: tried[product])
-        candidates = list(neighbours(best, sides))
-    yield from measure_winner(best, dtype, bench, log)
-
-
-def start_products(*, small: bool) -> list[Product]:
-    """Return the first candidates: the fixed shapes, so that the search never finds less than their table shows."""
-    side = SMALL_SIDES[-1]
-    return [Product(m=side, k=side, n=side)] if small else products_of(SEED_SHAPES, small=False)
-
-
-def measure_winner(best: Product, dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure the best product again, at full effort."""
-    case = replace(case_of(best, dtype, search_call(dtype)), variant=f"{search_call(dtype)} {SEARCH_SUFFIX}")
+        candidates = [replace(best, **{side: length}) for side in best.shape for length in sides]
+    case = case_of(best, dtype, call, variant=name)
     record = measure(case, bench)
     log.write(record)
     log.tell(f"{case.title}: {record.error or summary(record)}")
     yield record
-
-
-def known_winner(dtype: str, bench: Bench, log: ProbeLog) -> ProbeRecord | None:
-    """Return the result of an earlier search."""
-    variant = f"{search_call(dtype)} {SEARCH_SUFFIX}"
-    for record in log.known.values():
-        if (record.variant, record.dtype, record.machine, record.software) == (variant, dtype, bench.machine, bench.software):
-            return record
-    return None

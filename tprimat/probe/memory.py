@@ -10,10 +10,8 @@ import torch
 from tprimat.core.effort import Effort
 from tprimat.probe.case import Call, Case
 
-DTYPE = "fp32"
 ELEMENT_BYTES = 4
-ARRAY_BYTES = (2**28, 2**30, 2**32)
-SMALL_ARRAY_BYTES = (2**26,)
+ARRAY_BYTES, SMALL_ARRAY_BYTES = (2**28, 2**30, 2**32), (2**26,)
 ARRAYS_MOVED = {"copy": 2, "triad": 3, "fill": 1}
 
 
@@ -25,8 +23,7 @@ def prepare(operation: str, elements: int, device: torch.device) -> Call:
     b = torch.randn(elements, device=device)
     if operation == "copy":
         return partial(a.copy_, b)
-    c = torch.randn(elements, device=device)
-    return partial(torch.add, b, c, alpha=3.0, out=a)
+    return partial(torch.add, b, torch.randn(elements, device=device), alpha=3.0, out=a)
 
 
 def cases(*, small: bool) -> list[Case]:
@@ -35,7 +32,7 @@ def cases(*, small: bool) -> list[Case]:
         Case(
             kind=operation,
             shape={"array_bytes": size},
-            dtype=DTYPE,
+            dtype="fp32",
             bytes=arrays * size,
             prepare=partial(prepare, operation, size // ELEMENT_BYTES),
             effort=Effort(flush=False),

@@ -3,10 +3,11 @@
 The transformer is a plain GPT in PyTorch, nothing compiled: learned positions, pre-norm, GELU, biases, tied embeddings, fused
 causal attention; the structure of GPT-2 (Radford et al. 2019). Weights, gradients and both states of AdamW (fused on a GPU) are
 bf16: 8 bytes per weight, so that the largest size fits one accelerator. This measures speed; training that must converge keeps
-fp32 master weights. There is no recomputation. `flop` uses the `causal` convention (facts/flops.py); the other common count, six
+fp32 master weights. There is no recomputation. `flop` uses the `causal` convention (core/flops.py); the other common count, six
 times all parameters, follows from the shape.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -82,7 +83,9 @@ def build(shape: ModelShape, device: torch.device) -> Gpt:
 
 VOCABULARY = 50257
 """GPT-2's. With it, tied embeddings and one position per token, parameter counts match the published ones."""
-SIZES: dict[str, tuple[int, int, int, int, int, int]] = {
+Size = tuple[int, int, int, int, int, int]
+"""Layers, heads, width, feed-forward width, sequences per batch, tokens per sequence."""
+SIZES: dict[str, Size] = {
     "Small": (6, 6, 384, 1536, 32, 512),
     "Medium": (12, 12, 768, 3072, 16, 512),
     "Large": (24, 16, 1024, 4096, 8, 512),
@@ -92,14 +95,13 @@ SIZES: dict[str, tuple[int, int, int, int, int, int]] = {
     "7B": (32, 32, 4096, 11008, 8, 1024),
     "13B": (40, 40, 5120, 13824, 4, 1024),
 }
-"""Layers, heads, width, feed-forward width, sequences per batch, tokens per sequence."""
 SMALL_SIZES = {"Small": (2, 2, 64, 128, 2, 32), "Medium": (2, 4, 64, 256, 2, 32)}
 DDP_SIZES = {"7B": SIZES["7B"], "13B": (*SIZES["13B"][:4], 8, 1024)}
 SMALL_DDP_SIZES = {"Small": SMALL_SIZES["Small"]}
 EFFORT = Effort(warmup=5, warmup_seconds=5.0, repetitions=20, relative_interval=None, seconds=10.0, flush=False)
 
 
-def model_shape(name: str, size: tuple[int, int, int, int, int, int], *, small: bool = False) -> ModelShape:
+def model_shape(name: str, size: Size, *, small: bool = False) -> ModelShape:
     """Return the shape of one size."""
     layers, heads, width, ffn, _, tokens = size
     return ModelShape(
@@ -120,6 +122,11 @@ def model_shape(name: str, size: tuple[int, int, int, int, int, int], *, small: 
     )
 
 
+def adamw(model: nn.Module, rate: float, device: torch.device) -> torch.optim.Optimizer:
+    """Return AdamW, fused on a GPU."""
+    return torch.optim.AdamW(model.parameters(), lr=rate, fused=device.type == "cuda")
+
+
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
     """Run forward, backward and update. Tokens: (batch, sequence + 1); each predicts the next."""
     optimizer.zero_grad(set_to_none=True)
@@ -134,15 +141,24 @@ def prepare(shape: ModelShape, batch: int, data_parallel: bool, device: torch.de
     if data_parallel:
         devices = [device.index] if device.type == "cuda" else None
         model = nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
     tokens = torch.randint(shape.vocabulary, (batch, shape.context_tokens + 1), device=device)
-    return partial(train_step, model, optimizer, tokens)
+    return partial(train_step, model, adamw(model, 1e-4, device), tokens)
 
 
-def case_of(name: str, size: tuple[int, int, int, int, int, int], *, ranks: int | None, small: bool) -> Case:
-    """Return one size as a case on `ranks` devices under DDP, or without DDP if None. FLOP are those of all ranks."""
-    shape = model_shape(name, size, small=small)
-    batch, tokens = size[4], size[4] * size[5] * (ranks or 1)
+def cases(*, small: bool, ranks: int | None = None) -> list[Case]:
+    """Return the eight sizes on one device, smallest first, or two on `ranks` under DDP. FLOP are those of all ranks."""
+    alone = (SMALL_SIZES if small else SIZES).items()
+    if ranks is None:
+        return [case_of(name, size, None, small=small) for name, size in alone]
+    several = [case_of(name, size, ranks, small=small) for name, size in (SMALL_DDP_SIZES if small else DDP_SIZES).items()]
+    return [
+        replace(case, effort=replace(EFFORT, warmup_seconds=None, seconds=None)) for case in several
+    ]  # the same on every rank
+
+
+def case_of(name: str, size: Size, ranks: int | None, *, small: bool) -> Case:
+    """Return one size as a case."""
+    shape, batch, length = model_shape(name, size, small=small), size[4], size[5]
     return Case(
         kind="transformer_step" if ranks is None else "ddp_step",
         variant=name,
@@ -154,59 +170,38 @@ def case_of(name: str, size: tuple[int, int, int, int, int, int], *, ranks: int 
             "vocabulary": shape.vocabulary,
             "parameters": parameters(shape).total,
             "batch": batch,
-            "sequence": size[5],
+            "sequence": length,
             "ranks": ranks or 1,
         },
         dtype="bf16",
-        flop=round(tokens * flop_per_token(shape, size[5], "causal")),
+        flop=round(batch * length * (ranks or 1) * flop_per_token(shape, length, "causal")),
         prepare=partial(prepare, shape, batch, ranks is not None),
         effort=EFFORT,
     )
 
 
-def cases(*, small: bool) -> list[Case]:
-    """Return the eight sizes on one device, smallest first."""
-    sizes = SMALL_SIZES if small else SIZES
-    return [case_of(name, size, ranks=None, small=small) for name, size in sizes.items()]
-
-
-def ddp_cases(ranks: int, *, small: bool) -> list[Case]:
-    """Return the two sizes that the suite scales, on this many ranks."""
-    sizes = SMALL_DDP_SIZES if small else DDP_SIZES
-    return [case_of(name, size, ranks=ranks, small=small) for name, size in sizes.items()]
-
-
 MLP_BATCH = 256
-MLP_STEPS = 100
-MLP_WIDTHS = (4096, 8192, 8192, 4096)
-SMALL_MLP_WIDTHS = (64, 128, 128, 64)
+MLP_WIDTHS, SMALL_MLP_WIDTHS = (4096, 8192, 8192, 4096), (64, 128, 128, 64)
 MLP_LEARNING_RATE = 1e-3
 """Large enough that rounding to bf16 does not lose the update."""
-MLP_EFFORT = Effort(repetitions=MLP_STEPS, relative_interval=None, seconds=20.0, flush=False)
-
-
-def build_mlp(widths: tuple[int, ...], device: torch.device) -> nn.Sequential:
-    """Build linear layers with ReLU between them."""
-    pairs = pairwise(widths)
-    layers = [layer for pair in pairs for layer in (nn.Linear(*pair, device=device, dtype=torch.bfloat16), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
+MLP_EFFORT = Effort(repetitions=100, relative_interval=None, seconds=20.0, flush=False)
 
 
 def mlp_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> None:
     """Run forward, backward and update; the loss is the mean square error."""
     optimizer.zero_grad(set_to_none=True)
-    loss = nn.functional.mse_loss(model(inputs), targets)
+    loss = functional.mse_loss(model(inputs), targets)
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
 def prepare_mlp(widths: tuple[int, ...], device: torch.device) -> Call:
-    """Build the network, its optimizer and one batch with random targets; return one step as a call."""
-    model = build_mlp(widths, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=MLP_LEARNING_RATE, fused=device.type == "cuda")
-    inputs = torch.randn(MLP_BATCH, widths[0], device=device, dtype=torch.bfloat16)
-    targets = torch.randn(MLP_BATCH, widths[-1], device=device, dtype=torch.bfloat16)
-    return partial(mlp_train_step, model, optimizer, inputs, targets)
+    """Build linear layers with ReLU between them, an optimizer and one batch with random targets; return one step as a call."""
+    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair, device=device, dtype=torch.bfloat16), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1])
+    make = partial(torch.randn, device=device, dtype=torch.bfloat16)
+    inputs, targets = make(MLP_BATCH, widths[0]), make(MLP_BATCH, widths[-1])
+    return partial(mlp_train_step, model, adamw(model, MLP_LEARNING_RATE, device), inputs, targets)
 
 
 def mlp_cases(*, small: bool) -> list[Case]:

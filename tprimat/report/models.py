@@ -19,7 +19,7 @@ from tprimat.report.tables import columns
 USUAL_SEQUENCE_TOKENS = 2048
 SUITE_SOURCE = "AMD MI350X Training Benchmark Results"
 WITHOUT_BIASES = """linear layers without biases, as the published rates imply.
-python3 -m tprimat suite trains these sizes with GPT-2's biases, which are under 0.1 % more parameters."""
+python3 -m tprimat probe transformer trains these sizes with GPT-2's biases, which are under 0.1 % more parameters."""
 
 Row = dict[str, Any]
 

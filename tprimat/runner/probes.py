@@ -1,4 +1,4 @@
-"""Run probes: in this process, on several ranks of this machine, or all in order as the suite, each in its own process."""
+"""Run probes: in this process, on several ranks of this machine, or several in order, each in its own process; and their page."""
 
 import importlib.util
 import sys
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.core.accelerators import PLATFORM_OF
-from tprimat.core.errors import ConfigError, RecordError
+from tprimat.core.errors import ConfigError, UserError
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import python_environment, run_command, run_ranks
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.lock import locked
-from tprimat.records.store import append_probe, read_probes, write_atomically
-from tprimat.report.suite import page
+from tprimat.records.schema import ProbeRecord
+from tprimat.records.store import append_probe, from_json, read_probes, write_atomically
+from tprimat.report.probes import page
 
 if TYPE_CHECKING:
     from tprimat.config.schema import Config
     from tprimat.core.accelerators import PlatformName
     from tprimat.probe.case import Bench
-    from tprimat.probe.gemm import Workload
-    from tprimat.records.schema import ProbeRecord
+    from tprimat.probe.gemm import ModelProducts
 
 KINDS = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
 """In order. The probes that other results are compared with come first, in case the time runs out."""
@@ -32,11 +32,12 @@ RANK_KINDS = ("collectives", "ddp", "overlap")
 """Measured on several ranks."""
 ON_REQUEST = ("rounds", "pieces", "overlap")
 """Not in `all`: rounds keep a GPU at full load for minutes, and only predictions need pieces and overlap."""
-OF_PRODUCTS = ("gemm", "rounds")
-"""With a choice of dtype."""
+DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
+"""Of matrix products."""
 RANKS_ON_A_PROCESSOR = 2
 DEFAULT_MICRO_BATCH = 4
 """For models whose micro-batch is 'auto'."""
+PAGE_NAME = "probes.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +65,31 @@ class ProbeRequest:
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of probes.
+    """Split a comma-separated list of probes; `all` is KINDS.
 
     Raises:
         ConfigError: one of them does not exist.
     """
-    if text == "all":
-        return KINDS
-    fix = f"one or more of {', '.join((*KINDS, *ON_REQUEST))}, or all"
+    return KINDS if text == "all" else _names(text, (*KINDS, *ON_REQUEST), "probe", "--probe", ", or all")
+
+
+def parse_dtypes(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of dtypes of matrix products.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    return _names(text, DTYPES, "dtype", "--dtype")
+
+
+def _names(text: str, known: tuple[str, ...], what: str, where: str, more: str = "") -> tuple[str, ...]:
+    fix = f"one or more of {', '.join(known)}{more}"
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
-        if name not in {*KINDS, *ON_REQUEST}:
-            raise ConfigError(f"There is no probe {name!r}.", where="--probe", fix=fix)
+        if name not in known:
+            raise ConfigError(f"There is no {what} {name!r}.", where=where, fix=fix)
     if not names:
-        raise ConfigError("No probe is named.", where="--probe", fix=fix)
+        raise ConfigError(f"No {what} is named.", where=where, fix=fix)
     return names
 
 
@@ -92,20 +104,34 @@ def require_torch() -> None:
         raise ConfigError("Probes need PyTorch.", fix="pip install torch, in the build for your accelerator")
 
 
-def measure(request: ProbeRequest) -> Iterator["ProbeRecord"]:
-    """Measure every requested probe, record by record.
+def measure(request: ProbeRequest) -> Iterator[ProbeRecord]:
+    """Measure the requested probes; of several, each in its own process, and a failure ends no other.
 
     Raises:
         LaunchError: another launcher is writing to the output folder.
+        ConfigError: a single probe cannot be measured here.
+        SystemExit: a signal asked for an end.
     """
-    deadline = None if request.seconds is None else time.monotonic() + request.seconds
+    ends = None if request.seconds is None else time.monotonic() + request.seconds
+    several = len(request.kinds) > 1
     with locked(request.output):
         for kind in request.kinds:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            yield from measure_on_ranks(kind, request, left) if kind in RANK_KINDS else measure_here(kind, request, left)
+            left = None if ends is None else max(0.0, ends - time.monotonic())
+            if several and left == 0:
+                tell(f"{kind}: skipped, the time budget is spent")
+                continue
+            try:
+                if kind in RANK_KINDS:
+                    yield from measure_on_ranks(kind, request, left)
+                else:
+                    yield from (measure_apart if several else measure_here)(kind, request, left)
+            except UserError as error:
+                if not several:
+                    raise
+                tell(f"{kind}: {error}")
 
 
-def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator["ProbeRecord"]:
+def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator[ProbeRecord]:
     """Measure one probe in this process, on one device; matrix products are those of a configuration's models.
 
     Raises:
@@ -115,22 +141,9 @@ def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Ite
     from tprimat.probe import case, catalogue
 
     bench = shared_bench(request.small)
-    workloads = workloads_of(read_config(request.config).config, PLATFORM_OF[bench.machine.platform])
-    choice = catalogue.Choice(dtypes=catalogue.check_dtypes(request.dtypes or default_dtypes(kind, bench)), workloads=workloads)
+    models = models_of(read_config(request.config).config, PLATFORM_OF[bench.machine.platform])
     log = case.open_log(request.file, resume=request.resume, seconds=seconds, tell=tell)
-    yield from catalogue.PROBES[kind](choice, bench, log)
-    case.release(bench)
-
-
-def default_dtypes(kind: str, bench: "Bench") -> tuple[str, ...]:
-    """Return the dtypes of matrix products that the device multiplies, and say which are left out."""
-    from tprimat.probe import gemm
-
-    if bench.machine.platform != "cpu":
-        return gemm.DTYPES
-    if kind in OF_PRODUCTS:
-        tell(f"{kind}: {' and '.join(gemm.NOT_ON_A_CPU)} are left out, which a CPU does not multiply.")
-    return tuple(dtype for dtype in gemm.DTYPES if dtype not in gemm.NOT_ON_A_CPU)
+    yield from catalogue.records(kind, catalogue.Choice(dtypes=request.dtypes, models=models), bench, log)
 
 
 @lru_cache(maxsize=1)
@@ -141,15 +154,36 @@ def shared_bench(small: bool | None) -> "Bench":
     return case.open_bench(small=small, detected=this_machine())
 
 
-def measure_on_ranks(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator["ProbeRecord"]:
+def measure_apart(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator[ProbeRecord]:
+    """Measure one probe in its own process, so that its crash ends no other and its memory is free afterwards."""
+    argv = (sys.executable, "-m", "tprimat", "probe", *words_of(kind, request, seconds), "--json")
+    records: list[ProbeRecord] = []
+
+    def read(line: str) -> None:
+        if line.startswith("{"):
+            records.append(from_json(ProbeRecord, line, where=kind))
+        else:
+            tell(line)
+
+    ending = run_command(Command(argv=argv, environment=python_environment()), read)
+    yield from records
+    if ending.stop_signal:
+        raise SystemExit(128 + ending.stop_signal)
+    if ending.exit_code:
+        tell(f"{kind} ended with status {ending.exit_code}; its measurements so far are kept")
+
+
+def measure_on_ranks(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator[ProbeRecord]:
     """Measure one probe in processes started by torchrun, one per rank; they append to the same file."""
-    from tprimat.probe import case, collectives
+    from tprimat.probe import case, catalogue
 
     known = case.open_log(request.file, resume=request.resume, seconds=None, tell=tell).known
     for ranks in rank_counts(kind, request.ranks):
-        if known and collectives.all_measured(kind, ranks, known, small=request.small, detected=this_machine()):
-            tell(f"{kind} on {ranks} ranks: everything is measured already.")
-            continue
+        if known:
+            bench = case.open_bench(small=request.small, ranks=ranks, detected=this_machine())
+            if all(case.identity(one, bench) in known for one in catalogue.CASES[kind](catalogue.Choice(), bench)):
+                tell(f"{kind} on {ranks} ranks: everything is measured already.")
+                continue
         if seconds is not None and seconds <= 0:
             tell(f"The time budget is spent: {kind} on {ranks} ranks is left.")
             return
@@ -166,8 +200,7 @@ def record_failure(kind: str, ranks: int, failure: str, request: ProbeRequest) -
     from tprimat.probe.case import Case, empty_record
 
     case = Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
-    record = replace(empty_record(case, shared_bench(request.small)), error=failure)
-    append_probe(request.file, record)
+    append_probe(request.file, replace(empty_record(case, shared_bench(request.small)), error=failure))
     tell(f"{kind} on {ranks} ranks: {failure}")
 
 
@@ -176,6 +209,8 @@ def words_of(kind: str, request: ProbeRequest, seconds: float | None) -> list[st
     words = [kind, "--output", str(request.output)]
     words += ["--time-budget", str(seconds)] if seconds is not None else []
     words += ["--ranks", str(request.ranks)] if request.ranks and kind in RANK_KINDS else []
+    words += ["--dtype", ",".join(request.dtypes)] if request.dtypes else []
+    words += ["--config", str(request.config)] if request.config else []
     words += ["--resume"] if request.resume else []
     return words + ([] if request.small is None else ["--small" if request.small else "--full"])
 
@@ -200,102 +235,46 @@ def rank_counts(kind: str, requested: int | None) -> list[int]:
 
 
 def measure_as_rank(request: ProbeRequest) -> None:
-    """Measure as one of the ranks that torchrun started."""
-    from tprimat.probe import case, collectives
+    """Measure as one of the ranks that torchrun started; the first one keeps the records."""
+    from tprimat.probe import case, catalogue, collectives
 
     with collectives.process_group(request.small, this_machine()) as bench:
-        log = case.open_log(request.file, resume=request.resume, seconds=request.seconds, tell=tell)
+        log = case.open_log(None, resume=False, seconds=None, tell=lambda _: None)
+        if collectives.is_first():
+            log = case.open_log(request.file, resume=request.resume, seconds=request.seconds, tell=tell)
         for kind in request.kinds:
-            collectives.run_on_all_ranks(kind, bench, log)
+            for _ in catalogue.records(kind, catalogue.Choice(), bench, log):
+                pass
 
 
-def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload, ...]":
+def models_of(config: "Config", platform: "PlatformName") -> "tuple[ModelProducts, ...]":
     """Return each model of --model all at every tensor-parallel degree and micro-batch that its strategies use on a platform."""
     from tprimat.plan.build import shape_of
-    from tprimat.probe.gemm import Workload
+    from tprimat.probe.gemm import ModelProducts
 
     data = config.training.data
-    workloads = []
+    products = []
     for key, model in config.models.items():
-        if not model.in_all:
-            continue
-        degrees: dict[int, set[int]] = {}
-        for layout in (models[key][platform] for models in config.parallelism.values() if platform in models.get(key, {})):
-            micro_batch = layout.micro_batch_size or data.micro_batch_size
-            sequences = DEFAULT_MICRO_BATCH if micro_batch == "auto" else micro_batch
-            degrees.setdefault(sequences, set()).add(layout.tensor_model_parallel_size)
-        workloads += [
-            Workload(
+        strategies = (models[key][platform] for models in config.parallelism.values() if platform in models.get(key, {}))
+        splits = {(one.micro_batch_size or data.micro_batch_size, one.tensor_model_parallel_size) for one in strategies}
+        sizes = {(DEFAULT_MICRO_BATCH if micro_batch == "auto" else micro_batch, ranks) for micro_batch, ranks in splits}
+        products += [
+            ModelProducts(
                 model=key,
                 shape=shape_of(model, "full"),
-                tensor_parallel=tuple(sorted(ranks)),
-                micro_batch=sequences,
+                tensor_parallel=ranks,
+                micro_batch=micro_batch,
                 sequence=data.sequence_length,
             )
-            for sequences, ranks in sorted(degrees.items())
+            for micro_batch, ranks in sorted(sizes if model.in_all else ())
         ]
-    return tuple(workloads)
+    return tuple(products)
 
 
-# The suite: every probe in order, each in its own process, and one page from the records.
-
-PAGE_NAME = "suite.md"
-
-
-def probes_to_skip(text: str) -> frozenset[str]:
-    """Read a comma-separated list of probes.
-
-    Raises:
-        ConfigError: a probe of this name does not exist.
-    """
-    names = frozenset(filter(None, (part.strip() for part in text.split(","))))
-    for name in sorted(names):
-        if name not in KINDS:
-            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join(KINDS))
-    return names
-
-
-def run_suite(request: ProbeRequest) -> int | None:
-    """Run the probes of a request, each in its own process, so that a crash ends no other.
-
-    Returns:
-        the signal that stopped it; None at its end.
-
-    Raises:
-        LaunchError: another launcher is writing to the output folder.
-    """
-    ends = None if request.seconds is None else time.monotonic() + request.seconds
-    with locked(request.output):
-        for kind in KINDS:
-            left = None if ends is None else ends - time.monotonic()
-            if kind not in request.kinds:
-                tell(f"{kind}: skipped")
-                continue
-            if left is not None and left <= 0:
-                tell(f"{kind}: skipped, the time budget is spent")
-                continue
-            tell(f"{kind}:")
-            argv = (sys.executable, "-m", "tprimat", "probe", *words_of(kind, request, left), "--json")
-            ending = run_command(
-                Command(argv=argv, environment=python_environment()), lambda line: None if line.startswith("{") else tell(line)
-            )
-            if ending.exit_code:
-                tell(f"{kind} ended with status {ending.exit_code}; its measurements so far are kept")
-            if ending.stop_signal:
-                return ending.stop_signal
-    return None
-
-
-def write_page(output: Path) -> Path:
-    """Write the page from the records of an output folder.
-
-    Raises:
-        RecordError: there is no record.
-    """
-    file = output / PROBES_FILE
-    probes = read_probes(file)
-    if not probes:
-        raise RecordError(f"{file} holds no measurement.", where=str(file), fix="run the suite without --page-only")
-    target = output / PAGE_NAME
+def write_page(request: ProbeRequest) -> Path | None:
+    """Write the page about all records of an output folder; None where there are none."""
+    if not (probes := read_probes(request.file)):
+        return None
+    target = request.output / PAGE_NAME
     write_atomically(target, page(probes))
     return target

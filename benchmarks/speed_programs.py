@@ -23,7 +23,7 @@ from tprimat.records.discover import load_results
 from tprimat.records.environment import processor_name, software_versions, tuning_variables
 from tprimat.records.redaction import masked_command
 from tprimat.records.schema import Machine
-from tprimat.runner.session import RunRequest, words_of
+from tprimat.runner.request import RunRequest, words_of
 from tprimat.runner.sweep import changed_since
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -97,7 +97,7 @@ def main() -> int:
             "--global-batch-size": options.global_batch_size,
             "--output-dir": options.output / options.split / name,
         }
-        words = [sys.executable, str(ROOT / "benchmark.py"), "--quiet", *(str(word) for pair in flags.items() for word in pair)]
+        words = [sys.executable, str(ROOT / "benchmark.py"), *(str(word) for pair in flags.items() for word in pair)]
         words += [word for setting in layout for word in ("--set", setting)]
         print(f"== {options.split}, {name}", flush=True)
         failed += subprocess.run([*words, *flags_of(name)], check=False).returncode != 0

@@ -109,7 +109,7 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
     words = (*speed, "--output", str(output / "in-turn-graphs"), "--against", layers, "--only", ",".join(AS_GRAPHS))
     words += ("--set", "platform_optimizations.nvidia.engine_options.cuda_graphs=true")
     found.append(Step(name="in-turn-graphs", words=words, folder=output, knows_limit=True))
-    common = ("--steps", "10", "--gpus", str(gpus), "--probes", str(probes))
+    common = ("--steps", "10", "--gpus", str(gpus), "--set", f"probes={probes}")
     for program in programs if gpus >= STRATEGIES_NEED else ():
         if program.name in (embedded.ENGINE.name, nemo.ENGINE.name):
             settings = [word for setting in program.settings for word in ("--set", f"platform_optimizations.nvidia.{setting}")]
@@ -117,8 +117,8 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
             found.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
     for mode in ("weak", "strong"):
         words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--micro-batch-size", "4", *common)
-        words += ("--set", f"models.llama.architecture={SCALED}", "--scaling", ",".join(map(str, [*fewer, gpus])))
-        words += ("--scaling-mode", mode, "--resume", "--output-dir", str(output / f"scaling-{mode}"))
+        words += ("--set", f"models.llama.architecture={SCALED}", "--scaling", f"{mode}:{','.join(map(str, [*fewer, gpus]))}")
+        words += ("--resume", "--output-dir", str(output / f"scaling-{mode}"))
         found.append(Step(name=f"scaling-{mode}", words=words, folder=output))
     return found
 
@@ -203,10 +203,12 @@ def made(output: Path) -> dict[str, int]:
 
 
 def _with_probes_that_exist(words: Sequence[str]) -> list[str]:
-    """Leave `--probes` out where probing has failed: published figures then have to do."""
-    place = words.index("--probes") if "--probes" in words else len(words)
-    exists = place < len(words) and (Path(words[place + 1]) / "probes.jsonl").exists()
-    return list(words) if exists else [*words[:place], *words[place + 2 :]]
+    """Leave `--probes` and `--set probes=` out where probing has failed: published figures then have to do."""
+    place = next((at for at, word in enumerate(words) if word == "--probes" or word.startswith("probes=")), len(words))
+    at = place if place < len(words) and words[place] == "--probes" else place - 1
+    folder = "" if place == len(words) else words[at + 1].removeprefix("probes=")
+    exists = folder and (Path(folder) / "probes.jsonl").exists()
+    return list(words) if exists or not folder else [*words[:at], *words[at + 2 :]]
 
 
 def series(chosen: Sequence[Step], output: Path, time_limit: float | None) -> int:

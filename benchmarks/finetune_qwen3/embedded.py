@@ -57,10 +57,11 @@ def embedded_command(precision: str, folder: Path, training: Training) -> Comman
         "--global-batch-size": sequences * training.ranks,
         "--micro-batch-size": micro_batch,
         "--sequence-length": tokens,
-        "--data": "mock",
         "--output-dir": folder,
     }
-    words = [str(word) for pair in flags.items() for word in pair] + [word for text in settings for word in ("--set", text)]
+    words = [str(word) for pair in flags.items() for word in pair] + [
+        word for text in ("data=mock", *settings) for word in ("--set", text)
+    ]
     return Command(
         argv=(sys.executable, str(ROOT / "benchmark.py"), "--resume", *words),
         environment={"PYTHONPATH": python_environment()["PYTHONPATH"]},

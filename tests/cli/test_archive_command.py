@@ -33,7 +33,7 @@ def output(tmp_path):
     shutil.copytree(RUNS / "h100", folder)
     home = f"{Path.home()}/texts"
     run = a_run(
-        "told", strategy="balanced", command=("./benchmark.py", "--data", f"text:{home}", "--set", f"data.token={SECRET}")
+        "told", strategy="balanced", command=("./benchmark.py", "--set", f"data=text:{home}", "--set", f"data.token={SECRET}")
     )
     write_run(folder, run, steps_of(run, step_times(4.2, 5), 5))
     log = f"{socket.gethostname()} says:\nHF_TOKEN={SECRET}\nsaving to {home}\nMASTER_ADDR=gpu-box-12\nrank 0 on gpu-box-12\n"

@@ -59,17 +59,17 @@ def test_what_contradicts_auto_is_explained(machine):
         (("--tp", "2"), "--parallel auto chooses --tp itself."),
         (("--micro-batch-size", "2"), "--parallel auto chooses --micro-batch-size itself."),
         (("--tp", "2", "--launcher", "slurm"), "--parallel auto chooses --tp itself."),
-        (("--measure", "1"), "--measure is 1."),
-        (("--measure", "2", "--runs", "5"), "--measure runs each layout 3 times at most."),
+        (("--parallel", "auto:1"), "--measure is 1."),
+        (("--parallel", "auto:2", "--runs", "5"), "--measure runs each layout 3 times at most."),
         (("--only", "tp=2"), "--only chooses among the cells of a sweep."),
-        (("--measure", "2", "--routing", "natural,balanced"), "--measure ranks layouts under one routing."),
+        (("--parallel", "auto:2", "--set", "routing=natural,balanced"), "--measure ranks layouts under one routing."),
         (("--scaling", "1,2"), "--parallel auto chooses one layout, and --scaling runs many configurations."),
         (("--sweep", "seed=1,2"), "--parallel auto chooses one layout, and --sweep runs many configurations."),
     ):
         done = machine(*words)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
     for launcher in ("here", "slurm"):
-        alone = run_command("benchmark.py", "--measure", "2", "--launcher", launcher)
+        alone = run_command("benchmark.py", "--parallel", "auto:2", "--launcher", launcher)
         assert "add --parallel auto" in alone.stderr
     here = run_command("benchmark.py", "--parallel", "auto", "--model", "llama")
     assert (here.returncode, "--parallel auto cannot choose here." in here.stderr) == (2, True)
@@ -78,7 +78,9 @@ def test_what_contradicts_auto_is_explained(machine):
 
 
 def test_both_routings_run_under_the_layout_of_choice(machine):
-    done = machine("--dry-run", "--json", "--engine", "megatron", "--model", "qwen3_moe", "--routing", "natural,balanced", gpus=8)
+    done = machine(
+        "--dry-run", "--json", "--engine", "megatron", "--model", "qwen3_moe", "--set", "routing=natural,balanced", gpus=8
+    )
     assert done.returncode == 0, done.stderr
     plans = json.loads(done.stdout)["plans"]
     assert [plan["routing"] for plan in plans] == ["natural", "balanced"]
@@ -86,7 +88,7 @@ def test_both_routings_run_under_the_layout_of_choice(machine):
 
 
 def test_a_job_chooses_where_it_runs(machine):
-    words = ("--nodes", "2", "--measure", "3", "--set", "cluster.slurm.array_tasks=4", "--model", "llama,qwen")
+    words = ("--nodes", "2", "--parallel", "auto:3", "--set", "cluster.slurm.array_tasks=4", "--model", "llama,qwen")
     done = machine("--launcher", "slurm", "--platform", "nvidia", "--engine", "megatron", *words, "--dry-run")
     assert done.returncode == 0, done.stderr
     (command,) = (line for line in done.stdout.splitlines() if line.startswith("exec "))

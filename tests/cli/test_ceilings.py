@@ -143,7 +143,7 @@ def test_probes_are_found_where_a_user_leaves_them(results, tmp_path, place):
 
 def test_a_place_without_probes_is_the_users_mistake(results, tmp_path):
     for script in ("compare.py", "analyze_peak_throughput.py"):
-        done = command(script, "--results-dir", results, "--probes", tmp_path / "nowhere", cwd=tmp_path)
+        done = command(script, "--results-dir", results, "--set", f"probes={tmp_path}/nowhere", cwd=tmp_path)
         assert done.returncode == 2
         assert "There is no probes.jsonl in" in done.stderr
 
@@ -193,7 +193,7 @@ def test_the_summary_of_a_benchmark_says_why_there_is_no_share(eight_gpus, tmp_p
     probe, sentence = STALE[reason]
     here = probe.software if reason == "torch" else {"torch": TORCH}
     append_probe(tmp_path / "elsewhere" / "probes.jsonl", replace(probe, software=here))
-    done = eight_gpus("--probes", str(tmp_path / "elsewhere"))
+    done = eight_gpus("--set", f"probes={tmp_path}/elsewhere")
     assert done.returncode == 0, done.stderr
     assert "of matmul" not in done.stdout
     assert sentence.replace("with torch 2.11.0", f"with torch {TORCH}") in done.stdout

@@ -329,7 +329,7 @@ def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_p
         (("--output", "x.svg", "--format", "png"), "is not a png file"),
         (("--fail-if-slower", "much"), "--fail-if-slower is 'much'."),
         (("--fail-if-slower", "150%"), "--fail-if-slower is '150%'."),
-        (("--warmup", "few"), "'few' is not a number of steps"),
+        (("--set", "warmup=few"), "'few' is not a number of steps"),
         (("--baseline", "nothing"), "matches 0 configurations"),
     ],
 )

@@ -25,7 +25,7 @@ from tprimat.runner.probes import KINDS, ON_REQUEST
         ("benchmark.py", ["llama-3.1-8b"], "'llama-3.1-8b' is one word too many; did you mean --model llama-3.1-8b?"),
         ("benchmark.py", ["extra"], "'extra' is one word too many"),
         ("compare.py", ["output"], "'output' is one word too many; did you mean --results-dir output?"),
-        ("benchmark.py", ["--size", "huge"], "--size cannot be 'huge'; one of: full, tiny"),
+        ("benchmark.py", ["--set", "size=huge"], "--size cannot be 'huge'; one of: full, tiny"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),
         ("benchmark.py", ["--gpus", "many"], "--gpus: invalid int value: 'many'"),
         ("benchmark.py", ["--gpus", "x" * 5000], f"--gpus: invalid int value: '{'x' * 80}...'"),
@@ -75,12 +75,12 @@ def plans(*flags):
 
 
 def test_a_layout_of_the_moment_needs_no_strategy():
-    one, other = plans("--platform", "nvidia", "--gpus", "8", "--tp", "2", "--pp", "2", "--vpp", "2")
+    one, other = plans("--platform", "nvidia", "--gpus", "8", "--tp", "2", "--pp", "2", "--set", "vpp=2")
     assert (one["strategy"], one["model"], other["model"]) == ("tp2_pp2_vpp2", "llama", "qwen")
     for plan in (one, other):
         layout = plan["layout"]
         assert (layout["tensor"], layout["pipeline"], layout["virtual_pipeline"], layout["data"]) == (2, 2, 2, 2)
-    (plan,) = plans("--platform", "nvidia", "--gpus", "4", "--model", "llama", "--cp", "2")
+    (plan,) = plans("--platform", "nvidia", "--gpus", "4", "--model", "llama", "--set", "cp=2")
     assert (plan["strategy"], plan["layout"]["context"], plan["layout"]["tensor"]) == ("cp2", 2, 1)
 
 
@@ -103,12 +103,12 @@ def refused(*flags):
     [
         (("--gpus", "8", "--tp", "3"), "--tp 1, 2, 4 or 8"),
         (("--gpus", "6", "--pp", "3"), "--pp 1 or 2"),
-        (("--gpus", "8", "--pp", "2", "--vpp", "3"), "--vpp 1, 2, 4, 8 or 16"),
-        (("--gpus", "8", "--cp", "3"), "--gpus 6, or degrees with a smaller product"),
-        (("--gpus", "6", "--cp", "3"), "--sequence-length 60, or another --cp"),
-        (("--gpus", "8", "--tp", "2", "--ep", "3", "--model", "mixtral"), "--ep 1, 2, 4 or 8"),
+        (("--gpus", "8", "--pp", "2", "--set", "vpp=3"), "--vpp 1, 2, 4, 8 or 16"),
+        (("--gpus", "8", "--set", "cp=3"), "--gpus 6, or degrees with a smaller product"),
+        (("--gpus", "6", "--set", "cp=3"), "--sequence-length 60, or another --cp"),
+        (("--gpus", "8", "--tp", "2", "--set", "ep=3", "--model", "mixtral"), "--ep 1, 2, 4 or 8"),
         (("--gpus", "8", "--tp", "2", "--pp", "2", "--micro-batch-size", "3"), "--global-batch-size 18, or --micro-batch-size 2"),
-        (("--gpus", "8", "--vpp", "2"), "leave --vpp out, or raise --pp"),
+        (("--gpus", "8", "--set", "vpp=2"), "leave --vpp out, or raise --pp"),
     ],
 )
 def test_a_layout_of_the_moment_that_does_not_divide_is_refused_in_its_own_flags(flags, way_out):

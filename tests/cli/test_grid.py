@@ -19,7 +19,8 @@ from tprimat.records.store import RunDirectory
 from tprimat.runner import run as training
 from tprimat.runner import sweep as engine
 from tprimat.runner.grid import combinations, holds, parse_sweep, read_sweep, request_with
-from tprimat.runner.session import RunRequest, prepare
+from tprimat.runner.request import RunRequest
+from tprimat.runner.session import prepare
 from tprimat.runner.sweep import Cell, differs_here, interleaved, is_result
 
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))

@@ -13,7 +13,7 @@ from tprimat.plan.schema import read_plan
 from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-AUTO = ["--model", "llama", "--data", "mock", "--steps", "1", "--global-batch-size", "8", "--micro-batch-size", "auto"]
+AUTO = ["--model", "llama", "--set", "data=mock", "--steps", "1", "--global-batch-size", "8", "--micro-batch-size", "auto"]
 STAGES = ["--gpus", "2", "--sequence-length", "128", "--parallel", "stages"]
 STAGES += ["--set", "parallelism.stages.llama.cpu.pipeline_model_parallel_size=2"]
 

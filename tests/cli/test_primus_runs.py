@@ -19,7 +19,7 @@ def machine(tmp_path, monkeypatch):
     def benchmark(*words, act="once", run=run_command, **variables):
         environment = {**machine, "FAKE_PRIMUS": act, "OUTPUT_DIR": str(tmp_path / "out"), **variables}
         with fake_nvml():
-            return run("benchmark.py", "--model", "llama", "--steps", "6", "--quiet", *words, environment=environment)
+            return run("benchmark.py", "--model", "llama", "--steps", "6", *words, environment=environment)
 
     return benchmark
 

@@ -56,7 +56,15 @@ def unpacked(page):
 )
 def test_a_page_and_an_export_hold_nothing_private(command, file, tmp_path):
     folder = tmp_path / "output"
-    words = ("./benchmark.py", "--data", "text:/home/alicesmith/book.txt", "--set", f"x.token={SECRET}", "--set", "y=10.20.30.40")
+    words = (
+        "./benchmark.py",
+        "--set",
+        "data=text:/home/alicesmith/book.txt",
+        "--set",
+        f"x.token={SECRET}",
+        "--set",
+        "y=10.20.30.40",
+    )
     run = a_run("told", strategy="balanced", command=words)
     write_run(folder, run, steps_of(run, step_times(4.2, 5), 5))
     place = [folder] if command == "report" else ["--results-dir", folder]

@@ -59,7 +59,7 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
 
 
 def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
-    plans = plans_of(dry("--model", "mixtral,llama", "--routing", "balanced,natural"))
+    plans = plans_of(dry("--model", "mixtral,llama", "--set", "routing=balanced,natural"))
     asked = [(plan["model"], plan["routing"]) for plan in plans]
     assert asked == [("mixtral", "natural"), ("mixtral", "balanced"), ("llama", None)]
     assert len({plan["run_id"] for plan in plans}) == 3
@@ -70,11 +70,11 @@ def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (("--model", "llama", "--routing", "natural"), "--routing has nothing to route."),
-        (("--model", "mixtral", "--routing", "even"), "There is no routing 'even'."),
-        (("--model", "mixtral", "--ep", "3", "--gpus", "3"), "num_moe_experts (8) must be a multiple of"),
-        (("--model", "mixtral", "--tp", "2", "--ep", "8", "--gpus", "4"), "world_size (4) is not divisible by"),
-        (("--model", "llama", "--ep", "2"), "--ep is 2, and llama-3.1-8b-tiny has no experts."),
+        (("--model", "llama", "--set", "routing=natural"), "--routing has nothing to route."),
+        (("--model", "mixtral", "--set", "routing=even"), "There is no routing 'even'."),
+        (("--model", "mixtral", "--set", "ep=3", "--gpus", "3"), "num_moe_experts (8) must be a multiple of"),
+        (("--model", "mixtral", "--tp", "2", "--set", "ep=8", "--gpus", "4"), "world_size (4) is not divisible by"),
+        (("--model", "llama", "--set", "ep=2"), "--ep is 2, and llama-3.1-8b-tiny has no experts."),
     ],
 )
 def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what):
@@ -102,10 +102,10 @@ def test_a_dry_run_checks_what_a_run_would_check(tmp_path):
     assert checks == ["GPUs", "data", "memory", "disk"]
     memory = r"^absent   memory +[\d.]+ GiB predicted on the fullest rank; the memory of a GPU is not known here$"
     assert re.search(memory, done.stdout, re.MULTILINE)
-    missing = call("--dry-run", "--platform", "cpu", "--data", "text:no-such-book.txt", cwd=tmp_path)
+    missing = call("--dry-run", "--platform", "cpu", "--set", "data=text:no-such-book.txt", cwd=tmp_path)
     assert missing.returncode == 2
     assert "There is no " in missing.stderr
-    elsewhere = call("--dry-run", "--platform", "nvidia", "--data", "text:no-such-book.txt", cwd=tmp_path)
+    elsewhere = call("--dry-run", "--platform", "nvidia", "--set", "data=text:no-such-book.txt", cwd=tmp_path)
     assert elsewhere.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -260,10 +260,10 @@ MISTAKES = [
     (["--steps", "0"], "training.duration.max_steps is 0.\n  at    --steps training.duration.max_steps\n"),
     (["--gpus", "3", "--parallel", "balanced"], "world size (3) is not divisible by 2.\n  at    config.yaml:"),
     (["--precision", "fp8"], "fp8 cannot run on a CPU.\n  at    --precision platform_optimizations.cpu.precision\n"),
-    (["--data", "words"], "dataset is 'words'.\n  at    --data training.data.dataset\n"),
-    (["--warmup", "few"], "benchmarking.warmup_steps is 'few'.\n  at    --warmup benchmarking.warmup_steps\n"),
+    (["--set", "data=words"], "dataset is 'words'.\n  at    --data training.data.dataset\n"),
+    (["--set", "warmup=few"], "benchmarking.warmup_steps is 'few'.\n  at    --warmup benchmarking.warmup_steps\n"),
     (
-        ["--warmup", "5", "--steps", "5"],
+        ["--set", "warmup=5", "--steps", "5"],
         "warmup_steps is 5, and a run has 5 steps.\n  at    --warmup benchmarking.warmup_steps\n",
     ),
     (["--set", "trainin.steps=3"], "trainin is not a key of the configuration.\n  at    --set trainin\n"),
@@ -284,7 +284,7 @@ def test_a_mistake_exits_2_on_stderr_without_a_traceback(flags, says):
     ("flags", "says"),
     [
         (
-            ["--data", "text:no-such-book.txt"],
+            ["--set", "data=text:no-such-book.txt"],
             "dataset is 'text:no-such-book.txt'.\n  at    --data training.data.dataset\n  why   There is no ",
         ),
         (

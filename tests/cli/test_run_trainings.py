@@ -26,7 +26,7 @@ from tprimat.records.store import RunDirectory
 from tprimat.report.summary import summary
 
 ROOT = Path(__file__).parents[2]
-SHORT = ["--gpus", "1", "--micro-batch-size", "1", "--global-batch-size", "2", "--sequence-length", "32", "--data", "mock"]
+SHORT = ["--gpus", "1", "--micro-batch-size", "1", "--global-batch-size", "2", "--sequence-length", "32", "--set", "data=mock"]
 WITHOUT_STAGES = ["--set", "parallelism.balanced.qwen.cpu.pipeline_model_parallel_size=1"]
 
 

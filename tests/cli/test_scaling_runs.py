@@ -33,7 +33,7 @@ def plans(tmp_path, monkeypatch):
 
 
 def run(*arguments):
-    asked = ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", "--model", "llama", *arguments]
+    asked = ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--model", "llama", *arguments]
     return start("run", "benchmark.py", asked)
 
 

@@ -51,7 +51,7 @@ def run(*arguments):
     return start(
         "sweep",
         "run_all_configs.sh",
-        ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", "--steps", "4", *arguments],
+        ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--steps", "4", *arguments],
     )
 
 
@@ -150,7 +150,7 @@ def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):
         (["--parallel", "balanced"], "--parallel is not for this command"),
         (["--model", "qwen"], "try   ./run_all_configs.sh qwen\n"),
         (["--model", "lama"], "try   ./run_all_configs.sh llama, qwen, both; ./benchmark.py --model for any other\n"),
-        (["--measure", "3"], "--measure is not for this command"),
+        (["--parallel", "auto:3"], "--measure is not for this command"),
         (["--steps", "many"], "max_steps"),
         (["--config", "missing.yaml"], "missing.yaml"),
     ],

@@ -208,7 +208,7 @@ def machine(tmp_path, monkeypatch):
     def benchmark(*words, run=run_command, **variables):
         here = {"FAKE_GPUS": "[{}, {}]", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
         environment = {**here, "OUTPUT_DIR": str(tmp_path / "out"), **variables}
-        asked = ("--engine", "torchtitan", "--model", "llama", "--steps", "4", "--quiet", "--global-batch-size", "8")
+        asked = ("--engine", "torchtitan", "--model", "llama", "--steps", "4", "--global-batch-size", "8")
         with fake_nvml():
             return run("benchmark.py", *asked, *words, environment=environment)
 
@@ -289,7 +289,7 @@ def test_a_run_out_of_memory_keeps_its_step_and_says_why(machine, tmp_path):
 
 
 def test_a_plan_that_it_refuses_starts_nothing(machine, tmp_path):
-    done = machine("--data", "text:stdlib")
+    done = machine("--set", "data=text:stdlib")
     assert done.returncode == 2
     assert done.stderr.startswith("error: The engine torchtitan trains on mock data, not on text:stdlib.\n  at    --data")
     assert not (tmp_path / "out").exists()

@@ -83,7 +83,7 @@ def test_the_first_node_chooses_the_layout_also_for_a_node_that_would_choose_ano
 
 def test_layouts_race_on_all_nodes_until_the_slower_one_cannot_win(node, tmp_path, left_behind):
     words = {FIRST: SLOW, SECOND: FAST}
-    (status, said), (other_status, other_said) = ends(*(node(rank, words, "--measure", "2", "--resume") for rank in (0, 1)))
+    (status, said), (other_status, other_said) = ends(*(node(rank, words, "--parallel", "auto:2", "--resume") for rank in (0, 1)))
     assert (status, other_status) == (0, 0), said + other_said
     assert [record.strategy for record, _ in runs(tmp_path)] == [FIRST, SECOND, SECOND, FIRST], "a run is no repetition of itself"
     order = [path.name for _, path in runs(tmp_path)]
@@ -96,7 +96,7 @@ def test_layouts_race_on_all_nodes_until_the_slower_one_cannot_win(node, tmp_pat
 
 def test_a_layout_that_fails_on_one_node_leaves_the_race_and_the_others_go_on(node, tmp_path, left_behind):
     words = {FIRST: SLOW, SECOND: FAST, THIRD: (*FAST, "sleep", 100)}
-    launchers = node(0, words, "--measure", "3"), node(1, {**words, THIRD: FAILS}, "--measure", "3")
+    launchers = node(0, words, "--parallel", "auto:3"), node(1, {**words, THIRD: FAILS}, "--parallel", "auto:3")
     (status, said), (other_status, other_said) = ends(*launchers)
     assert (status, other_status) == (1, 1), said + other_said
     made = [(record.strategy, record.outcome) for record, _ in runs(tmp_path)]
@@ -109,7 +109,7 @@ def test_a_layout_that_fails_on_one_node_leaves_the_race_and_the_others_go_on(no
 
 
 def test_a_signal_between_two_runs_ends_the_race_on_both_nodes(node, tmp_path, left_behind):
-    launchers = [node(rank, FAST, "--measure", "3", cooldown=2) for rank in (0, 1)]
+    launchers = [node(rank, FAST, "--parallel", "auto:3", cooldown=2) for rank in (0, 1)]
     for _ in range(2):
         assert any(line.startswith("cooling down") for line in launchers[0].stdout)
     time.sleep(0.2)  # until the launcher handles signals

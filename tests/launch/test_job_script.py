@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tprimat.cli.run import add_arguments, request_of
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.launch.slurm import Job, Task, script
+from tprimat.runner.request import RunRequest, words_of
 from tprimat.runner.scaling import at_largest
-from tprimat.runner.session import RunRequest, words_of
 from tprimat.runner.submit import explicit, shown, state_line
 
 ECHO = """\

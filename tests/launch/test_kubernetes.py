@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.hardware.nodes import find_nodes
 from tprimat.launch.kubernetes import create
-from tprimat.runner.session import RunRequest
+from tprimat.runner.request import RunRequest
 from tprimat.runner.submit import shown, submit_to_kubernetes
 
 PUBLISHED = json.loads((Path(__file__).parent.parent / "schemas" / "kubeflow_trainer.json").read_text())

@@ -344,7 +344,8 @@ def test_unlike_accelerators_are_refused(an_nvidia_plan, nodes, message):
 
 @pytest.fixture
 def an_nvidia_plan(tmp_path):
-    from tprimat.runner.session import RunRequest, prepare
+    from tprimat.runner.request import RunRequest
+    from tprimat.runner.session import prepare
 
     request = RunRequest(model="llama", platform="nvidia", gpus=8, nodes=2, size="full", dry_run=True, output=tmp_path)
     return prepare(request).plans[0]

@@ -33,7 +33,7 @@ def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo", path=N
     """(run, steps) of one model under one layout, and the launcher's exit code."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
     settings = [*SETTINGS, f"{layout}.tensor_model_parallel_size={tensor}", f"{layout}.pipeline_model_parallel_size={pipeline}"]
-    command = [sys.executable, "benchmark.py", "--model", model, "--engine", engine, "--platform", "cpu", "--json", "--quiet"]
+    command = [sys.executable, "benchmark.py", "--model", model, "--engine", engine, "--platform", "cpu", "--json"]
     command += ["--gpus", str(tensor * pipeline), "--steps", str(STEPS), "--global-batch-size", "4", "--sequence-length", "32"]
     command += ["--output-dir", str(folder), *(word for setting in settings for word in ("--set", setting)), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": str(path)} if path else {})}
@@ -168,7 +168,9 @@ def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_
     from importlib.metadata import version
 
     assert version("megatron-core") == "0.15.3"
-    run, steps = run_benchmark(tmp_path, reference_run.MODEL, reference_run.TENSOR_RANKS, 1, "--data", "mock", engine="megatron")
+    run, steps = run_benchmark(
+        tmp_path, reference_run.MODEL, reference_run.TENSOR_RANKS, 1, "--set", "data=mock", engine="megatron"
+    )
     assert run.mismatches == ()
     assert [step.loss for step in steps] == pytest.approx(reference_run.LOSSES, abs=1e-5)
     assert [step.grad_norm for step in steps] == pytest.approx(reference_run.GRAD_NORMS, rel=1e-4)
@@ -179,7 +181,7 @@ def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is
     package = tmp_path / "broken" / "transformer_engine"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise OSError('libcudnn.so.9: cannot open shared object file')")
-    flags = ("--data", "mock", "--set", "experiment.seed=5")
+    flags = ("--set", "data=mock", "--set", "experiment.seed=5")
     again, second = run_benchmark(tmp_path, "llama", 1, 1, *flags, path=package.parent)
     (one, first), (_, third) = (trained["mock", seed] for seed in SEEDS)
     assert [step.loss for step in first] == [step.loss for step in second]

@@ -101,7 +101,7 @@ def test_a_capacity_that_may_drop_tokens_is_warned_of_and_not_refused():
 
 
 def test_a_dry_run_says_what_its_prediction_assumes():
-    words = ("--model", "qwen3_moe", "--platform", "nvidia", "--gpus", "8", "--ep", "8", "--dry-run", "--set")
+    words = ("--model", "qwen3_moe", "--platform", "nvidia", "--gpus", "8", "--set", "ep=8", "--dry-run", "--set")
     shown = run_command("benchmark.py", *words, "training.moe_expert_capacity_factor=1.25").stdout
     assert "predicted on the fullest rank if no token is dropped" in " ".join(shown.split())
 

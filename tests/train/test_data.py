@@ -135,7 +135,7 @@ def test_text_that_cannot_be_trained_on_is_refused_with_the_way_out(tmp_path, ca
 
 
 def test_a_missing_text_is_the_users_mistake(tmp_path):
-    command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--data", "text:/no/such/folder"]
+    command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--set", "data=text:/no/such/folder"]
     done = subprocess.run([*command, "--output-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "There is no /no/such/folder." in done.stderr
@@ -171,8 +171,8 @@ def test_too_little_text_is_refused_before_anything_starts(tmp_path, content, wo
 
 def test_text_that_only_the_worker_can_judge_ends_the_run_with_its_cause(tmp_path):
     (tmp_path / "short.txt").write_text("always " * 20)
-    command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--data", f"text:{tmp_path / 'short.txt'}"]
-    command += ["--set", "training.data.tokenizer=words", "--output-dir", str(tmp_path), "--json", "--quiet"]
+    command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--set", f"data=text:{tmp_path / 'short.txt'}"]
+    command += ["--set", "training.data.tokenizer=words", "--output-dir", str(tmp_path), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (run,) = json.loads(done.stdout)["runs"]

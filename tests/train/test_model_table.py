@@ -37,7 +37,7 @@ MIXTURES = ("mixtral-8x22b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2", "dee
 TABLE = (*DENSE, *MIXTURES)
 AS_DEEP_AS_THEY_ARE = ("gpt-30m", "qwen3-8b")
 SHALLOW = 3
-WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16", "--data", "mock", "--gpus", "1")
+WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16", "--set", "data=mock", "--gpus", "1")
 
 
 def trained_shape(model):

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, metric_options, report_problems, report_read
+from tprimat.cli.common import add_counting, report_problems, report_read, results_of
 from tprimat.core.errors import ConfigError
 
 README = """Results of training runs, packed by TPrimat.
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders or files with results")
     parser.add_argument("output", type=Path, metavar="OUT.tar.gz", help="where to write")
-    add_counting(parser, "besides those among the results")
+    add_counting(parser)
 
 
 def _archive_name(path: Path) -> Path:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 where a file was damaged, which the report names, or could not be packed."""
     from tprimat.records.archive import REPORT, is_archive, pack, spare_folder, with_texts
     from tprimat.records.redaction import redactor_of_this_machine
-    from tprimat.runner.analysis import configured_prices, read_results, report_page
+    from tprimat.runner.analysis import report_page
 
     if not is_archive(options.output):
         raise ConfigError(
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         packed = folder / "results.tar.gz"
         done = pack(options.results, packed, redactor_of_this_machine())
         report_problems(done.problems)
-        results = read_results([packed], metric_options(options), configured_prices(options.config), options.probes)
+        results = results_of(options, [packed])
         problems = [one.with_texts(lambda text: text.replace(str(packed), str(options.output))) for one in results.problems]
         report_read(replace(results, problems=problems), options.results)
         page = report_page(results).replace(str(packed), options.output.name)

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tprimat.config.options import COUNTING, assignment
 from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
     from tprimat.analyze.metrics import MetricOptions
     from tprimat.runner.analysis import Results
+
+
+COUNTED = {option.name: option for option in COUNTING}
 
 
 def add_results_dir(parser: argparse.ArgumentParser, default: str) -> None:
@@ -34,15 +38,37 @@ def results_dirs(options: argparse.Namespace) -> list[Path]:
     return [path for several in options.results_dir or () for path in several]
 
 
-def add_counting(parser: argparse.ArgumentParser, which_probes: str) -> None:
+def add_counting(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how metrics are counted."""
-    parser.add_argument("--flops", choices=("causal", "full", "6n"), default="causal", help="how FLOP are counted (causal)")
     parser.add_argument(
-        "--warmup", default="auto", metavar="N", help="steps to leave out, or auto: detected in the step times (auto)"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="settings",
+        help=f"how results are counted: {', '.join(COUNTED)}; may be repeated",
     )
-    parser.add_argument("--cost-per-gpu-hour", type=price, metavar="PRICE", help="add a column of cost, in your currency")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
-    add_probes(parser, which_probes)
+    parser.set_defaults(settable=frozenset(COUNTED))
+
+
+def counted(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values that --set gives to the options of `add_counting`, probes as a list.
+
+    Raises:
+        ConfigError: there is no such option, or a value is none.
+    """
+    values: dict[str, Any] = {"probes": []}
+    for name, text in (assignment(text, "warmup=10") for text in options.settings):
+        option = COUNTED.get(name.replace("-", "_"))
+        if option is None:
+            fix = "\n".join([f"one of: {', '.join(COUNTED)}", *(f"{one.name}: {one.help}" for one in COUNTED.values())])
+            raise ConfigError(f"--set has no {name!r:.40} here.", where="--set", fix=fix)
+        value = option.read(text, f"--set {option.name}")
+        if option.kind is Path:
+            values[option.name].append(value)
+        else:
+            values[option.name] = value
+    return values
 
 
 def add_varying(parser: argparse.ArgumentParser) -> None:
@@ -69,9 +95,8 @@ def varying_traits(text: str | None) -> tuple[str, ...]:
 
 
 def add_picture(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a picture."""
+    """Add the flag of a picture."""
     parser.add_argument("--panels", metavar="A,B", help="draw these panels only; a wrong name lists them (all that have data)")
-    parser.add_argument("--dark", action="store_true", help="dark background")
 
 
 def panels_of(options: argparse.Namespace) -> list[str] | None:
@@ -95,14 +120,17 @@ def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
     """Return how the flags of `add_counting` want metrics counted.
 
     Raises:
-        ConfigError: --warmup is neither a number nor auto.
+        ConfigError: a value is none of its option.
     """
     from tprimat.analyze.metrics import MetricOptions
 
+    values = counted(options)
+    price = values.get("cost_per_gpu_hour")
     return MetricOptions(
-        flops_convention=options.flops,
-        warmup=warmup_steps(options.warmup),
-        cost_per_gpu_hour=options.cost_per_gpu_hour,
+        flops_convention=values.get("flops", "causal"),
+        warmup=warmup_steps(values.get("warmup", "auto")),
+        cost_per_gpu_hour=None if price is None else price_of(price),
+        peak=values.get("peak", "dense"),
         **more,
     )
 
@@ -114,11 +142,18 @@ def read(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOpt
         RecordError: nothing could be read.
         ConfigError: a flag or the configuration is wrong.
     """
-    from tprimat.runner.analysis import configured_prices, read_results
-
-    results = read_results(paths, metrics or metric_options(options), configured_prices(options.config), options.probes)
+    results = results_of(options, paths, metrics)
     report_read(results, paths)
     return results
+
+
+def results_of(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOptions | None" = None) -> "Results":
+    """Return the results under some paths, counted as the flags of `add_counting` say."""
+    from tprimat.runner.analysis import configured_prices, read_results
+
+    values = counted(options)
+    prices = configured_prices(Path(values["prices"]) if "prices" in values else None)
+    return read_results(paths, metrics or metric_options(options), prices, values["probes"])
 
 
 def report_read(results: "Results", paths: Sequence[Path]) -> None:
@@ -241,15 +276,22 @@ def warmup_steps(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
     if not text.isdecimal() or len(text) > 9:
-        raise ConfigError(f"{text[:40]!r} is not a number of steps.", where="--warmup", fix="a whole number, or auto")
+        raise ConfigError(f"{text[:40]!r} is not a number of steps.", where="--set warmup", fix="a whole number, or auto")
     return int(text)
 
 
-def price(text: str) -> float:
-    """Parse a price, for argparse."""
-    value = float(text)
+def price_of(text: str) -> float:
+    """Parse a price.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is not a price")
+        raise ConfigError(f"{text[:40]!r} is not a price.", where="--set cost_per_gpu_hour", fix="--set cost_per_gpu_hour=2.50")
     return value
 
 

@@ -3,7 +3,7 @@
 ./compare.py                                             all results in ./output
 ./compare.py --results-dir h100 --results-dir mi300x     two folders side by side
 ./compare.py --results-dir before after --baseline before --fail-if-slower 3%
-./compare.py --panels throughput,step-time --dark        only these panels, on a dark background
+./compare.py --panels throughput,step-time               only these panels
 """
 
 import argparse
@@ -34,8 +34,9 @@ FORMATS = ("png", "svg", "pdf", "md", "csv", "json")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_results_dir(parser, "./output")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write (./compare.png, or the format's suffix)")
-    parser.add_argument("--format", choices=FORMATS, help="format of the file (png, or the suffix of --output)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("compare.png"), metavar="FILE", help=f"{', '.join(FORMATS)} (./compare.png)"
+    )
     parser.add_argument("--baseline", metavar="WORDS", help="compare with this: a folder of results, or words of a label")
     parser.add_argument("--even-if-different", action="store_true", help="judge unlike workloads; the verdict says what differs")
     add_varying(parser)
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
     add_picture(parser)
-    add_counting(parser, "besides those in the folders of results")
+    add_counting(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,16 +113,12 @@ def output_path(options: argparse.Namespace) -> Path:
     """Return the file to write. The suffix gives the format.
 
     Raises:
-        ConfigError: the suffix is of no known format, or of another than --format names.
+        ConfigError: the suffix is of no known format.
     """
-    if options.output is None:
-        return Path(f"compare.{options.format or 'png'}")
     path: Path = options.output
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
         raise ConfigError(f"{path} has no known suffix.", where="--output", fix=f"end it in one of {', '.join(FORMATS)}")
-    if options.format not in {None, suffix}:
-        raise ConfigError(f"{path} is not a {options.format} file.", where="--output, --format", fix="leave one of them out")
     return path
 
 
@@ -139,4 +136,4 @@ def write(comparison: "Comparison", path: Path, neighbours: "list[Neighbourhood]
     from tprimat.report.plots.comparison import comparison_sheet
     from tprimat.report.plots.sheet import draw_sheet
 
-    draw_sheet(comparison_sheet(comparison, neighbours), path, panels=panels_of(options), dark=options.dark)
+    draw_sheet(comparison_sheet(comparison, neighbours), path, panels=panels_of(options))

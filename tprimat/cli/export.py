@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="where to write: a file for csv, json, parquet; else a folder")
     parser.add_argument("--to", required=True, choices=TARGETS, help="format or tracker; some need their own library")
     add_results_dir(parser, "./output")
-    add_counting(parser, "besides those in the folders of results")
+    add_counting(parser)
 
 
 def run(options: argparse.Namespace) -> int:

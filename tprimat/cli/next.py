@@ -19,9 +19,8 @@ def _after_run(options: argparse.Namespace, status: int) -> str | None:
     if options.plan is not None:
         return None  # what to run is in the answer
     if status == INTERRUPTED:
-        more = ["--retry-failed"] if options.sweep and not options.retry_failed else []
-        more = more if options.resume else ["--resume", *more]
-        return _join(["run", *(word for word in sys.argv[1:] if word != "run"), *more])
+        again = [] if options.resume else ["--resume"]
+        return _join(["run", *(word for word in sys.argv[1:] if word != "run"), *again])
     if status and (options.archive or options.report or options.probe):
         return None  # the message has said what to try
     if options.archive:

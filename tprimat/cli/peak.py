@@ -38,11 +38,10 @@ PICTURE = Path("peak_throughput_analysis.png")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_results_dir(parser, "output, output-*, all_outputs/*")
-    parser.add_argument("--peak", choices=("dense", "sparse"), default="dense", help="what utilization divides by (dense)")
     parser.add_argument(
         "--seed-conventions", action="store_true", help="count as the first TPrimat did, to reproduce its figures"
     )
-    add_counting(parser, "besides those in the folders of results")
+    add_counting(parser)
     parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
     parser.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
     parser.add_argument("--nodes", type=counts, default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
@@ -98,7 +97,7 @@ def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
         what = "No run counts, so there is nothing to draw."
         raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
     sheet, chosen, path = peak_sheet(analysis), panels_of(options), options.output or PICTURE
-    draw_sheet(sheet, path, panels=chosen, dark=options.dark)
+    draw_sheet(sheet, path, panels=chosen)
     words = "" if chosen is not None else f" ({panel_words(sheet, analysis)})"
     print(f"written: {path}{words}", file=sys.stderr)
 
@@ -112,13 +111,13 @@ def read_peak_results(options: argparse.Namespace) -> "tuple[Results, MetricOpti
     """
     from tprimat.runner.analysis import result_folders
 
-    if options.seed_conventions and (options.flops != "causal" or options.peak != "dense"):
+    metrics = metric_options(options, seed_conventions=options.seed_conventions)
+    if options.seed_conventions and (metrics.flops_convention != "causal" or metrics.peak != "dense"):
         raise ConfigError(
             "--seed-conventions already says how FLOP are counted and which peak they are divided by.",
-            where="--flops, --peak",
+            where="--set flops, --set peak",
             fix="leave out --seed-conventions, or the other two",
         )
-    metrics = metric_options(options, peak=options.peak, seed_conventions=options.seed_conventions)
     return read(options, results_dirs(options) or result_folders(), metrics), metrics
 
 

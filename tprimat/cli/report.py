@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders, files or archives with results")
     parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="where to write (./report.html)")
-    add_counting(parser, "besides those among the results")
+    add_counting(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
 """Train Megatron models under a parallelism strategy and measure every step."""
 
 import argparse
+import contextlib
+import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -8,17 +10,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_probes, positive, print_json, said_if_slow
+from tprimat.cli.cells import HOW, SETTABLE, add_request, make_runs, request_of, show
+from tprimat.cli.common import print_json, said_if_slow
+from tprimat.config.options import WHAT
 from tprimat.core.errors import ConfigError
-from tprimat.engines import AUTO, ENGINE_NAMES
 
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
     from tprimat.plan.schema import RunPlan
+    from tprimat.runner.request import RunRequest
     from tprimat.runner.run import TrainingRun
-    from tprimat.runner.session import RunRequest, Session
+    from tprimat.runner.session import Session
 
-EPILOG = """examples:
+EPILOG = f"""examples:
   ./benchmark.py                                         both models, minimal_communication
   ./benchmark.py --model llama --parallel balanced --runs 3
   ./benchmark.py --model llama --tp 2 --pp 2             your own layout
@@ -33,24 +37,48 @@ EPILOG = """examples:
 
 exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 the request is invalid,
 130 stopped by Ctrl-C, 143 by SIGTERM
+
+{SETTABLE}
 """
-DEGREES = {
-    "tp": "tensor",
-    "pp": "pipeline",
-    "vpp": "virtual pipeline",
-    "cp": "context",
-    "ep": "expert",
-}
 PROBE_HELP = (
     "measure single operations: gemm, memory, attention, mlp, transformer, collectives, ddp, rounds, pieces, overlap; "
     "all leaves out the last three"
 )
-PROBE_FLAGS = {"probe", "output_dir", "config", "gpus", "resume", "json", "quiet"}
+PROBE_FLAGS = {"probe", "output_dir", "config", "gpus", "resume", "json"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add every flag of ./benchmark.py."""
-    add_request(parser)
+    groups = add_request(parser, "run")
+    groups[WHAT].add_argument(
+        "--launcher",
+        choices=("here", "slurm", "kubernetes"),
+        default="here",
+        help="hand the runs to a scheduler (docs/clusters.md)",
+    )
+    groups[WHAT].add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="run every combination of these values of an option or a key of the configuration; 'tp*pp<=8' keeps only "
+        "matching ones; may be repeated; FILE.yaml holds the same",
+    )
+    groups[WHAT].add_argument(
+        "--scaling",
+        metavar="1,2,4,8",
+        help="run on each of these numbers of GPUs per node with constant work per GPU (the batch is for the largest number), "
+        "and compare; strong:1,2,4,8 divides one batch",
+    )
+    how = groups[HOW]
+    how.add_argument("--output-dir", metavar="PATH", help="results and logs (default: $OUTPUT_DIR, ./output)")
+    how.add_argument(
+        "--resume",
+        action="store_true",
+        help="skip runs that have completed in the output folder; failed and interrupted ones start again; a sweep always "
+        "continues, and with --resume repeats what failed",
+    )
+    how.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
     group = parser.add_argument_group("instead of training")
     group.add_argument("--probe", metavar="KINDS", help=PROBE_HELP)
     group.add_argument(
@@ -62,111 +90,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, with secrets masked")
 
 
-def add_request(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that make a RunRequest."""
-    _what_to_run(parser.add_argument_group("what to run"))
-    _workload(parser.add_argument_group("workload"))
-    _how(parser.add_argument_group("how"))
-
-
-def _what_to_run(group: argparse._ArgumentGroup) -> None:
-    which = "models of config.yaml: one, several as a,b, or all but those with in_all: false (default)"
-    group.add_argument("--model", default="all", metavar="MODEL", help=which)
-    group.add_argument(
-        "--parallel",
-        metavar="STRATEGY",
-        help="strategies of config.yaml: one, several as a,b, or auto: the fastest by prediction "
-        "(default: $PARALLEL, minimal_communication)",
-    )
-    measure = "with --parallel auto: run the N predicted fastest briefly, and take the fastest"
-    group.add_argument("--measure", type=positive, metavar="N", help=measure)
-    for name, what in DEGREES.items():
-        group.add_argument(f"--{name}", type=positive, metavar="N", help=f"{what} parallelism, instead of --parallel")
-    group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")
-    group.add_argument("--engine", choices=(AUTO, *ENGINE_NAMES), default=AUTO, help="default: auto")
-    group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: this machine's")
-    group.add_argument("--gpus", type=int, metavar="N", help="ranks per node (default: all GPUs here; on a CPU, 8 processes)")
-    group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or use srun")
-    group.add_argument(
-        "--launcher",
-        choices=("here", "slurm", "kubernetes"),
-        default="here",
-        help="hand the runs to a scheduler (docs/clusters.md)",
-    )
-    group.add_argument(
-        "--size",
-        choices=("full", "tiny"),
-        help="tiny: narrower, with the same heads and layers (default: tiny on a CPU, otherwise full)",
-    )
-    group.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="KEY=A,B",
-        help="run every combination of these values of a flag or a key of the configuration; 'tp*pp<=8' keeps only "
-        "matching ones; may be repeated; FILE.yaml holds the same",
-    )
-    group.add_argument("--only", metavar="PATTERNS", help="with a sweep: run only cells with these names, models or strategies")
-    group.add_argument("--retry-failed", action="store_true", help="with a sweep: repeat what failed in an earlier call")
-    group.add_argument("--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs per node, and compare")
-    group.add_argument(
-        "--scaling-mode",
-        choices=("weak", "strong"),
-        default="weak",
-        help="weak: constant work per GPU; the batch is for the largest number (default); strong: one batch, divided",
-    )
-
-
-def _workload(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--steps", metavar="N", help="optimizer steps")
-    group.add_argument("--warmup", metavar="N", help="steps left out of the metrics, or auto")
-    group.add_argument("--micro-batch-size", metavar="N", help="sequences, or auto: the largest that fits")
-    group.add_argument("--global-batch-size", metavar="N", help="sequences")
-    group.add_argument("--sequence-length", metavar="N", help="tokens")
-    group.add_argument("--precision", choices=("bf16", "fp8", "fp32"))
-    group.add_argument("--data", metavar="DATA", help="mock, or text:PATH (a file or folder)")
-    group.add_argument(
-        "--routing",
-        metavar="HOW",
-        help="of experts: natural, or balanced by force, which flatters; natural,balanced runs both",
-    )
-    group.add_argument("--seed", metavar="N", help="of weights and data")
-
-
-def _how(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--output-dir", metavar="PATH", help="results and logs (default: $OUTPUT_DIR, ./output)")
-    group.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
-    add_probes(group, "besides those in the output folder")
-    group.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration"
-    )
-    group.add_argument(
-        "--resume",
-        action="store_true",
-        help="skip runs that have ended in the output folder; one that was interrupted starts again",
-    )
-    group.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
-    group.add_argument(
-        "--force", action="store_true", help="start even what is predicted not to fit, or an unknown Megatron-Core"
-    )
-    group.add_argument("--quiet", action="store_true", help="no progress, only the summary")
-    group.add_argument("--json", action="store_true", help="print the summary as one JSON document")
-
-
-def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> "RunRequest":
-    """Return what the flags of `add_request` ask for."""
-    from tprimat.records.redaction import masked_command
-    from tprimat.runner.session import FLAGS, RunRequest
-
-    same = (*FLAGS, "config", "dry_run", "force")
-    return RunRequest(
-        **{name: getattr(options, name) for name in same if name != "strategy"},
-        strategy=options.parallel,
-        settings=tuple(options.settings),
+def _request_of(options: argparse.Namespace) -> "RunRequest":
+    request = request_of(options, "run", "./benchmark.py")
+    return replace(
+        request,
         output=Path(options.output_dir) if options.output_dir else None,
-        probes=tuple(options.probes),
-        command=masked_command((program, *sys.argv[1:])),
-        elsewhere=options.dry_run and _is_elsewhere(options.platform),
+        dry_run=options.dry_run,
+        elsewhere=options.dry_run and _is_elsewhere(request.platform),
     )
 
 
@@ -209,35 +139,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from tprimat.runner.scaling import gpu_counts, scaling_sessions
+    from tprimat.runner.scaling import parse_scaling, scaling_sessions
     from tprimat.runner.session import prepare
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
-    request = request_of(options)
-    if options.parallel == "auto":
+    request = _request_of(options)
+    if request.is_auto:
         _check_auto(options, request)
-    elif options.measure:
-        raise ConfigError("--measure ranks the layouts of --parallel auto.", where="--measure", fix="add --parallel auto")
-    if (options.only or options.retry_failed) and not options.sweep:
-        flag = "--only" if options.only else "--retry-failed"
-        raise ConfigError(f"{flag} chooses among the cells of a sweep.", where=flag, fix="--sweep, or leave it out")
     if options.launcher != "here":
         return _submit(options, request)
-    if options.parallel == "auto":
+    if request.is_auto:
         return _train_auto(options, request)
     if options.sweep:
-        from tprimat.cli.sweep import run_grid
-
-        return run_grid(options, request)
-    sessions = (
-        scaling_sessions(request, gpu_counts(options.scaling), options.scaling_mode) if options.scaling else [prepare(request)]
-    )
+        return _train_grid(options, request)
+    sessions = scaling_sessions(request, *parse_scaling(options.scaling)) if options.scaling else [prepare(request)]
     for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
         print(notice, file=sys.stderr)
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
     cells = session_cells(sessions)
-    results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
+    results = run_cells(cells, resume=options.resume, messages=sys.stderr)
     runs = [result.run for result in results if result.run is not None]
     if not (options.scaling and options.json):
         _show_runs(runs, as_json=options.json)
@@ -250,9 +171,9 @@ def _train(options: argparse.Namespace) -> int:
 
 def _check_auto(options: argparse.Namespace, request: "RunRequest") -> None:
     """Refuse what --parallel auto would not do, before anything starts or is submitted."""
-    from tprimat.runner.auto import check_request
+    from tprimat.runner.auto import layouts_to_measure
 
-    check_request(request, options.measure)
+    layouts_to_measure(request)
     for flag, value in (("--sweep", options.sweep), ("--scaling", options.scaling)):
         if value:
             what = f"--parallel auto chooses one layout, and {flag} runs many configurations."
@@ -261,21 +182,56 @@ def _check_auto(options: argparse.Namespace, request: "RunRequest") -> None:
 
 def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
-    from tprimat.runner.auto import RACE, Race, auto_sessions
+    from tprimat.runner.auto import RACE, Race, auto_sessions, layouts_to_measure
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
-    contenders = auto_sessions(request, options.measure)
+    measured = layouts_to_measure(request)
+    contenders = auto_sessions(request, measured)
     sessions = [contender.session for contender in contenders]
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
     race = Race(contenders, lambda text: print(text, file=sys.stderr))
-    cells = race.cells() if options.measure else session_cells(sessions)
-    results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
-    if options.measure:
+    cells = race.cells() if measured else session_cells(sessions)
+    results = run_cells(cells, resume=options.resume, messages=sys.stderr)
+    if measured:
         print(race.conclusion(results), file=sys.stderr)
     runs = [result.run for result in results if result.run is not None]
-    _show_runs(runs, as_json=options.json, question=RACE if options.measure else None)
+    _show_runs(runs, as_json=options.json, question=RACE if measured else None)
     return exit_status(results, success=complete(results, cells))
+
+
+def _train_grid(options: argparse.Namespace, request: "RunRequest") -> int:
+    """Make the runs of --sweep: first what cannot run and why, then the runs, the ranking and one picture.
+
+    Raises:
+        ConfigError: no combination can run here.
+    """
+    from tprimat.cli.main import start
+    from tprimat.runner.grid import parse_sweep, plan_sweep
+    from tprimat.runner.sweep import exit_status
+
+    entries = plan_sweep(request, parse_sweep(options.sweep))
+    for entry in (entry for entry in entries if entry.refusal is not None):
+        print(f"{entry.model} {entry.folder}: cannot run here. {entry.refusal}", file=sys.stderr)
+    if options.dry_run:
+        for entry in (entry for entry in entries if entry.cells):
+            print(f"{entry.model} {entry.folder}: {len(entry.cells)} run{'s' * (len(entry.cells) > 1)}")
+        print("Nothing was started or written.")
+        return 0
+    if len(entries) > 1 and not any(entry.cells for entry in entries):
+        what, fix = f"None of the {len(entries)} combinations can run here.", "other values, or a way out that is named there"
+        raise ConfigError(what, where="--sweep", why="Each is refused above.", fix=fix)
+    results, complete = make_runs(entries, resume=True, retry_failed=options.resume)
+    show(entries, results, as_json=options.json)
+    drawn = True
+    if any(result.counts for result in results):
+        folder = results[0].cell.session.output
+        made = [str(folder / "runs" / result.run.record.run_id) for result in results if result.run is not None]
+        words = ["--results-dir", *made, "--output", str(folder / "sweep.png")]
+        print(file=sys.stderr)
+        with contextlib.redirect_stdout(io.StringIO()):
+            drawn = start("compare", "compare.py", words) == 0  # which says where the picture is
+    return exit_status(results, success=complete and drawn)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -290,11 +246,11 @@ def _plan(options: argparse.Namespace) -> int:
     name = options.plan or None
     accelerator, _ = accelerator_of(name, "--plan")
     platform = PLATFORM_OF[accelerator.backend]
-    request = replace(request_of(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
+    request = replace(_request_of(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
     refuse_degrees(request, "--plan")
     plans = {plan.model: plan for plan in first_look(replace(request, strategy=None)).plans}
     with said_if_slow(f"predicting all layouts of {' and '.join(plans)} ..."):
-        answers = [answer_for(plan, name, options.probes) for plan in plans.values()]
+        answers = [answer_for(plan, name, request.probes) for plan in plans.values()]
         instead = [
             None
             if found.fitting or options.json
@@ -328,15 +284,13 @@ def _command_of(request: "RunRequest", plan: "RunPlan") -> str:
 
 def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     """Hand the runs to a scheduler, or with --dry-run print what it would get."""
-    from tprimat.runner.scaling import at_largest, gpu_counts
+    from tprimat.runner.scaling import at_largest, parse_scaling
     from tprimat.runner.submit import shown, submit_to_kubernetes, submit_to_slurm
 
-    request = at_largest(request, gpu_counts(options.scaling)) if options.scaling else request
-    more = ["--scaling", options.scaling, "--scaling-mode", options.scaling_mode] if options.scaling else []
+    request = at_largest(request, parse_scaling(options.scaling)[0]) if options.scaling else request
+    more = ["--scaling", options.scaling] if options.scaling else []
     more += [word for text in options.sweep for word in ("--sweep", text)]
-    more += ["--only", options.only] if options.only else []
-    more += ["--retry-failed"] if options.retry_failed else []
-    more += ["--measure", str(options.measure)] if options.measure else []
+    more += ["--resume"] if options.sweep and options.resume else []
     if options.dry_run:
         print(shown(request, more, options.launcher), end="")
         return 0
@@ -442,8 +396,8 @@ def _share(options: argparse.Namespace) -> int:
     from tprimat.cli.main import start
 
     output = _output_dir(options)
-    prices = ["--config", str(options.config)] if options.config else []
-    probes = [word for place in options.probes for word in ("--probes", str(place))]
+    probes = [word for text in options.settings if text.startswith("probes=") for word in ("--set", text)]
+    prices = ["--set", f"prices={options.config}"] if options.config else []
     page = [output, "--output", str(Path(output, "report.html")), *prices, *probes]
     status = start("report", "tprimat report", page) if options.report else 0
     if options.archive:

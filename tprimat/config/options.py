@@ -1,4 +1,215 @@
-"""What users may type: options that are gone, with what to do instead."""
+"""The options of a run, one row each: flags, `--set`, `--sweep`, the words of a stored command and the help come from them.
+
+Commands that do something else have their own flags in their own files.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from tprimat.config.schema import FlopsConvention, Precision, Size
+from tprimat.core.accelerators import PlatformName
+from tprimat.core.errors import ConfigError
+
+RUN = ("run",)
+BOTH = ("run", "sweep")
+WHAT, WORKLOAD = "what to run", "workload"
+MOST = 10_000_000
+"""The largest count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option: `--set NAME=VALUE` has it, `--sweep NAME=A,B` mostly, and some commands have a flag of its name."""
+
+    name: str
+    help: str
+    metavar: str = "N"
+    group: str = WHAT
+    commands: tuple[str, ...] = ()
+    """That have a flag of this name."""
+    key: str | None = None
+    """In the configuration; PLATFORM is the one that runs, STRATEGY and MODEL are those of the run. None: in none."""
+    choices: tuple[str, ...] = ()
+    kind: type = str
+    """str, int from 1 on, or Path, of which there may be several."""
+    swept: bool = True
+    field: str = ""
+    """Of the request, where it has another name."""
+
+    @property
+    def flag(self) -> str:
+        """What users type before the value: --steps, or --set seed."""
+        return f"--{self.name.replace('_', '-')}" if self.commands else f"--set {self.name}"
+
+    def words(self, value: object) -> list[str]:
+        """Return what users type to set a value."""
+        return [self.flag, str(value)] if self.commands else ["--set", f"{self.name}={value}"]
+
+    def read(self, text: str, origin: str) -> Any:
+        """Return the value that a text stands for; `origin` is what was typed before it.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        if self.choices and text not in self.choices:
+            raise ConfigError(f"{origin} is {text[:40]!r}.", where=origin, fix=f"one of: {', '.join(self.choices)}")
+        if self.kind is int:
+            if not text.isdecimal() or len(text) > len(str(MOST)) or not 1 <= int(text) <= MOST:
+                why = f"It takes a whole number from 1 to {MOST:,}."
+                raise ConfigError(f"{origin} is {text[:40]!r}.", where=origin, why=why)
+            return int(text)
+        return self.kind(text)
+
+
+def _degree(name: str, what: str, commands: tuple[str, ...] = ()) -> Option:
+    key = f"parallelism.STRATEGY.MODEL.PLATFORM.{what}_model_parallel_size".replace("context_model", "context")
+    words = what.replace("_", " ")
+    return Option(name=name, help=f"{words} parallelism, instead of --parallel", commands=commands, key=key, kind=int)
+
+
+DEGREES = (
+    _degree("tp", "tensor", RUN),
+    _degree("pp", "pipeline", RUN),
+    _degree("vpp", "virtual_pipeline"),
+    _degree("cp", "context"),
+    _degree("ep", "expert"),
+)
+OPTIONS = (
+    Option(
+        name="model",
+        help="models of config.yaml: one, several as a,b, or all but those with in_all: false (default)",
+        metavar="MODEL",
+        commands=RUN,
+    ),
+    Option(
+        name="parallel",
+        help="strategies of config.yaml: one, several as a,b; auto: the fastest by prediction; auto:3: run the three predicted "
+        "fastest briefly, and take the fastest (default: $PARALLEL, minimal_communication)",
+        metavar="STRATEGY",
+        commands=RUN,
+        field="strategy",
+    ),
+    *DEGREES,
+    Option(name="runs", help="repetitions of each model (default: 1)", commands=BOTH, kind=int, swept=False),
+    Option(name="engine", help="default: auto", commands=BOTH),
+    Option(name="platform", help="default: this machine's", commands=BOTH, choices=get_args(PlatformName), swept=False),
+    Option(
+        name="size",
+        help="full, or tiny: narrower, with the same heads and layers (default: tiny on a CPU, otherwise full)",
+        metavar="SIZE",
+        choices=get_args(Size),
+    ),
+    Option(
+        name="gpus",
+        help="ranks per node (default: all GPUs here; on a CPU, 8 processes)",
+        commands=BOTH,
+        key="hardware.platforms.PLATFORM.gpus_per_node",
+        kind=int,
+    ),
+    Option(
+        name="nodes",
+        help="machines; start the same command on each, or use srun",
+        commands=RUN,
+        key="hardware.platforms.PLATFORM.nodes",
+        kind=int,
+        swept=False,
+    ),
+    Option(name="steps", help="optimizer steps", group=WORKLOAD, commands=BOTH, key="training.duration.max_steps"),
+    Option(name="warmup", help="steps left out of the metrics, or auto", group=WORKLOAD, key="benchmarking.warmup_steps"),
+    Option(
+        name="precision",
+        help="",
+        group=WORKLOAD,
+        commands=RUN,
+        key="platform_optimizations.PLATFORM.precision",
+        choices=get_args(Precision),
+    ),
+    Option(
+        name="data", help="mock, or text:PATH (a file or folder)", metavar="DATA", group=WORKLOAD, key="training.data.dataset"
+    ),
+    Option(
+        name="routing",
+        help="of tokens to experts: natural, or balanced, which is forced and overstates speed; natural,balanced runs both",
+        metavar="HOW",
+        group=WORKLOAD,
+    ),
+    Option(name="seed", help="of weights and data", group=WORKLOAD, key="experiment.seed"),
+    Option(
+        name="micro_batch_size",
+        help="sequences, or auto: the largest that fits",
+        group=WORKLOAD,
+        commands=RUN,
+        key="training.data.micro_batch_size",
+    ),
+    Option(name="global_batch_size", help="sequences", group=WORKLOAD, commands=RUN, key="training.data.global_batch_size"),
+    Option(name="sequence_length", help="tokens", group=WORKLOAD, commands=RUN, key="training.data.sequence_length"),
+    Option(
+        name="probes",
+        help="a probes.jsonl of this machine, or its folder, besides those in the output folder; may be repeated",
+        metavar="PATH",
+        kind=Path,
+        swept=False,
+    ),
+)
+BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def option_of(field: str) -> Option:
+    """Return the option of a field of the request."""
+    return next(option for option in OPTIONS if field in {option.field, option.name})
+
+
+COUNTING = (
+    Option(
+        name="flops",
+        help="how FLOP are counted: causal, full or 6n (causal)",
+        metavar="HOW",
+        key="benchmarking.flops_convention",
+        choices=get_args(FlopsConvention),
+    ),
+    Option(
+        name="warmup",
+        help="steps to leave out, or auto: detected in the step times (auto)",
+        key="benchmarking.warmup_steps",
+    ),
+    Option(
+        name="peak", help="what utilization divides by: dense, or sparse (dense)", metavar="PEAK", choices=("dense", "sparse")
+    ),
+    Option(name="cost_per_gpu_hour", help="add a column of cost, in your currency", metavar="PRICE"),
+    Option(
+        name="prices",
+        help="a configuration whose benchmarking.cloud_costs are prices of a GPU hour (./config.yaml)",
+        metavar="FILE",
+    ),
+    Option(
+        name="probes",
+        help="a probes.jsonl of this machine, or its folder, besides those with the results; may be repeated",
+        metavar="PATH",
+        kind=Path,
+    ),
+)
+"""How analyses count."""
+
+
+def assignment(text: str, example: str) -> tuple[str, str]:
+    """Split the NAME=VALUE of --set.
+
+    Raises:
+        ConfigError: no "=", or no name.
+    """
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise ConfigError(f"--set {text} is not KEY=VALUE.", where="--set", fix=f"--set {example}")
+    return name.strip(), value
+
+
+def names_listed(options: tuple[Option, ...]) -> str:
+    """Return names and help of the options that --set alone has, for the end of a command's help."""
+    rows = [(f"{option.name}={option.metavar}", option.help) for option in options if not option.commands]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
 
 REMOVED = {
     "accuracy": ("", "python3 benchmarks/accuracy.py writes docs/accuracy.md and scores rows"),
@@ -9,6 +220,13 @@ REMOVED = {
     "submit": ("", "run --launcher slurm"),
     "suite": ("", "probe all"),
     "--hosts": ("", "srun, torchrun's own flags, or --launcher kubernetes (docs/clusters.md)"),
+    "--dark": ("", "leave it out"),
+    "--format": ("", "the suffix of --output"),
+    "--measure": ("", "--parallel auto:N"),
+    "--only": ("", "--sweep with fewer values, or a condition such as 'tp*pp<=4'"),
+    "--quiet": ("", "2>/dev/null"),
+    "--retry-failed": ("", "--resume, which in a sweep repeats what failed"),
+    "--scaling-mode": ("", "--scaling strong:1,2,4,8"),
     "--until-sure": ("", "--fail-if-slower, which says how many runs would decide"),
     "engine_options.load_ahead": (
         "It had no measurable effect (docs/performance.md), and the engine now does without it.",

@@ -162,9 +162,13 @@ def refuse_unsupported(plan: RunPlan) -> None:
         raise LaunchError(f"The model {plan.model} has no Primus model file.", where=where, fix=f"{where}: llama3.1_8B")
     if plan.size != "full":
         why = "Its vocabulary comes from the published tokenizer; TPrimat's small model has another one."
-        raise LaunchError("Primus trains the full model only.", where="--size", why=why, fix="--size full, or --engine megatron")
+        raise LaunchError(
+            "Primus trains the full model only.", where="--set size", why=why, fix="--set size=full, or --engine megatron"
+        )
     if plan.dataset != "mock":
-        raise LaunchError(f"The engine primus trains on mock data, not on {plan.dataset}.", where="--data", fix="--data mock")
+        raise LaunchError(
+            f"The engine primus trains on mock data, not on {plan.dataset}.", where="--set data", fix="--set data=mock"
+        )
     if plan.profiling.enabled:
         raise LaunchError("The engine primus does not profile.", where="profiling.enabled", fix="--engine megatron")
     if plan.recompute_modules not in {(), ("core_attn",)}:

@@ -109,7 +109,7 @@ def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if plan.platform not in PLATFORMS:
         yield LaunchError("torchtitan does not run on a CPU.", where="--platform", fix=OTHER_ENGINE)
     if plan.size != "full":
-        yield LaunchError("torchtitan trains the full model only.", where="--size", fix=f"--size full, or {OTHER_ENGINE}")
+        yield LaunchError("torchtitan trains the full model only.", where="--set size", fix=f"--set size=full, or {OTHER_ENGINE}")
     if mixture_of(plan) is not None:
         return
     if plan.shape.name not in FLAVORS:
@@ -174,7 +174,9 @@ def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         place = where("training", "moe_expert_capacity_factor")
         yield LaunchError("torchtitan's experts drop no tokens.", where=place, fix=f"leave it out, or {OTHER_ENGINE}")
     if plan.dataset != "mock":
-        yield LaunchError(f"The engine torchtitan trains on mock data, not on {plan.dataset}.", where="--data", fix="--data mock")
+        yield LaunchError(
+            f"The engine torchtitan trains on mock data, not on {plan.dataset}.", where="--set data", fix="--set data=mock"
+        )
     if plan.profiling.enabled:
         yield LaunchError("The engine torchtitan does not profile.", where="profiling.enabled", fix=OTHER_ENGINE)
     if plan.optimizer.gradient_clipping == 0:

@@ -117,7 +117,7 @@ def _check_warmup(loaded: LoadedConfig) -> None:
             f"warmup_steps is {warmup}, and a run has {steps} step{'s' * (steps > 1)}.",
             where=loaded.where("benchmarking", "warmup_steps"),
             why="No step would be left to measure.",
-            fix=f"--warmup auto, or --steps {warmup + 10}",
+            fix=f"--set warmup=auto, or --steps {warmup + 10}",
         )
 
 
@@ -281,7 +281,7 @@ def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> st
     if requested.startswith("text:") and len(requested) > len("text:"):
         return f"text:{absolute_path(requested.removeprefix('text:'), where)}"
     raise ConfigError(
-        f"dataset is {requested!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--data text:PATH"
+        f"dataset is {requested!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--set data=text:PATH"
     )
 
 

@@ -154,7 +154,7 @@ def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
     for place in named:
         if not any(file.is_file() for file in _files_of(place)) and not _is_packed(place):
             raise RecordError(
-                f"There is no {PROBES_FILE} in {place}.", where="--probes", fix="./benchmark.py --probe gemm measures"
+                f"There is no {PROBES_FILE} in {place}.", where="probes", fix="./benchmark.py --probe gemm measures"
             )
     return tuple(named)
 

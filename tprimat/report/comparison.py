@@ -44,7 +44,7 @@ MEANINGS: dict[str, Meaning] = {
     "held back": "warning",
 }
 """Of a verdict's outcome."""
-REPEAT = "./benchmark.py --resume repeats such runs; in a sweep, add --retry-failed."
+REPEAT = "./benchmark.py --resume repeats such runs."
 """What to do where no run counts."""
 MOST_NAMED = 6
 """Runs that a note names; the rest are counted."""

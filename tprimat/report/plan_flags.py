@@ -18,21 +18,25 @@ def flags_of(workload: Workload, question: Question, rates: Rates) -> str:
     layout, machine = workload.layout, _of_machine(question, rates)
     again, layers = workload.recompute.granularity, workload.recompute.first_layers
     own = f"platform_optimizations.{machine['--platform']}.recompute"
+    settings = {
+        "vpp": layout.virtual_pipeline,
+        "cp": layout.context if layout.context > 1 else None,
+        "ep": layout.expert if layout.expert > 1 else None,
+        own: None if again == "none" else again,
+        f"{own}_layers": None if again == "none" else layers or None,
+    }
     flags = {
         "--engine": question.engine,
         **machine,
         "--tp": layout.tensor,
         "--pp": layout.pipeline,
-        "--vpp": layout.virtual_pipeline,
-        "--cp": layout.context if layout.context > 1 else None,
-        "--ep": layout.expert if layout.expert > 1 else None,
         "--micro-batch-size": workload.micro_batch,
         "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
         "--sequence-length": workload.sequence_tokens,
         "--precision": workload.precision,
-        "--set": None if again == "none" else f"{own}={again}" + (f" --set {own}_layers={layers}" if layers else ""),
     }
-    return _words(flags)
+    set_to = (f"--set {name}={value}" for name, value in settings.items() if value is not None)
+    return " ".join([_words(flags), *set_to])
 
 
 def measuring_flags(question: Question, rates: Rates) -> str:
@@ -40,8 +44,7 @@ def measuring_flags(question: Question, rates: Rates) -> str:
     flags = {
         "--engine": question.engine,
         **_of_machine(question, rates),
-        "--parallel": "auto",
-        "--measure": 3,
+        "--parallel": "auto:3",
         "--global-batch-size": question.global_batch,
         "--sequence-length": question.sequence_tokens,
         "--precision": question.precision,

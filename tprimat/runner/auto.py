@@ -9,6 +9,7 @@ from math import prod
 
 from tprimat.analyze.compare import Question, rankings, verdict
 from tprimat.analyze.groups import Group
+from tprimat.config.options import DEGREES, option_of
 from tprimat.core import units
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError, LayoutError, UserError
@@ -19,8 +20,9 @@ from tprimat.report.winner import headline, proven
 from tprimat.runner.combine import groups_of
 from tprimat.runner.planning import answer_for
 from tprimat.runner.prediction import elsewhere
+from tprimat.runner.request import RunRequest
 from tprimat.runner.run import TrainingRun
-from tprimat.runner.session import DEGREES, RunRequest, Session, flag_of, models_of, prepare
+from tprimat.runner.session import Session, models_of, prepare
 from tprimat.runner.sweep import Cell, CellResult
 
 BRIEF_STEPS = 12
@@ -48,19 +50,26 @@ class Contender:
         return layout_name(self.candidate.workload)
 
 
-def check_request(request: RunRequest, measured: int | None) -> None:
-    """Refuse a request that leaves nothing to choose, or too much to measure.
+def layouts_to_measure(request: RunRequest) -> int | None:
+    """Return how many layouts `--parallel auto:N` measures; None for auto alone, which takes the first.
 
     Raises:
-        ConfigError: says which flag is in the way.
+        ConfigError: the request leaves nothing to choose, or too much to measure.
     """
     refuse_degrees(request, "--parallel auto")
-    if measured is not None and not 2 <= measured <= MOST_MEASURED:
-        raise ConfigError(f"--measure is {measured}.", where="--measure", fix=f"2 to {MOST_MEASURED}")
-    if measured is not None and request.runs != RunRequest().runs:
-        raise ConfigError(f"--measure runs each layout {ROUNDS} times at most.", where="--runs", fix="leave out --runs")
-    if measured is not None and "," in (request.routing or ""):
-        raise ConfigError("--measure ranks layouts under one routing.", where="--routing", fix="natural, or balanced")
+    _, named, text = str(request.strategy).partition(":")
+    if not named:
+        return None
+    if not text.isdecimal() or not 2 <= int(text[:9]) <= MOST_MEASURED:
+        what = f"--parallel is {request.strategy!r:.40}."
+        raise ConfigError(what, where="--parallel", why=f"It measures 2 to {MOST_MEASURED} layouts.", fix="--parallel auto:3")
+    if request.runs != RunRequest().runs:
+        what = f"--parallel {request.strategy} runs each layout {ROUNDS} times at most."
+        raise ConfigError(what, where="--runs", fix="leave out --runs")
+    if "," in (request.routing or ""):
+        what = f"--parallel {request.strategy} ranks layouts under one routing."
+        raise ConfigError(what, where="--set routing", fix="natural, or balanced")
+    return int(text)
 
 
 def refuse_degrees(request: RunRequest, chooser: str) -> None:
@@ -69,7 +78,8 @@ def refuse_degrees(request: RunRequest, chooser: str) -> None:
     Raises:
         ConfigError: names the flag.
     """
-    given = [flag_of(name) for name in (*DEGREES, "micro_batch_size") if getattr(request, name) is not None]
+    fields = [*(degree.name for degree in DEGREES), "micro_batch_size"]
+    given = [option_of(name).flag for name in fields if getattr(request, name) is not None]
     if given:
         where, _, _ = chooser.partition(" ")
         raise ConfigError(f"{chooser} chooses {given[0]} itself.", where=where, fix=f"leave out {given[0]}")

@@ -7,26 +7,19 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from tprimat.config.options import DEGREES, OPTIONS
 from tprimat.config.tree import parse_scalar, read_tree
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.runner.matrix import MatrixEntry
-from tprimat.runner.session import DEGREES, RunRequest, layout_name, prepare
+from tprimat.runner.request import RunRequest, layout_name, with_values
+from tprimat.runner.session import prepare
 from tprimat.runner.sweep import Cell
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][\w.-]*)=(?!=)(.*)", re.DOTALL)
-FIELDS = {
-    "parallel": "strategy",
-    **{name: name for name in ("model", *DEGREES, "engine", "size", "gpus", "steps", "precision", "data", "seed")},
-    **{name: name for name in ("micro_batch_size", "global_batch_size", "sequence_length")},
-}
-"""Key of a sweep that is a flag -> field of a request. A key with a dot is one of the configuration."""
-WHOLE = {*DEGREES, "gpus"}
-"""Fields that are whole numbers."""
 MOST_CELLS = 10_000
 
 
@@ -95,9 +88,9 @@ def read_sweep(path: Path) -> Sweep:
 def _key(key: str) -> str:
     if "." in key:
         return key
-    name = key.replace("-", "_")
-    if name not in FIELDS:
-        fix = f"one of: {', '.join(FIELDS)}; or a key of the configuration such as training.optimizer.learning_rate"
+    name, known = key.replace("-", "_"), [option.name for option in OPTIONS if option.swept]
+    if name not in known:
+        fix = f"one of: {', '.join(known)}; or a key of the configuration such as training.optimizer.learning_rate"
         raise ConfigError(f"--sweep cannot vary {key!r}.", where="--sweep", fix=fix)
     return name
 
@@ -113,8 +106,9 @@ def combinations(sweep: Sweep, fixed: Mapping[str, Any] | None = None) -> list[d
     found: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
     if max(1, len(sweep.cells)) * prod(map(len, sweep.grid.values())) > MOST_CELLS:
         raise ConfigError(f"--sweep has more than {MOST_CELLS:,} combinations.", where="--sweep", fix="fewer values")
+    unsplit = {degree.name: 1 for degree in DEGREES}
     for chosen in _products(sweep):
-        names = {**dict.fromkeys(DEGREES, 1), **(fixed or {}), **{key: parse_scalar(value) for key, value in chosen.items()}}
+        names = {**unsplit, **(fixed or {}), **{key: parse_scalar(value) for key, value in chosen.items()}}
         same = frozenset(chosen.items())
         if same not in found and all(holds(text, names) for text in sweep.where):
             found[same] = chosen
@@ -175,37 +169,17 @@ def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
     raise ValueError(f"{type(node).__name__} has no place in a constraint")
 
 
-def request_with(request: RunRequest, chosen: Mapping[str, str]) -> RunRequest:
-    """Return a request with the values of one combination.
-
-    Raises:
-        ConfigError: a number is none.
-    """
-    fields: dict[str, Any] = {}
-    settings = list(request.settings)
-    for key, value in chosen.items():
-        if "." in key:
-            settings.append(f"{key}={value}")
-        elif key in WHOLE and not (value.isdigit() and int(value) > 0):
-            what = f"--sweep {key}: {value!r} is not a whole number, 1 or more."
-            raise ConfigError(what, where="--sweep", fix=f"--sweep {key}=1,2")
-        else:
-            fields[FIELDS[key]] = int(value) if key in WHOLE else value
-    if "strategy" not in fields and set(fields) & set(DEGREES):
-        fields["strategy"] = None  # a layout of its own instead of the request's strategy
-    return dataclasses.replace(request, settings=tuple(settings), **fields)
-
-
 def plan_sweep(request: RunRequest, sweep: Sweep) -> list[MatrixEntry]:
     """Plan every combination as far as it can be planned here, model by model.
 
     Raises:
         ConfigError: the sweep itself is wrong.
     """
-    fixed = {key: value for key, name in FIELDS.items() if (value := getattr(request, name)) is not None}
+    swept = [option for option in OPTIONS if option.swept]
+    fixed = {option.name: value for option in swept if (value := getattr(request, option.field or option.name)) is not None}
     entries = []
     for chosen in combinations(sweep, fixed):
-        one = request_with(request, chosen)
+        one = with_values(request, chosen.items(), "--sweep")
         label = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
         try:
             session = prepare(one)
@@ -218,24 +192,3 @@ def plan_sweep(request: RunRequest, sweep: Sweep) -> list[MatrixEntry]:
             cells = tuple(Cell(session=session, plan=plan, label=label) for plan in plans)
             entries.append(MatrixEntry(folder=label, model=model, strategy=plans[0].strategy, cells=cells))
     return entries
-
-
-def only(entries: Sequence[MatrixEntry], patterns: str | None) -> list[MatrixEntry]:
-    """Return the entries of which some name matches: patterns separated by commas, as a shell matches files.
-
-    Raises:
-        ConfigError: none matches.
-    """
-    if patterns is None:
-        return list(entries)
-    words = [word.strip() for word in patterns.split(",") if word.strip()]
-    found = [
-        entry
-        for entry in entries
-        for names in [(entry.folder, entry.model, entry.strategy, *entry.folder.split())]
-        if any(fnmatch(name, word) for name in names for word in words)
-    ]
-    if not found:
-        names = ", ".join(dict.fromkeys(f"{entry.model} {entry.folder}" for entry in entries))
-        raise ConfigError(f"--only {patterns} matches nothing.", where="--only", fix=f"of: {names}")
-    return found

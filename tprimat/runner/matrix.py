@@ -17,7 +17,8 @@ from tprimat.records.store import as_document
 from tprimat.report.catalogue import per_rank
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, wide, with_interval
-from tprimat.runner.session import RunRequest, plan_run, prepare
+from tprimat.runner.request import RunRequest
+from tprimat.runner.session import plan_run, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells
 
 # The matrix of run_all_configs.sh: one output folder a strategy.

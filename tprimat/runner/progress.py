@@ -44,7 +44,7 @@ AWAITED: Mapping[StartUp | None, tuple[str, str]] = {
     ),
     "model_built": (
         "the data",
-        "The text of --data text:PATH is tokenised once and then kept. A network file system makes it slow.",
+        "The text of data=text:PATH is tokenised once and then kept. A network file system makes it slow.",
     ),
     "training": (
         "the first step",
@@ -63,7 +63,7 @@ WHY_SLOW_ON_CPU: Mapping[StartUp | None, str] = {
 class Progress:
     """Shows steps as they end."""
 
-    def __init__(self, plan: RunPlan, record: RunRecord, *, quiet: bool) -> None:
+    def __init__(self, plan: RunPlan, record: RunRecord, *, quiet: bool = False) -> None:
         self.plan = plan
         self.record = record
         self.quiet = quiet

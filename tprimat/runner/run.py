@@ -75,7 +75,7 @@ def log_path(session: Session, model: str) -> Path:
     return absolute_path(chosen, f"the variable {model.upper()}_LOG") if chosen else session.output / f"training_{model}.log"
 
 
-def run_plan(session: Session, plan: RunPlan, *, quiet: bool, group: Group | None = None) -> TrainingRun:
+def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> TrainingRun:
     """Run a plan to its end, whatever the end is, and leave its records behind.
 
     `group` are the other nodes; None on one node, and where the engine starts them itself.
@@ -96,7 +96,7 @@ def run_plan(session: Session, plan: RunPlan, *, quiet: bool, group: Group | Non
     write_plan(launch.directory.plan_file, plan)
     if not engine_named(plan.engine).runs_worker:
         launch = followed(launch, plan)
-    record, result = run(launch, Progress(plan, record, quiet=quiet))
+    record, result = run(launch, Progress(plan, record))
     if record.outcome == "out_of_memory":
         record = dataclasses.replace(record, hint=out_of_memory_hint(plan, record.machine, record.hint))
         launch.directory.write_run(record)

@@ -18,23 +18,24 @@ from tprimat.records.store import read_text
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import run_name
 from tprimat.report.scaling import FittedSeries
-from tprimat.runner.session import RunRequest, Session, prepare
+from tprimat.runner.request import RunRequest
+from tprimat.runner.session import Session, prepare
 
 ScalingMode = Literal["weak", "strong"]
 
 
-def gpu_counts(text: str) -> list[int]:
-    """Parse '1,2,4,8' as rising numbers.
+def parse_scaling(text: str) -> tuple[list[int], ScalingMode]:
+    """Parse '1,2,4,8' or 'strong:1,2,4,8' as rising numbers of GPUs and how they scale.
 
     Raises:
         ConfigError: something else, or a single number.
     """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and int(word) > 0 for word in words) or len(set(words)) < 2:
-        raise ConfigError(
-            f"--scaling is {text!r}.", where="--scaling", why="It takes two or more numbers.", fix="--scaling 1,2,4,8"
-        )
-    return sorted({int(word) for word in words})
+    mode, _, counts = text.rpartition(":")
+    words = [word.strip() for word in counts.split(",")]
+    if mode not in {"", "weak", "strong"} or not all(word.isdigit() and int(word) > 0 for word in words) or len(set(words)) < 2:
+        why = "It takes two or more numbers of GPUs, after weak: or strong: where the mode is named."
+        raise ConfigError(f"--scaling is {text!r}.", where="--scaling", why=why, fix="--scaling 1,2,4,8 or strong:1,2,4,8")
+    return sorted({int(word) for word in words}), "strong" if mode == "strong" else "weak"
 
 
 def scaling_sessions(request: RunRequest, counts: Sequence[int], mode: ScalingMode) -> list[Session]:
@@ -81,7 +82,7 @@ def _prepared(request: RunRequest, counts: Sequence[int], mode: ScalingMode) -> 
         if mode == "weak" or not error.what.startswith("global batch size"):
             raise
         batch = f"--global-batch-size with a multiple of {math.lcm(*counts)} micro-batches, which suits all the numbers"
-        raise LayoutError(error.what, where=error.where, why=error.why, fix=f"{batch}; or --scaling-mode weak") from error
+        raise LayoutError(error.what, where=error.where, why=error.why, fix=f"{batch}; or weak scaling") from error
 
 
 def batch_share(whole: int, gpus: int, largest: int, platform: str) -> int:
@@ -95,7 +96,7 @@ def batch_share(whole: int, gpus: int, largest: int, platform: str) -> int:
             per_rank(f"A global batch of {whole} sequences on {largest} GPUs leaves no whole number for {gpus}.", {platform}),
             where="--scaling",
             why=per_rank("Weak scaling gives every GPU the same work.", {platform}),
-            fix=f"--global-batch-size {max(1, whole // largest) * largest}, or --scaling-mode strong",
+            fix=f"--global-batch-size {max(1, whole // largest) * largest}, or --scaling strong:1,2,4,8",
         )
     return whole * gpus // largest
 

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -15,11 +15,9 @@ from tprimat.config.load import (
     Setting,
     absolute_path,
     environment_choices,
-    parse_setting,
     read_config,
 )
 from tprimat.config.schema import PlatformOptimizations, Routing, Size
-from tprimat.config.tree import parse_scalar
 from tprimat.core import units
 from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
@@ -47,56 +45,10 @@ from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
 from tprimat.report.tables import plural
 from tprimat.runner.prediction import doubtful_memory, predicted, refuse_too_large
+from tprimat.runner.request import ALL_MODELS, RunRequest, in_flags, layout_name, layout_settings, settings_of
 
-ALL_MODELS = "all"
 MOST_RUNS = 1000
 """Of one model in one call; a wider question needs no more for its interval."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """What a user asks for, before the configuration and the machine are known. None: as configured, or as the machine is."""
-
-    model: str = ALL_MODELS
-    """One model, several separated by commas, or all."""
-    strategy: str | None = None
-    """One strategy, or several separated by commas."""
-    tp: int | None = None
-    pp: int | None = None
-    vpp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    runs: int = 1
-    engine: str = AUTO
-    platform: PlatformName | None = None
-    size: Size | None = None
-    gpus: int | None = None
-    """Ranks on each node."""
-    nodes: int | None = None
-    steps: int | str | None = None
-    warmup: int | str | None = None
-    micro_batch_size: int | str | None = None
-    global_batch_size: int | str | None = None
-    sequence_length: int | str | None = None
-    precision: str | None = None
-    data: str | None = None
-    routing: str | None = None
-    """Of tokens to experts: natural, balanced, or both, separated by a comma."""
-    seed: int | str | None = None
-    settings: tuple[str, ...] = ()
-    """KEY=VALUE for any key of the configuration."""
-    config: Path | None = None
-    output: Path | None = None
-    probes: tuple[Path, ...] = ()
-    """Further places with probes of this machine."""
-    force: bool = False
-    """Start even a run that is predicted not to fit."""
-    dry_run: bool = False
-    """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
-    elsewhere: bool = False
-    """Plan for another machine, which has what the engine needs."""
-    command: tuple[str, ...] = ()
-    """The user's command line, for the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +93,7 @@ def prepare(request: RunRequest) -> Session:
     machine = this_machine()
     platform: PlatformName = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
-    settings = [parse_setting(text) for text in request.settings] + list(flag_settings(request, platform))
+    settings = list(settings_of(request, platform))
     loaded = read_config(request.config, size=size, settings=settings)
     if request.nodes is None and (told := started_on(loaded, platform)) is not None:
         settings.append(told)
@@ -269,7 +221,7 @@ def _refuse_too_little_text(session: Session, source: Path) -> None:
         f"{plan.dataset} is {'too short' if most > files else 'empty'}.",
         where=session.loaded.where("training", "data", "dataset"),
         why=why if most > files else None,
-        fix="more text, or a shorter --sequence-length" if most > files else "a file with text, or --data mock",
+        fix="more text, or a shorter --sequence-length" if most > files else "a file with text, or --set data=mock",
     )
 
 
@@ -289,9 +241,8 @@ def _plans_on(told: Setting | None, session: Session, request: RunRequest) -> tu
 
 def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[str]]:
     """Return the plans, and for each model that is left out of `all` what its strategy is missing."""
-    if not 1 <= request.runs <= MOST_RUNS:
-        what = f"--runs is {request.runs:,}." if abs(request.runs) < 10**100 else "--runs is a number of more than 100 digits."
-        why = f"There must be at least one run, and at most {MOST_RUNS:,}."
+    if request.runs > MOST_RUNS:
+        what, why = f"--runs is {request.runs:,}.", f"There are at most {MOST_RUNS:,} runs of a model in one call."
         raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
     models = models_of(session.loaded, request)
     if not (request.dry_run or request.force):
@@ -354,7 +305,7 @@ def _routings(session: Session, request: RunRequest, models: Sequence[str]) -> l
     asked = _words(request.routing)
     if unknown := [word for word in asked if word not in known]:
         what = f"There is no routing {unknown[0]!r:.40}."
-        raise ConfigError(what, where="--routing", fix=f"one of: {', '.join(known)}, or both with a comma")
+        raise ConfigError(what, where="--set routing", fix=f"one of: {', '.join(known)}, or both with a comma")
     found: list[tuple[str, Routing | None]] = []
     for model in models:
         mixture = model in session.loaded.config.models and shape_at(session.loaded, model, session.size).experts is not None
@@ -363,7 +314,9 @@ def _routings(session: Session, request: RunRequest, models: Sequence[str]) -> l
         why = (
             f"Only tokens of models with experts are routed; {' and '.join(models)} {'has' if len(models) == 1 else 'have'} none."
         )
-        raise ConfigError("--routing has nothing to route.", where="--routing", why=why, fix="leave it out, or --model qwen3_moe")
+        raise ConfigError(
+            "routing has nothing to route.", where="--set routing", why=why, fix="leave it out, or --model qwen3_moe"
+        )
     return found
 
 
@@ -387,65 +340,6 @@ def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
     if not models:
         raise ConfigError("models is empty.", where=loaded.where("models"), fix="describe at least one model")
     return models
-
-
-# A layout of the moment: --tp 2 --pp 2 is the strategy tp2_pp2, which no file holds.
-
-DEGREES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-}
-"""Flag -> key of a strategy."""
-
-
-def layout_name(request: RunRequest) -> str | None:
-    """Return the name of the request's own layout, such as tp2_pp2; None where it names a strategy instead.
-
-    Raises:
-        ConfigError: it does both.
-    """
-    given = {name: degree for name in DEGREES if (degree := getattr(request, name)) is not None}
-    if not given:
-        return None
-    if request.strategy:
-        flags = ", ".join(f"--{name}" for name in given)
-        raise ConfigError(
-            f"--parallel {request.strategy} already says how models are split.",
-            where=f"--parallel, {flags}",
-            fix="leave out --parallel, or the others",
-        )
-    return "_".join(f"{name}{degree}" for name, degree in given.items())
-
-
-def layout_settings(request: RunRequest, name: str, models: Sequence[str], platform: PlatformName) -> Iterator[Setting]:
-    """Yield the settings that describe the request's own layout as a strategy; a degree that is not given is 1."""
-    for model in models:
-        for flag, key in DEGREES.items():
-            degree = getattr(request, flag)
-            if degree is not None or flag != "vpp":
-                yield Setting(("parallelism", name, model, platform, key), 1 if degree is None else degree, f"--{flag}")
-
-
-SIZES = ("micro_batch_size", "global_batch_size", "sequence_length")
-"""Keys of training.data that a layout must divide, and that have flags of their own."""
-
-
-def in_flags(error: UserError, loaded: LoadedConfig, strategy: str) -> UserError:
-    """Return a refusal in the words of the flags that were typed, where it has those of the configuration."""
-    degrees = {key: flag_of(name) for name, key in DEGREES.items()}
-    place = loaded.tree.origin(("parallelism", strategy))
-    own = degrees if place in degrees.values() else {}
-    typed = any(loaded.tree.origin(("training", "data", key)) == flag_of(key) for key in SIZES)
-    sizes = {key: flag_of(key) for key in SIZES} if own or typed else {}
-
-    def said(text: str | None, words: dict[str, str]) -> str | None:
-        return text and re.sub(r"(?<![\w.])([a-z_]+)\b:?", lambda word: words.get(word[1], word[0]), text)
-
-    where = error.where and (error.where.partition(f" parallelism.{strategy}.")[0] if own else error.where)
-    return type(error)(said(error.what, own) or "", where=where, why=said(error.why, own), fix=said(error.fix, own | sizes))
 
 
 def plan_run(loaded: LoadedConfig, request: PlanRequest, *, elsewhere: bool = False) -> RunPlan:
@@ -488,56 +382,3 @@ def _here(session: Session) -> Here:
         primus_path=session.choices.primus_path,
         primus=loaded.config.platform_optimizations.get(platform, PlatformOptimizations()).primus,
     )
-
-
-def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setting]:
-    """Yield a setting for each flag of the request that stands for a key of the configuration."""
-    data, hardware = ("training", "data"), ("hardware", "platforms", platform)
-    keys: dict[str, tuple[str, ...]] = {
-        "gpus": (*hardware, "gpus_per_node"),
-        "nodes": (*hardware, "nodes"),
-        "steps": ("training", "duration", "max_steps"),
-        "warmup": ("benchmarking", "warmup_steps"),
-        "micro_batch_size": (*data, "micro_batch_size"),
-        "global_batch_size": (*data, "global_batch_size"),
-        "sequence_length": (*data, "sequence_length"),
-        "precision": ("platform_optimizations", platform, "precision"),
-        "data": (*data, "dataset"),
-        "seed": ("experiment", "seed"),
-    }
-    for name, path in keys.items():
-        value = getattr(request, name)
-        if value is not None:
-            yield Setting(path, parse_scalar(str(value)), flag_of(name))
-
-
-FLAGS = (
-    *("model", "strategy", *DEGREES, "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "precision"),
-    *("data", "routing", "seed", "micro_batch_size", "global_batch_size", "sequence_length"),
-)
-"""Fields of a request that are flags with one value."""
-
-
-def flag_of(field: str) -> str:
-    """Return the flag of a field of a request."""
-    return "--parallel" if field == "strategy" else f"--{field.replace('_', '-')}"
-
-
-def words_of(request: RunRequest) -> list[str]:
-    """Return the flags of ./benchmark.py that make a request again, with absolute paths."""
-    empty = RunRequest()
-    words = []
-    for name in FLAGS:
-        value = getattr(request, name)
-        if value is not None and value != getattr(empty, name):
-            words += [flag_of(name), str(value)]
-    for name, path in (("--config", request.config), ("--output-dir", request.output)):
-        words += [] if path is None else [name, str(path.absolute())]
-    words += [word for place in request.probes for word in ("--probes", str(place.absolute()))]
-    words += ["--force"] if request.force else []
-    return words + [word for setting in request.settings for word in ("--set", setting)]
-
-
-def any_degree(request: RunRequest) -> bool:
-    """Return whether a request describes its own layout."""
-    return any(getattr(request, name) is not None for name in DEGREES)

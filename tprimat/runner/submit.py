@@ -10,7 +10,6 @@ from typing import TextIO
 from tprimat.config.schema import ContainerOptions, SlurmOptions
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError
-from tprimat.engines import AUTO
 from tprimat.engines.base import ROOT, engine_named, start_command
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch import kubernetes, slurm
@@ -21,7 +20,8 @@ from tprimat.launch.slurm import FINAL, Job, Task
 from tprimat.records.lock import holder_of
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import write_atomically
-from tprimat.runner.session import RunRequest, Session, any_degree, prepare, words_of
+from tprimat.runner.request import RunRequest, words_of
+from tprimat.runner.session import Session, prepare
 from tprimat.runner.sweep import end_unfinished
 
 POLL_SECONDS = 2.0
@@ -42,7 +42,7 @@ def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Sess
         what = "This machine shows no GPU, and no --platform says which GPUs the job gets."
         raise ConfigError(what, where="--platform", fix="--platform nvidia, amd or cpu")
     platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
-    known = dataclasses.replace(request, strategy=None, tp=1) if request.strategy == AUTO else request  # the job chooses
+    known = dataclasses.replace(request, strategy=None, tp=1) if request.is_auto else request  # the job chooses
     session = prepare(dataclasses.replace(known, platform=platform, dry_run=True))
     plan = session.plans[0]
     settled = dataclasses.replace(
@@ -51,11 +51,16 @@ def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Sess
         size=session.size,
         nodes=plan.nodes,
         gpus=None if "--scaling" in more else request.gpus,
-        strategy=request.strategy if request.strategy or any_degree(request) else session.choices.strategy,
+        strategy=request.strategy if request.strategy or request.any_degree else session.choices.strategy,
         output=session.output,
         dry_run=False,
     )
     return settled, session
+
+
+def resuming(more: Sequence[str]) -> tuple[str, ...]:
+    """Return flags with --resume, by which a job that starts again continues; a sweep does so anyway, and keeps failures."""
+    return tuple(more) if "--sweep" in more else ("--resume", *more)
 
 
 # SLURM.
@@ -68,11 +73,11 @@ def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job
     """
     options, plan = session.loaded.config.cluster.slurm, session.plans[0]
     cells = list(dict.fromkeys((plan.model, plan.strategy) for plan in session.plans))
-    is_array = options.array_tasks is not None and len(cells) > 1 and not any_degree(request) and request.strategy != AUTO
+    is_array = options.array_tasks is not None and len(cells) > 1 and not request.any_degree and not request.is_auto
     if is_array:
         tasks = tuple(("--model", model, "--parallel", strategy) for model, strategy in cells)
         request = dataclasses.replace(request, model=RunRequest().model, strategy=None)
-    words = (*program(options.container), *words_of(request), "--resume", *more)
+    words = (*program(options.container), *words_of(request), *resuming(more))
     return Job(
         name=f"tprimat-{'-'.join(dict.fromkeys(model for model, _ in cells))}"[:60],
         directory=Path.cwd(),
@@ -229,7 +234,7 @@ def workload(request: RunRequest, session: Session, more: Sequence[str]) -> Work
         gpu_resource=kubernetes.RESOURCES.get(plan.platform),
         runtime=options.runtime,
         claim=options.volume_claim,
-        command=("python3", "-m", "tprimat", "run", *words_of(inside), *patience, "--resume", *more),
+        command=("python3", "-m", "tprimat", "run", *words_of(inside), *patience, *resuming(more)),
     )
 
 

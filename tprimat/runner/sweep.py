@@ -172,7 +172,7 @@ class Scheduler:
             self.notify(f"{cell.name}: skipped, run {record.run_id} of {record.started_at} counts.")
         else:
             outcome = record.outcome.replace("_", " ")
-            self.notify(f"{cell.name}: skipped, run {record.run_id} ended: {outcome}. --retry-failed repeats it.")
+            self.notify(f"{cell.name}: skipped, run {record.run_id} ended: {outcome}. --resume repeats it.")
         return CellResult(cell=cell, run=self.load(cell, record), reused=True, cause=record.cause)
 
     def _start(self, cell: Cell) -> CellResult:
@@ -247,9 +247,7 @@ def changed_since(record: RunRecord, here: Machine, software: Mapping[str, str],
     return next(words, None) or changed_variable(record.environment, variables)
 
 
-def run_cells(
-    cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: TextIO, retry_failed: bool = True
-) -> list[CellResult]:
+def run_cells(cells: Sequence[Cell], *, resume: bool, messages: TextIO, retry_failed: bool = True) -> list[CellResult]:
     """Run cells for real, with progress on `messages`. Repetitions are interleaved.
 
     Raises:
@@ -271,14 +269,14 @@ def run_cells(
         nodes = gathered(session.place, cells[0].plan, seconds, lambda text: print(text, file=messages, flush=True))
         group = open_until_the_end.enter_context(nodes)
         cells = interleaved(cells)
-        scheduler = scheduler_of(cells, group, quiet=quiet, resume=resume, messages=messages)
+        scheduler = scheduler_of(cells, group, resume=resume, messages=messages)
         results = dataclasses.replace(scheduler, retry_failed=retry_failed).run(cells)
         if group is not None:
             group.status = 0 if complete(results, cells) else 1
         return results
 
 
-def scheduler_of(cells: Sequence[Cell], group: Group | None, *, quiet: bool, resume: bool, messages: TextIO) -> Scheduler:
+def scheduler_of(cells: Sequence[Cell], group: Group | None, *, resume: bool, messages: TextIO) -> Scheduler:
     """Return how cells become runs for real, on one node or on all of a group."""
     number = {cell.plan.run_id: position for position, cell in enumerate(cells, start=1)}
     fresh_logs: set[Path] = set()
@@ -289,12 +287,11 @@ def scheduler_of(cells: Sequence[Cell], group: Group | None, *, quiet: bool, res
             with contextlib.suppress(OSError):  # what cannot be removed is reported when it cannot be written
                 log.unlink(missing_ok=True)
         fresh_logs.add(log)
-        if not quiet:
-            place = f"run {number[plan.run_id]} of {len(cells)}, " if len(cells) > 1 else ""
-            print(f"{place}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
+        place = f"run {number[plan.run_id]} of {len(cells)}, " if len(cells) > 1 else ""
+        print(f"{place}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
         wait_until_free(plan, lambda text: print(text, file=messages, flush=True))
-        ended = run_plan(cell.session, plan, quiet=quiet, group=group)
-        if len(cells) > 1 and not quiet:
+        ended = run_plan(cell.session, plan, group)
+        if len(cells) > 1:
             print(outcome_line(ended.record, ended.metrics, screen_of(messages)), file=messages)
         return ended
 

@@ -208,7 +208,7 @@ def text_files(source: str) -> list[Path]:
     pattern = "*.py" if source == "stdlib" else "**/*"
     files = sorted(file for file in path.glob(pattern) if file.is_file())
     if not files:
-        raise LaunchError(f"There is no text at {path}.", fix="--data text:FILE_OR_FOLDER, or --data mock")
+        raise LaunchError(f"There is no text at {path}.", fix="--set data=text:FILE_OR_FOLDER, or data=mock")
     return files
 
 

@@ -1,0 +1,187 @@
+"""What a user asks for: a request made of options, and back to the words that make it again."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tprimat.config.load import LoadedConfig, Setting, parse_setting
+from tprimat.config.options import BY_NAME, DEGREES, OPTIONS, assignment, option_of
+from tprimat.config.schema import Size
+from tprimat.config.tree import parse_scalar
+from tprimat.core.accelerators import PlatformName
+from tprimat.core.errors import ConfigError, UserError
+from tprimat.engines import AUTO
+
+ALL_MODELS = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What a user asks for, before the configuration and the machine are known. None: as configured, or as the machine is."""
+
+    model: str = ALL_MODELS
+    """One model, several separated by commas, or all."""
+    strategy: str | None = None
+    """One strategy, several separated by commas, auto, or auto:N."""
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    runs: int = 1
+    engine: str = AUTO
+    platform: PlatformName | None = None
+    size: Size | None = None
+    gpus: int | None = None
+    """Ranks on each node."""
+    nodes: int | None = None
+    steps: int | str | None = None
+    warmup: int | str | None = None
+    micro_batch_size: int | str | None = None
+    global_batch_size: int | str | None = None
+    sequence_length: int | str | None = None
+    precision: str | None = None
+    data: str | None = None
+    routing: str | None = None
+    """Of tokens to experts: natural, balanced, or both, separated by a comma."""
+    seed: int | str | None = None
+    settings: tuple[str, ...] = ()
+    """KEY=VALUE for any key of the configuration."""
+    config: Path | None = None
+    output: Path | None = None
+    probes: tuple[Path, ...] = ()
+    """Further places with probes of this machine."""
+    force: bool = False
+    """Start even a run that is predicted not to fit."""
+    dry_run: bool = False
+    """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
+    elsewhere: bool = False
+    """Plan for another machine, which has what the engine needs."""
+    command: tuple[str, ...] = ()
+    """The user's command line, for the record."""
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether predictions choose the layout."""
+        return (self.strategy or "").partition(":")[0] == AUTO
+
+    @property
+    def any_degree(self) -> bool:
+        """Whether it describes a layout of its own."""
+        return any(getattr(self, degree.name) is not None for degree in DEGREES)
+
+
+def with_values(request: RunRequest, values: Iterable[tuple[str, str]], origin: str) -> RunRequest:
+    """Return a request with the values of options, by their names, and of keys of the configuration.
+
+    `origin` is what is typed before a name: -- for flags of their own, --set or --sweep.
+
+    Raises:
+        ConfigError: a value is none of its option.
+    """
+    fields: dict[str, Any] = {}
+    settings = list(request.settings)
+    for name, text in values:
+        option = BY_NAME.get(name.replace("-", "_"))
+        if option is None:
+            settings.append(f"{name}={text}")
+            continue
+        value = option.read(text, option.flag if origin == "--" else f"{origin} {option.name}")
+        field = option.field or option.name
+        fields[field] = (*fields.get(field, getattr(request, field)), value) if option.kind is Path else value
+    if origin == "--sweep" and "strategy" not in fields and fields.keys() & {degree.name for degree in DEGREES}:
+        fields["strategy"] = None  # a layout of its own instead of the request's strategy
+    return replace(request, settings=tuple(settings), **fields)
+
+
+def with_settings(request: RunRequest, texts: Sequence[str]) -> RunRequest:
+    """Return a request with what some --set say.
+
+    Raises:
+        ConfigError: one of them is not NAME=VALUE.
+    """
+    return with_values(request, (assignment(text, "training.duration.max_steps=30") for text in texts), "--set")
+
+
+def words_of(request: RunRequest) -> list[str]:
+    """Return the flags of ./benchmark.py that make a request again, with absolute paths."""
+    empty = RunRequest()
+    words = []
+    for option in OPTIONS:
+        field = option.field or option.name
+        value = getattr(request, field)
+        if option.kind is not Path and value != getattr(empty, field):
+            words += option.words(value)
+    for name, path in (("--config", request.config), ("--output-dir", request.output)):
+        words += [] if path is None else [name, str(path.absolute())]
+    words += [word for place in request.probes for word in option_of("probes").words(place.absolute())]
+    words += ["--force"] if request.force else []
+    return words + [word for setting in request.settings for word in ("--set", setting)]
+
+
+def settings_of(request: RunRequest, platform: PlatformName) -> Iterator[Setting]:
+    """Yield a setting for each key of the configuration that a request sets; options come after --set KEY=VALUE."""
+    yield from map(parse_setting, request.settings)
+    for option in OPTIONS:
+        value = getattr(request, option.field or option.name)
+        if option.key is not None and option not in DEGREES and value is not None:
+            path = tuple(platform if part == "PLATFORM" else part for part in option.key.split("."))
+            yield Setting(path, parse_scalar(str(value)), option.flag)
+
+
+# A layout of the moment: --tp 2 --pp 2 is the strategy tp2_pp2, which no file holds.
+
+
+def layout_name(request: RunRequest) -> str | None:
+    """Return the name of the request's own layout, such as tp2_pp2; None where it names a strategy instead.
+
+    Raises:
+        ConfigError: it does both.
+    """
+    given = [degree for degree in DEGREES if getattr(request, degree.name) is not None]
+    if given and request.strategy:
+        raise ConfigError(
+            f"--parallel {request.strategy} already says how models are split.",
+            where=", ".join(["--parallel", *(degree.flag for degree in given)]),
+            fix="leave out --parallel, or the others",
+        )
+    return "_".join(f"{degree.name}{getattr(request, degree.name)}" for degree in given) or None
+
+
+def layout_settings(request: RunRequest, name: str, models: Sequence[str], platform: PlatformName) -> Iterator[Setting]:
+    """Yield the settings that describe the request's own layout as a strategy; a degree that is not given is 1."""
+    places = {"STRATEGY": name, "PLATFORM": platform}
+    for model in models:
+        for degree in DEGREES:
+            value = getattr(request, degree.name)
+            if value is not None or degree.name != "vpp":
+                path = tuple({**places, "MODEL": model}.get(part, part) for part in str(degree.key).split("."))
+                yield Setting(path, 1 if value is None else value, degree.flag)
+
+
+def in_flags(error: UserError, loaded: LoadedConfig, strategy: str) -> UserError:
+    """Return a refusal in the words of the flags that were typed, where it has those of the configuration."""
+    degrees = {_key(degree.name): degree.flag for degree in DEGREES}
+    batch = {_key(name): option_of(name).flag for name in ("micro_batch_size", "global_batch_size", "sequence_length")}
+    place = loaded.tree.origin(("parallelism", strategy))
+    own = degrees if place in degrees.values() else {}
+    typed = any(loaded.tree.origin(("training", "data", key)) == flag for key, flag in batch.items())
+    sizes = batch if own or typed else {}
+
+    def said(text: str | None, words: dict[str, str]) -> str | None:
+        return text and re.sub(r"(?<![\w.])([a-z_]+)\b(: ?)?", lambda found: _typed(words.get(found[1]), found), text)
+
+    where = error.where and (error.where.partition(f" parallelism.{strategy}.")[0] if own else error.where)
+    return type(error)(said(error.what, own) or "", where=where, why=said(error.why, own), fix=said(error.fix, own | sizes))
+
+
+def _typed(flag: str | None, word: re.Match[str]) -> str:
+    """Return the flag in place of a key, before a value where the key has a colon; None: the word itself."""
+    return word[0] if flag is None else flag + ("" if not word[2] else "=" if flag.startswith("--set") else " ")
+
+
+def _key(name: str) -> str:
+    """Return the last word of an option's key."""
+    return str(BY_NAME[name].key).rpartition(".")[2]

@@ -48,11 +48,11 @@ def test_another_machine_compares_the_archive_as_it_is(output, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "out.tar.gz").rename(elsewhere / "out.tar.gz")
-    from_archive = compare("out.tar.gz", "--format", "md", cwd=elsewhere)
-    from_folder = compare(output, "--format", "md", cwd=tmp_path)
+    from_archive = compare("out.tar.gz", "--output", "compare.md", cwd=elsewhere)
+    from_folder = compare(output, "--output", "compare.md", cwd=tmp_path)
     assert from_archive.returncode == from_folder.returncode == 0
     assert from_archive.stdout == from_folder.stdout
-    against = compare("out.tar.gz", RUNS / "mi300x", "--baseline", "out.tar.gz", "--format", "md", cwd=elsewhere)
+    against = compare("out.tar.gz", RUNS / "mi300x", "--baseline", "out.tar.gz", "--output", "compare.md", cwd=elsewhere)
     assert re.search(r"llama MI300X.* against out\.tar\.gz: llama H100", against.stdout)
 
 

@@ -59,18 +59,14 @@ def test_what_contradicts_auto_is_explained(machine):
         (("--tp", "2"), "--parallel auto chooses --tp itself."),
         (("--micro-batch-size", "2"), "--parallel auto chooses --micro-batch-size itself."),
         (("--tp", "2", "--launcher", "slurm"), "--parallel auto chooses --tp itself."),
-        (("--parallel", "auto:1"), "--measure is 1."),
-        (("--parallel", "auto:2", "--runs", "5"), "--measure runs each layout 3 times at most."),
-        (("--only", "tp=2"), "--only chooses among the cells of a sweep."),
-        (("--parallel", "auto:2", "--set", "routing=natural,balanced"), "--measure ranks layouts under one routing."),
+        (("--parallel", "auto:1"), "--parallel is 'auto:1'."),
+        (("--parallel", "auto:2", "--runs", "5"), "--parallel auto:2 runs each layout 3 times at most."),
+        (("--parallel", "auto:2", "--set", "routing=natural,balanced"), "--parallel auto:2 ranks layouts under one routing."),
         (("--scaling", "1,2"), "--parallel auto chooses one layout, and --scaling runs many configurations."),
         (("--sweep", "seed=1,2"), "--parallel auto chooses one layout, and --sweep runs many configurations."),
     ):
         done = machine(*words)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    for launcher in ("here", "slurm"):
-        alone = run_command("benchmark.py", "--parallel", "auto:2", "--launcher", launcher)
-        assert "add --parallel auto" in alone.stderr
     here = run_command("benchmark.py", "--parallel", "auto", "--model", "llama")
     assert (here.returncode, "--parallel auto cannot choose here." in here.stderr) == (2, True)
     absent = run_command("benchmark.py", "--parallel", "auto", "--platform", "amd", "--dry-run")
@@ -92,9 +88,9 @@ def test_a_job_chooses_where_it_runs(machine):
     done = machine("--launcher", "slurm", "--platform", "nvidia", "--engine", "megatron", *words, "--dry-run")
     assert done.returncode == 0, done.stderr
     (command,) = (line for line in done.stdout.splitlines() if line.startswith("exec "))
-    assert "--model llama,qwen --parallel auto " in command
+    assert "--model llama,qwen --parallel auto:3 " in command
     assert "--tp" not in command
-    assert command.endswith(" --resume --measure 3")
+    assert command.endswith(" --resume")
 
 
 class Named:

@@ -136,7 +136,9 @@ def test_probes_are_found_where_a_user_leaves_them(results, tmp_path, place):
         (results / "probes.jsonl").rename(tmp_path / "elsewhere" / "probes.jsonl")
     asked = {"a folder above": tmp_path, "its run folder": results / "runs" / RUN.name}.get(place, results)
     out = tmp_path / "found.md"
-    done = command("compare.py", "--results-dir", asked, *(["--probes", *named] if named else []), "--output", out, cwd=tmp_path)
+    done = command(
+        "compare.py", "--results-dir", asked, *(["--set", f"probes={named[0]}"] if named else []), "--output", out, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert SHARE in out.read_text(encoding="utf8")
 

@@ -18,8 +18,8 @@ from tprimat.hardware.gpus import users_of, visible_gpus
 from tprimat.records.store import RunDirectory
 from tprimat.runner import run as training
 from tprimat.runner import sweep as engine
-from tprimat.runner.grid import combinations, holds, parse_sweep, read_sweep, request_with
-from tprimat.runner.request import RunRequest
+from tprimat.runner.grid import combinations, holds, parse_sweep, read_sweep
+from tprimat.runner.request import RunRequest, with_values
 from tprimat.runner.session import prepare
 from tprimat.runner.sweep import Cell, differs_here, interleaved, is_result
 
@@ -76,10 +76,11 @@ def test_a_constraint_means_what_python_means(a, b, c):
 
 
 def test_a_swept_degree_replaces_the_strategy_and_other_keys_become_settings():
-    request = request_with(RunRequest(strategy="balanced"), {"tp": "2", "experiment.seed": "7", "micro_batch_size": "auto"})
+    chosen = {"tp": "2", "experiment.seed": "7", "micro_batch_size": "auto"}
+    request = with_values(RunRequest(strategy="balanced"), chosen.items(), "--sweep")
     assert (request.tp, request.strategy, request.micro_batch_size, request.settings) == (2, None, "auto", ("experiment.seed=7",))
-    with pytest.raises(ConfigError, match="is not a whole number"):
-        request_with(RunRequest(), {"tp": "two"})
+    with pytest.raises(ConfigError, match="It takes a whole number"):
+        with_values(RunRequest(), {"tp": "two"}.items(), "--sweep")
 
 
 # The engine: order, and which earlier runs count.
@@ -194,8 +195,6 @@ def test_a_sweep_says_what_is_invalid_ranks_the_rest_and_draws_it(trainer, tmp_p
     assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     again = sweep(tmp_path, *GRID, "--runs", 2)
     assert (again.returncode, len(trainer["started"]), again.stderr.count("skipped, run")) == (0, 6, 6)
-    wider = sweep(tmp_path, "--sweep", "tp=1,2", "--sweep", "pp=1,2", "--only", "pp=2")
-    assert trainer["started"][6:] == [], wider.stderr
 
 
 def test_a_sweep_of_which_nothing_can_run_says_each_reason_once(trainer, tmp_path):
@@ -211,8 +210,8 @@ def test_failures_are_results_until_they_are_asked_for_again(trainer, tmp_path):
     assert (first.returncode, trainer["started"]) == (1, ["tp1", "tp2"])
     second = sweep(tmp_path, "--sweep", "tp=1,2")
     assert (second.returncode, len(trainer["started"])) == (1, 2)
-    assert "ended: failed. --retry-failed repeats it." in second.stderr
-    third = sweep(tmp_path, "--sweep", "tp=1,2", "--retry-failed")
+    assert "ended: failed. --resume repeats it." in second.stderr
+    third = sweep(tmp_path, "--sweep", "tp=1,2", "--resume")
     assert (third.returncode, trainer["started"]) == (0, ["tp1", "tp2", "tp2"])
 
 
@@ -233,19 +232,6 @@ def test_the_benchmark_file_is_that_of_the_run_that_counts(trainer, tmp_path):
     document = json.loads(Path(tmp_path / "out" / "benchmark_cpu_llama.json").read_text())
     assert document["run"]["strategy"] == "minimal_communication"
     assert len(trainer["started"]) == 2
-
-
-@pytest.mark.parametrize("flags", [("--only", "a"), ("--retry-failed",)])
-def test_flags_of_a_sweep_need_one(flags, tmp_path):
-    done = sweep(tmp_path, *flags)
-    assert done.returncode == 2
-    assert "chooses among the cells of a sweep" in done.stderr
-
-
-def test_a_pattern_that_matches_nothing_lists_what_there_is(tmp_path):
-    done = sweep(tmp_path, "--sweep", "tp=1,2", "--only", "tp=9")
-    assert done.returncode == 2
-    assert "llama tp=1, llama tp=2" in done.stderr
 
 
 def test_a_file_of_a_sweep_that_is_missing_is_not_called_a_configuration(tmp_path):

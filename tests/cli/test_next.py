@@ -87,9 +87,7 @@ def test_nothing_follows_what_failed(words):
     assert after("run", words, status=2) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "more"), [([], "--resume"), (["--sweep", "tp=1,2"], "--resume --retry-failed"), (["--resume"], "")]
-)
+@pytest.mark.parametrize(("words", "more"), [([], "--resume"), (["--sweep", "tp=1,2"], "--resume"), (["--resume"], "")])
 def test_an_interrupted_run_is_resumed_by_the_same_command(words, more, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["./benchmark.py", "--model", "llama", *words])
     line = after("run", ["--model", "llama", *words], status=130)
@@ -110,9 +108,9 @@ def test_the_plan_for_another_machine_is_not_started_on_this_one():
 
 def test_it_is_said_on_a_terminal_only(tmp_path):
     shutil.copytree(RUNS / "cpu", tmp_path / "output")
-    assert "next:" not in run_command("compare.py", "--format", "md", cwd=tmp_path).stderr
+    assert "next:" not in run_command("compare.py", "--output", "compare.md", cwd=tmp_path).stderr
     leader, follower = pty.openpty()
-    command = [sys.executable, str(ROOT / "compare.py"), "--format", "md"]
+    command = [sys.executable, str(ROOT / "compare.py"), "--output", "compare.md"]
     subprocess.run(command, cwd=tmp_path, stdin=follower, stdout=follower, stderr=follower, check=True, timeout=120)
     os.close(follower)
     said = os.read(leader, 65536).decode()

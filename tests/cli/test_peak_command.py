@@ -131,7 +131,7 @@ def test_cost_and_the_measured_ceiling_are_columns_only_where_there_is_data(tmp_
     plain = analyse(cwd=tmp_path).stdout
     assert "cost/M tokens" not in plain
     assert "of measured matmul" not in plain
-    assert "cost/M tokens" in analyse("--cost-per-gpu-hour", "2.5", cwd=tmp_path).stdout
+    assert "cost/M tokens" in analyse("--set", "cost_per_gpu_hour=2.5", cwd=tmp_path).stdout
 
 
 def test_energy_and_configured_prices_become_columns(tmp_path):
@@ -143,11 +143,11 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
     (tmp_path / "prices.yaml").write_text(
         (ROOT / "config.yaml").read_text().replace("cloud_costs: {}", "cloud_costs: {AMD Instinct MI300X: 2.0}")
     )
-    done = analyse("--config", "prices.yaml", "--json", cwd=tmp_path)
+    done = analyse("--set", "prices=prices.yaml", "--json", cwd=tmp_path)
     (peak,) = json.loads(done.stdout)["peaks"]
     assert peak["joules_per_token"] == pytest.approx(700 / peak["tokens_per_second_per_gpu"])
     assert peak["cost_per_million_tokens"] == pytest.approx(2.0 / 3600 / peak["tokens_per_second_per_gpu"] * 1e6)
-    text = analyse("--config", "prices.yaml", cwd=tmp_path).stdout
+    text = analyse("--set", "prices=prices.yaml", cwd=tmp_path).stdout
     assert "energy/token" in text
     assert "cost/M tokens" in text
 
@@ -158,7 +158,7 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
         (["--nodes", "1,two"], "two is not a whole number from 1"),
         (["--nodes", "1,2,"], "'' is not a whole number from 1"),
         (["--scaling-efficiency", "1.5"], "--scaling-efficiency is '1.5'."),
-        (["--seed-conventions", "--peak", "sparse"], "already says"),
+        (["--seed-conventions", "--set", "peak=sparse"], "already says"),
         (["--results-dir", "nowhere"], "There is no file or folder nowhere."),
         ([], "no folder of results"),
     ],

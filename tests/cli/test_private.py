@@ -75,4 +75,4 @@ def test_a_page_and_an_export_hold_nothing_private(command, file, tmp_path):
     assert "told" in text
     for private in (SECRET, "alicesmith", "10.20.30.40", str(tmp_path)):
         assert private not in text
-    assert command != "report" or "--data text:~/book.txt" in text
+    assert command != "report" or "data=text:~/book.txt" in text

@@ -70,11 +70,11 @@ def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (("--model", "llama", "--set", "routing=natural"), "--routing has nothing to route."),
+        (("--model", "llama", "--set", "routing=natural"), "routing has nothing to route."),
         (("--model", "mixtral", "--set", "routing=even"), "There is no routing 'even'."),
         (("--model", "mixtral", "--set", "ep=3", "--gpus", "3"), "num_moe_experts (8) must be a multiple of"),
         (("--model", "mixtral", "--tp", "2", "--set", "ep=8", "--gpus", "4"), "world_size (4) is not divisible by"),
-        (("--model", "llama", "--set", "ep=2"), "--ep is 2, and llama-3.1-8b-tiny has no experts."),
+        (("--model", "llama", "--set", "ep=2"), "--set ep is 2, and llama-3.1-8b-tiny has no experts."),
     ],
 )
 def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what):
@@ -156,10 +156,8 @@ def test_strategy_and_folder_come_from_the_environment_and_a_flag_wins(tmp_path)
 
 
 def test_each_flag_arrives_in_the_plan():
-    flags = (
-        "--model qwen --gpus 4 --nodes 2 --size full --steps 7 --micro-batch-size 2 --global-batch-size 64 --sequence-length 512"
-    )
-    more = "--precision bf16 --data mock --seed 5 --set experiment.name=x --engine megatron"
+    flags = "--model qwen --gpus 4 --nodes 2 --steps 7 --micro-batch-size 2 --global-batch-size 64 --sequence-length 512"
+    more = "--precision bf16 --set size=full --set data=mock --set seed=5 --set experiment.name=x --engine megatron"
     (plan,) = plans_of(dry(*flags.split(), *more.split()))
     assert (plan["model"], plan["size"], plan["nodes"], plan["gpus_per_node"], plan["steps"]) == ("qwen", "full", 2, 4, 7)
     assert plan["batch"] == {
@@ -256,15 +254,16 @@ def test_stated_model_sizes_are_checked_against_ours(seeds_config):
 MISTAKES = [
     (["--model", "lama"], "There is no model 'lama' in models.\n  at    config.yaml:"),
     (["--parallel", "balance"], "There is no strategy 'balance' in parallelism.\n  at    config.yaml:"),
-    (["--runs", "0"], "--runs is 0.\n  at    --runs\n"),
+    (["--runs", "0"], "--runs is '0'.\n  at    --runs\n"),
+    (["--set", "size=huge"], "--set size is 'huge'.\n  at    --set size\n"),
     (["--steps", "0"], "training.duration.max_steps is 0.\n  at    --steps training.duration.max_steps\n"),
     (["--gpus", "3", "--parallel", "balanced"], "world size (3) is not divisible by 2.\n  at    config.yaml:"),
     (["--precision", "fp8"], "fp8 cannot run on a CPU.\n  at    --precision platform_optimizations.cpu.precision\n"),
-    (["--set", "data=words"], "dataset is 'words'.\n  at    --data training.data.dataset\n"),
-    (["--set", "warmup=few"], "benchmarking.warmup_steps is 'few'.\n  at    --warmup benchmarking.warmup_steps\n"),
+    (["--set", "data=words"], "dataset is 'words'.\n  at    --set data training.data.dataset\n"),
+    (["--set", "warmup=few"], "benchmarking.warmup_steps is 'few'.\n  at    --set warmup benchmarking.warmup_steps\n"),
     (
         ["--set", "warmup=5", "--steps", "5"],
-        "warmup_steps is 5, and a run has 5 steps.\n  at    --warmup benchmarking.warmup_steps\n",
+        "warmup_steps is 5, and a run has 5 steps.\n  at    --set warmup benchmarking.warmup_steps\n",
     ),
     (["--set", "trainin.steps=3"], "trainin is not a key of the configuration.\n  at    --set trainin\n"),
     (["--set", "speed=fast"], "speed is not a key of the configuration.\n  at    --set speed\n"),
@@ -285,7 +284,7 @@ def test_a_mistake_exits_2_on_stderr_without_a_traceback(flags, says):
     [
         (
             ["--set", "data=text:no-such-book.txt"],
-            "dataset is 'text:no-such-book.txt'.\n  at    --data training.data.dataset\n  why   There is no ",
+            "dataset is 'text:no-such-book.txt'.\n  at    --set data training.data.dataset\n  why   There is no ",
         ),
         (
             ["--set", "training.data.tokenizer=no.json"],

@@ -39,7 +39,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize(("mode", "batches"), [("weak", [4, 8, 16]), ("strong", [16, 16, 16])])
 def test_the_batch_grows_with_the_gpus_or_stays(plans, capsys, mode, batches):
-    assert run("--scaling", "2,1,4", "--scaling-mode", mode) == 0
+    assert run("--scaling", f"{mode}:2,1,4") == 0
     assert [plan.layout.world_size for plan in plans] == [1, 2, 4]
     assert [plan.batch.global_batch_sequences for plan in plans] == batches
     assert [Path(plan.run_directory).parents[1].name for plan in plans] == ["gpus-1", "gpus-2", "gpus-4"]
@@ -64,7 +64,7 @@ def test_the_document_has_the_points_of_the_series(plans, capsys):
         (["--scaling", "1,2", "--gpus", "2"], "exclude each other"),
         (["--scaling", "1,2,4", "--global-batch-size", "6"], "not divisible"),
         (["--scaling", "2,3", "--global-batch-size", "4", "--set", "training.data.micro_batch_size=auto"], "not divisible"),
-        (["--scaling", "2,3", "--scaling-mode", "strong"], "--global-batch-size with a multiple of 6 micro-batches, which suits"),
+        (["--scaling", "strong:2,3"], "--global-batch-size with a multiple of 6 micro-batches, which suits"),
         (["--scaling", "1,2", "--parallel", "balanced"], "world size (1) is not divisible by 2"),
     ],
 )

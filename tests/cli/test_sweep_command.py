@@ -147,10 +147,8 @@ def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--parallel", "balanced"], "--parallel is not for this command"),
-        (["--model", "qwen"], "try   ./run_all_configs.sh qwen\n"),
-        (["--model", "lama"], "try   ./run_all_configs.sh llama, qwen, both; ./benchmark.py --model for any other\n"),
-        (["--parallel", "auto:3"], "--measure is not for this command"),
+        (["--set", "parallel=balanced"], "--set parallel is not for this command"),
+        (["--set", "model=qwen"], "try   ./run_all_configs.sh llama, qwen or both; ./benchmark.py --model for any other\n"),
         (["--steps", "many"], "max_steps"),
         (["--config", "missing.yaml"], "missing.yaml"),
     ],
@@ -174,7 +172,9 @@ def test_one_real_cell_through_the_shell(tmp_path):
     """On one rank only the strategy without tensor and pipeline parallelism can run."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = [ROOT / "run_all_configs.sh", "llama", "--config", ROOT / "config.yaml", "--platform", "cpu", "--gpus", "1"]
-    small = ["--steps", "2", "--micro-batch-size", "1", "--global-batch-size", "1", "--sequence-length", "32"]
+    small = ["--steps", "2"]
+    for setting in ("micro_batch_size=1", "global_batch_size=1", "sequence_length=32"):
+        small += ["--set", setting]
     done = subprocess.run(
         [*map(str, command), *small], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
     )

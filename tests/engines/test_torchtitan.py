@@ -291,7 +291,7 @@ def test_a_run_out_of_memory_keeps_its_step_and_says_why(machine, tmp_path):
 def test_a_plan_that_it_refuses_starts_nothing(machine, tmp_path):
     done = machine("--set", "data=text:stdlib")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: The engine torchtitan trains on mock data, not on text:stdlib.\n  at    --data")
+    assert done.stderr.startswith("error: The engine torchtitan trains on mock data, not on text:stdlib.\n  at    --set data")
     assert not (tmp_path / "out").exists()
 
 

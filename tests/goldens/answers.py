@@ -201,7 +201,7 @@ MADE = {
     "runs": (RUNS / "h100", RUNS / "mi300x"),
     "runs_even_if_different": (RUNS / "h100", RUNS / "mi300x", "--even-if-different"),
     "runs_with_foreign": (RUNS / "h100", RUNS / "foreign"),
-    "published": (RUNS / "h100", RUNS / "published", "--flops", "full"),
+    "published": (RUNS / "h100", RUNS / "published", "--set", "flops=full"),
 }
 """The same of the small recorded runs of the tests."""
 
@@ -222,7 +222,7 @@ def comparison(words):
     folders, flags = split(words)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "out.json"
-        done = run_command("compare.py", "--results-dir", *folders, *flags, "--format", "json", "--output", file, cwd=folder)
+        done = run_command("compare.py", "--results-dir", *folders, *flags, "--output", file, cwd=folder)
         if not file.exists():
             return {"status": done.returncode, "runs that count": 0}
         document = json.loads(file.read_text(encoding="utf8"))
@@ -242,11 +242,11 @@ def compare():
 
 PEAKS = {
     "h200_repeated": [RECORDS / "h200/repeated"],
-    "h200_moe": [RECORDS / "h200/moe", "--flops", "6n"],
+    "h200_moe": [RECORDS / "h200/moe", "--set", "flops=6n"],
     "h200_and_h100": [RECORDS / "h200/short", RECORDS / "h100/single", RECORDS / "h100/in-turn"],
-    "runs": [RUNS / "h100", RUNS / "mi300x", "--cost-per-gpu-hour", "2.5"],
+    "runs": [RUNS / "h100", RUNS / "mi300x", "--set", "cost_per_gpu_hour=2.5"],
     "seed_conventions": [RUNS / "h100", RUNS / "mi300x", "--seed-conventions"],
-    "sparse": [RUNS / "h100", RUNS / "foreign", "--peak", "sparse", "--nodes", "1,4"],
+    "sparse": [RUNS / "h100", RUNS / "foreign", "--set", "peak=sparse", "--nodes", "1,4"],
 }
 
 

@@ -13,7 +13,7 @@ from a_launch import ROOT, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tprimat.cli.run import add_arguments, request_of
+from tprimat.cli.run import add_arguments, run_request
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.launch.slurm import Job, Task, script
 from tprimat.runner.request import RunRequest, words_of
@@ -107,7 +107,7 @@ def test_the_flags_of_a_request_make_the_same_request(fields, monkeypatch):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     monkeypatch.setattr(sys, "argv", ["benchmark.py"])
-    again = request_of(parser.parse_args(words_of(request)))
+    again = run_request(parser.parse_args(words_of(request)))
     assert {name: getattr(again, name) for name in fields} == fields
     assert words_of(again) == words_of(request)
 

@@ -289,8 +289,8 @@ def test_on_a_gpu_losses_are_those_without_graphs(tmp_path, ranks, tensor, preci
         words = [
             sys.executable,
             ROOT / "benchmark.py",
-            "--size",
-            "tiny",
+            "--set",
+            "size=tiny",
             "--model",
             "llama",
             "--engine",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import print_json
-from tprimat.config.options import BY_NAME, OPTIONS, WHAT, WORKLOAD, names_listed
+from tprimat.config.options import OPTIONS, WHAT, WORKLOAD, hints, names_listed
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.engines import AUTO, ENGINE_NAMES
 
@@ -23,7 +23,7 @@ SETTABLE = f"--set KEY=VALUE sets any key of the configuration, and these:\n{nam
 
 def add_request(parser: argparse.ArgumentParser, command: str) -> dict[str, argparse._ArgumentGroup]:
     """Add the flags that make a request, and return their groups."""
-    parser.set_defaults(settable=frozenset(BY_NAME))
+    parser.set_defaults(hints=hints(OPTIONS))
     groups = {title: parser.add_argument_group(title) for title in (WHAT, WORKLOAD, HOW)}
     for option in (option for option in OPTIONS if command in option.commands):
         choices = (AUTO, *ENGINE_NAMES) if option.name == "engine" else option.choices

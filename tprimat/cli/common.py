@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tprimat.config.options import COUNTING, assignment
+from tprimat.config.options import COUNTING, assignment, hints
 from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_counting(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help=f"how results are counted: {', '.join(COUNTED)}; may be repeated",
     )
-    parser.set_defaults(settable=frozenset(COUNTED))
+    parser.set_defaults(hints=hints(COUNTING))
 
 
 def counted(options: argparse.Namespace) -> dict[str, Any]:

@@ -78,9 +78,8 @@ class Parser(argparse.ArgumentParser):
             return f"{word!r} is one word too many{hint}"
         if word in REMOVED:
             return f"{word} is gone; instead: {REMOVED[word][1]}"
-        name = word.removeprefix("--").replace("-", "_")
-        if name in (self.get_default("settable") or ()):
-            return f"there is no flag {word}; did you mean --set {name}=VALUE?"
+        if instead := (self.get_default("hints") or {}).get(word):
+            return f"there is no flag {word} here; instead: {instead}"
         if word.partition("=")[0] == "--set" and self.prog.endswith(" plan"):
             return "there is no flag --set; ./benchmark.py --plan GPU --set KEY=VALUE has it"
         value = word.removeprefix("--")

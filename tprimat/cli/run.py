@@ -90,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, with secrets masked")
 
 
-def _request_of(options: argparse.Namespace) -> "RunRequest":
+def run_request(options: argparse.Namespace) -> "RunRequest":
+    """Return what the flags ask for."""
     request = request_of(options, "run", "./benchmark.py")
     return replace(
         request,
@@ -143,7 +144,7 @@ def _train(options: argparse.Namespace) -> int:
     from tprimat.runner.session import prepare
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
-    request = _request_of(options)
+    request = run_request(options)
     if request.is_auto:
         _check_auto(options, request)
     if options.launcher != "here":
@@ -246,7 +247,7 @@ def _plan(options: argparse.Namespace) -> int:
     name = options.plan or None
     accelerator, _ = accelerator_of(name, "--plan")
     platform = PLATFORM_OF[accelerator.backend]
-    request = replace(_request_of(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
+    request = replace(run_request(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
     refuse_degrees(request, "--plan")
     plans = {plan.model: plan for plan in first_look(replace(request, strategy=None)).plans}
     with said_if_slow(f"predicting all layouts of {' and '.join(plans)} ..."):

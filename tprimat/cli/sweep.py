@@ -18,6 +18,7 @@ from tprimat.core.errors import ConfigError
 
 MODELS = {"llama": ("llama",), "qwen": ("qwen",), "both": ("llama", "qwen")}
 DECIDED_HERE = (option_of("model"), option_of("parallel"), *DEGREES)
+MODEL_HINT = "./run_all_configs.sh llama, qwen or both; ./benchmark.py --model for any other"
 EPILOG = SETTABLE
 PICTURES = Path("all_outputs")
 
@@ -25,6 +26,8 @@ PICTURES = Path("all_outputs")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a run that this command does not decide, and those of the sweep."""
     add_request(parser, "sweep")
+    decided = dict.fromkeys((f"--{option.name}" for option in DECIDED_HERE), "./benchmark.py") | {"--model": MODEL_HINT}
+    parser.set_defaults(hints=parser.get_default("hints") | decided)
     parser.add_argument("models", nargs="?", choices=tuple(MODELS), default="both", help="default: both")
     parser.add_argument("--fresh", action="store_true", help="also run what an earlier call has completed")
 
@@ -44,9 +47,7 @@ def run(options: argparse.Namespace) -> int:
     for option in DECIDED_HERE:
         field = option.field or option.name
         if getattr(request, field) != getattr(RunRequest(), field):
-            where, fix = f"--set {option.name}", "./benchmark.py takes it"
-            if option.name == "model":
-                fix = f"./run_all_configs.sh {', '.join(MODELS)}; ./benchmark.py --model for any other"
+            where, fix = f"--set {option.name}", MODEL_HINT if option.name == "model" else "./benchmark.py"
             raise ConfigError(f"{where} is not for this command.", where=where, fix=fix)
     entries = plan_matrix(request, MODELS[options.models])
     results, complete = make_runs(entries, resume=not options.fresh, retry_failed=True)

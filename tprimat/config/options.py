@@ -204,6 +204,11 @@ def assignment(text: str, example: str) -> tuple[str, str]:
     return name.strip(), value
 
 
+def hints(options: tuple[Option, ...]) -> dict[str, str]:
+    """Return what to type in place of a flag that an option has not, flag by flag."""
+    return {f"--{option.name.replace('_', '-')}": f"--set {option.name}={option.metavar}" for option in options}
+
+
 def names_listed(options: tuple[Option, ...]) -> str:
     """Return names and help of the options that --set alone has, for the end of a command's help."""
     rows = [(f"{option.name}={option.metavar}", option.help) for option in options if not option.commands]

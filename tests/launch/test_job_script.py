@@ -115,7 +115,14 @@ def test_the_flags_of_a_request_make_the_same_request(fields, monkeypatch):
 def test_the_script_names_what_another_machine_would_decide_otherwise(tmp_path, monkeypatch):
     monkeypatch.setenv("PARALLEL", "balanced")
     text = shown(RunRequest(model="llama", platform="nvidia", nodes=2, gpus=4, output=tmp_path), ())
-    for words in ("--parallel balanced", "--platform nvidia", "--size full", "--nodes 2", "--resume", f"--output-dir {tmp_path}"):
+    for words in (
+        "--parallel balanced",
+        "--platform nvidia",
+        "--set size=full",
+        "--nodes 2",
+        "--resume",
+        f"--output-dir {tmp_path}",
+    ):
         assert words in text
     assert "#SBATCH --gpus-per-node=4\n#SBATCH --requeue\n#SBATCH --exclusive\n" in text
     assert not list(tmp_path.iterdir()), "nothing is written to show it"

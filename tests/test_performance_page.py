@@ -68,7 +68,6 @@ def test_each_figure_has_a_place():
             "unswitched",
             "cuda_graphs",
             "graph_losses",
-            "products",
             "exchanges",
             "forward_sums",
             "start_up",

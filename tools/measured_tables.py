@@ -10,7 +10,6 @@ A block ends with <!-- end --> and begins with one of
 <!-- profile ARGUMENTS -->   which follow `tprimat trace --markdown`
 <!-- power ARGUMENTS -->     which follow ./compare.py --results-dir: mean power of each configuration
 <!-- published ARGUMENTS --> likewise: the published results nearest to the fastest configuration
-<!-- splits FILE -->         written by benchmarks/grouped_splits.py
 """
 
 import argparse
@@ -99,18 +98,6 @@ def published(arguments: str) -> str:
     return markdown_table(["result", "when", "TFLOP/s/GPU", "of dense peak", "ours is", "there"], rows, left=2) + "\n"
 
 
-def splits(file: str) -> str:
-    """Return how long the layers of grouped_splits.py take, by what numbers of rows they get."""
-    layers = json.loads((ROOT / file).read_text(encoding="utf8"))["layers"]
-    kinds = next(iter(layers.values()))
-    rows = [
-        [kind, *(f"{layer[kind][part] * 1e3:.1f} ms" for layer in layers.values() for part in ("seconds", "host_seconds"))]
-        for kind in kinds
-    ]
-    header = ["numbers of rows", *(word for name in layers for word in (f"{name}: a call", "of it on the host"))]
-    return markdown_table(header, rows, left=1) + "\n"
-
-
 def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     options = page_parser(__doc__).parse_args()
@@ -118,7 +105,7 @@ def main() -> int:
     for name in PAGES:
         page = ROOT / "docs" / name
         text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
-        for kind, make in {"profile": profile, "power": power, "published": published, "splits": splits}.items():
+        for kind, make in {"profile": profile, "power": power, "published": published}.items():
             text = replace_blocks(text, kind, make)
         status |= update_page(page, text, check=options.check, command="python3 tools/measured_tables.py")
     return status

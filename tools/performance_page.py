@@ -21,7 +21,6 @@ from graph_figures import cuda_graphs, graph_losses, queues  # noqa: E402
 from lead_figures import answer, choices_of_steps, earlier_leads, leads, output_layer  # noqa: E402
 from loss_figures import losses  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
-from product_figures import products  # noqa: E402
 from record_figures import (  # noqa: E402
     NOTHING,
     OURS,
@@ -302,7 +301,6 @@ BLOCKS = {
     "layouts": layouts,
     "layouts_on_two": layouts_on_two,
     "switches": switches,
-    "products": products,
     "no_gain": no_gain,
     "profiles": profiles,
     "exchanges": exchanges,

@@ -43,7 +43,6 @@ def plan_of(*changes, model="llama"):
         (f"{OPTIONS}.gradients=bf16", "gradients is bf16", "gradients: fp32"),
         (f"{OPTIONS}.accumulate_weight_gradients=true", "accumulate_weight_gradients is on", "accumulate_weight_gradients: auto"),
         (f"{OPTIONS}.distributed_optimizer=false", "distributed_optimizer is off", "distributed_optimizer: true"),
-        (f"{OPTIONS}.overlap_grad_reduce=false", "overlap_grad_reduce is off", "overlap_grad_reduce: true"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_with_the_way_out(change, what, fix):

@@ -20,11 +20,9 @@ from tprimat.config.load import parse_setting, read_config
 from tprimat.core.errors import MetricError
 from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
-from tprimat.megatron import transformer_engine
+from tprimat.megatron import fp8, transformer_engine
 from tprimat.megatron.evidence import untested
-from tprimat.megatron.fp8 import OnceAStep, next_step
 from tprimat.megatron.graphs import Place, StepGraphs
-from tprimat.megatron.tuned_products import Race, Tuner
 from tprimat.plan.build import build_plan
 from tprimat.predict.workload import workload_of_plan
 from tprimat.records.discover import load_results
@@ -98,7 +96,6 @@ VARIANTS = {
     2: {
         "dp2": {},
         "dp2, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
-        "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
         "tp2": {"tp": 2},
         "tp2 in pieces": {"tp": 2, "overlap_tensor_parallel": True, "streamed_cross_entropy": True},
     },
@@ -157,23 +154,25 @@ def test_a_run_that_fails_after_the_recording_keeps_its_switch(tmp_path):
     assert directory.read_run().engine_options["cuda_graphs"] is True
 
 
-def test_weights_in_8_bits_from_before_the_recording_take_no_memory_beside_those_of_the_graphs():
-    kept = []
+def test_weights_in_8_bits_from_before_the_recording_take_no_memory_beside_those_of_the_graphs(monkeypatch):
+    kept, alive = [], []
 
-    def convert(weight):
+    def converted(weight, _):
         small = weight.clone()
         kept.append(weakref.ref(small))
-        return small
+        return small, small, torch.ones(())
 
-    weight, alive = OnceAStep(convert), []
+    monkeypatch.setattr(fp8, "convert", converted)
+    products = fp8.Fp8Products()
 
     def passes(tokens, _):
         alive.append([one() is not None for one in kept])
-        return weight(tokens).sum()
+        products._weight(tokens)
+        return tokens.sum()
 
     steps = StepGraphs(passes, RepeatingRecorder())
     for _ in range(3):
-        next_step()
+        fp8.next_step()
         steps.step([torch.ones(1, 3)] * 2, torch.device("cpu"))
     assert alive[2] == [True]
     assert alive[4][:2] == [False, False]
@@ -188,25 +187,6 @@ def test_transformer_engines_loss_is_told_of_graphs():
         config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, activation_func=silu, **settings)
         told = (config.cuda_graph_impl, *config.cuda_graph_scope) if config.cuda_graph_scope else (config.cuda_graph_impl,)
         assert ("full_iteration" in [getattr(word, "name", word) for word in told]) is graphs
-
-
-def test_a_race_ends_by_the_timings_so_far():
-    race = Race(2)
-    for seconds in (9.0, 1.0):  # the first of each does not count
-        for runner in (0, 1):
-            race.finish(runner, seconds / (1 + runner))
-    race.end()
-    assert race.winner == 1
-    undecided = Race(3)
-    undecided.end()
-    assert undecided.winner == 0
-
-
-def test_after_the_races_have_ended_none_begins():
-    tuner = Tuner()
-    tuner.on = True
-    tuner.settle()
-    assert tuner.run(torch.ones(2, 2), torch.ones(2, 2)) is None
 
 
 def plan_of(*changes, model="llama", platform="nvidia"):

@@ -46,25 +46,20 @@ CASES = {
         (1, {"capacity": 0.75}),
         (2, {"ep": 2, "capacity": 0.75, "recompute_modules": ["moe"]}),
         (1, {"capacity": 100.0}),
-        (2, {"ep": 2, "capacity": 0.75, "precision": "fp8"}),
     ],
     "qwen": [(1, {}), (4, {"ep": 4, "tp": 2, **OURS}), (2, {"ep": 2, "cp": 2})],
     "lite": [
         (1, {}),
         (2, {"pp": 2, **OURS, "recompute_modules": ["moe", "layernorm", "mlp"]}),
         (1, {"recompute_modules": ["shared_experts", "mla_up_proj"]}),
-        (1, {"precision": "fp8", **OURS, "recompute_modules": ["moe", "mla_up_proj"]}),
     ],
     "v3": [(1, {}), (4, {"ep": 4, "tp": 2}), (2, {"pp": 2, "vpp": 2})],
 }
 """Ranks, and how the model is spread over them; the first is the reference."""
 
-BALANCED, DROPPING, DROPPING_SPREAD, ROOMY, DROPPING_IN_FP8 = range(len(CASES["mixtral"]) - 5, len(CASES["mixtral"]))
+BALANCED, DROPPING, DROPPING_SPREAD, ROOMY = range(len(CASES["mixtral"]) - 4, len(CASES["mixtral"]))
 """The cases with forced balance and with full experts, whose losses are their own, and one whose experts are never full."""
-IN_FP8 = {("mixtral", DROPPING_IN_FP8): DROPPING, ("lite", len(CASES["lite"]) - 1): 0}
-"""The cases in fp8, and the same in fp32."""
 OF_THEIR_OWN = {("mixtral", BALANCED): 0, ("mixtral", DROPPING): 0, ("mixtral", DROPPING_SPREAD): DROPPING}
-OF_THEIR_OWN |= dict.fromkeys(IN_FP8, 0)
 
 
 def plan_of(folder, model, ranks, case):
@@ -89,10 +84,10 @@ def plan_of(folder, model, ranks, case):
             settings["training.moe_expert_capacity_factor"] = value
         elif key == "recompute":
             settings["platform_optimizations.cpu.recompute"] = value
-        elif key not in {"recompute_modules", "precision"}:
+        elif key != "recompute_modules":
             settings[f"platform_optimizations.cpu.engine_options.{key}"] = value
     plan = make_plan(folder, "mixtral", settings)
-    plan = replace(plan, shape=SHAPES[model], precision=case.get("precision", plan.precision))
+    plan = replace(plan, shape=SHAPES[model])
     modules = tuple(sorted(case.get("recompute_modules", ())))
     return replace(plan, recompute="selective", recompute_modules=modules) if modules else plan
 
@@ -129,11 +124,7 @@ def test_the_load_of_experts_and_ranks_is_recorded(trained):
             assert 1 <= step.rank_load <= spread
             assert step.rank_load <= step.expert_load <= experts
             assert (step.rank_load > 1) == (spread > 1)
-            assert (
-                (0 < step.dropped < 1)
-                if model == "mixtral" and number in {DROPPING, DROPPING_SPREAD, DROPPING_IN_FP8}
-                else step.dropped == 0
-            )
+            assert (0 < step.dropped < 1) if model == "mixtral" and number in {DROPPING, DROPPING_SPREAD} else step.dropped == 0
 
 
 @pytest.mark.slow
@@ -155,16 +146,3 @@ def test_a_capacity_drops_choices_and_is_recorded(trained):
     assert [step.loss for step in steps] != pytest.approx([step.loss for step in trained["mixtral", 0][1]], abs=1e-5)
     losses = [[step.loss for step in trained["mixtral", number][1]] for number in (0, ROOMY)]
     assert losses[0] == losses[1]  # to the last bit
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "number"), IN_FP8)
-def test_experts_in_fp8_follow_those_in_fp32_and_say_which_products_ran_in_it(trained, model, number):
-    (run, steps), (wide, reference) = trained[model, number], trained[model, IN_FP8[model, number]]
-    assert (run.matmul_dtype, run.evidence.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
-    note = "The experts multiplied in fp8, and in bf16 for the gradients of their weights."
-    assert note in run.evidence.notes
-    assert note not in wide.evidence.notes
-    assert [step.loss for step in steps] == pytest.approx([step.loss for step in reference], rel=0.01)
-    assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in reference], rel=0.05)
-    assert [step.loss for step in steps] != pytest.approx([step.loss for step in reference], abs=1e-5)

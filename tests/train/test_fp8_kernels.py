@@ -5,12 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tprimat.core.errors import LaunchError
-from tprimat.megatron import fp8, grouped_fp8
+from tprimat.megatron import fp8
 from tprimat.megatron.evidence import layers_matmul_dtype
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
-from tprimat.megatron.grouped import LoopedProducts
-from tprimat.megatron.grouped_fp8 import Fp8GroupedProducts
 from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima, SwiGLU, SwiGLUMaxima
 from tprimat.megatron.linear import (
     ColumnParallelMatmul,
@@ -188,93 +185,3 @@ def test_the_loss_gradient_is_rounded_to_8_bits_and_transposed_as_it_is_computed
 
 
 # Experts: a scale for each row.
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("width", [64, 768, 7168])
-def test_each_row_is_rounded_by_a_scale_of_its_own(device, width):
-    x = (torch.randn(2, 37, width, device=device) * 2.0 ** (torch.arange(37, device=device)[:, None] - 30)).bfloat16()
-    x[0, 5], x[1, 7, 3] = 0, float("nan")
-    small, undo = fp8.convert_rows(x)
-    assert (small.dtype, small.shape, undo.shape) == (fp8.FORWARD_DTYPE, x.shape, (2, 37))
-    found, exact = small.float() * undo[..., None], x.float()
-    assert torch.equal(found[0, 5], torch.zeros_like(found[0, 5]))
-    assert found[1, 7, 3].isnan()
-    numbers = torch.ones(2, 37, dtype=torch.bool, device=device)
-    numbers[1, 7] = False
-    found, exact, undo = found[numbers], exact[numbers], undo[numbers]
-    rounding = (exact.abs() / 2**4).maximum(undo[:, None] / 2**10)  # half of e4m3's last place; the smallest numbers have fewer
-    assert ((found - exact).abs() <= 1.001 * rounding).all()
-    torch.testing.assert_close(found.abs().amax(dim=1), exact.abs().amax(dim=1), rtol=1e-5, atol=0)
-
-
-@pytest.fixture
-def routed():
-    """Rows of very different magnitude for three experts, of which the second has none; the last 24 rows belong to nobody."""
-    generator = torch.Generator().manual_seed(6)
-    rows, weight, gradient = (torch.randn(shape, generator=generator).bfloat16() for shape in ((225, 64), (3, 48, 64), (225, 48)))
-    rows *= 2.0 ** (torch.arange(225) % 11)[:, None]
-    gradient *= 1e-6 * 2.0 ** (torch.arange(225) % 7)[:, None]
-    weight *= 0.02 * torch.tensor([1, 8, 64])[:, None, None]
-    rows[201:] = gradient[201:] = float("nan")
-    return rows, weight, gradient, torch.tensor([101, 101, 201], dtype=torch.int32)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_experts_multiply_in_8_bits_what_they_multiply_in_16_and_wgrad_in_16(device, routed):
-    rows, weight, gradient, ends = (part.to(device) for part in routed)
-    small, plain = grouped_fp8.fp8_products_for(rows.device)(), LoopedProducts()
-    for found, wanted in (
-        (small.forward(rows, weight, ends), plain.forward(rows, weight, ends)),
-        (small.dgrad(gradient, weight, ends), plain.dgrad(gradient, weight, ends)),
-    ):
-        assert (found.dtype, found.shape) == (torch.bfloat16, wanted.shape)
-        errors = (found - wanted)[:201].float().norm(dim=1) / wanted[:201].float().norm(dim=1)
-        assert errors.max() < 0.1
-        assert errors.median() > 0.005
-    wanted = plain.wgrad(gradient, rows, ends)
-    assert relative_error(small.wgrad(gradient, rows, ends), wanted) < 0.005
-    assert wanted[1].abs().max() == 0
-
-
-def test_the_weights_of_experts_are_converted_once_in_a_step(routed):
-    rows, weight, gradient, ends = routed
-    products = Fp8GroupedProducts()
-    fp8.next_step()
-    first, back = products.forward(rows, weight, ends)[:201], products.dgrad(gradient, weight, ends)[:201]
-    weight.mul_(-1)
-    assert torch.equal(products.forward(rows, weight, ends)[:201], first)
-    assert torch.equal(products.dgrad(gradient, weight, ends)[:201], back)
-    fp8.next_step()
-    assert torch.equal(products.forward(rows, weight, ends)[:201], -first)
-    assert torch.equal(products.dgrad(gradient, weight, ends)[:201], -back)
-
-
-@pytest.mark.parametrize("wrong", ["scale of another row", "scale of another column", "another expert's matrix"])
-def test_a_grouped_product_that_goes_wrong_is_refused(monkeypatch, wrong):
-    cpu, multiply = torch.device("cpu"), grouped_fp8.multiply
-    assert grouped_fp8.fp8_products_for(cpu) is Fp8GroupedProducts
-
-    def erroneous(rows, matrices, ends):
-        if wrong == "scale of another row":
-            rows = rows[0], rows[1].roll(1)
-        elif wrong == "scale of another column":
-            matrices = matrices[0], matrices[1].roll(1, dims=1)
-        else:
-            matrices = matrices[0].float().roll(1, dims=0), matrices[1].roll(1, dims=0)
-        return multiply(rows, matrices, ends)
-
-    monkeypatch.setattr(grouped_fp8, "multiply", erroneous)
-    with pytest.raises(LaunchError) as refused:
-        grouped_fp8.fp8_products_for(cpu)
-    assert refused.value.what == "fp8 does not work here for experts."
-
-
-def test_a_run_with_experts_says_fp8_once_they_have_multiplied_in_it(routed):
-    rows, weight, _, ends = routed
-    dense, experts = Fp8Products(), Fp8GroupedProducts()
-    dense.forward(torch.randn(64, 32).bfloat16(), torch.randn(48, 32).bfloat16(), None)
-    assert layers_matmul_dtype([dense, experts], torch.bfloat16) == "bf16"
-    experts.forward(rows, weight, ends)
-    assert layers_matmul_dtype([dense, experts], torch.bfloat16) == "fp8"
-    assert layers_matmul_dtype([dense, LoopedProducts()], torch.bfloat16) == "bf16"

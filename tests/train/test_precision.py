@@ -13,7 +13,7 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.models import model_shape
 from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
-from tprimat.megatron.options import recorded, resolve, updated_by_torch
+from tprimat.megatron.options import recorded, resolve
 
 BF16_STATES = {
     "hardware.platforms.cpu.gpus_per_node": 1,
@@ -192,20 +192,6 @@ def test_the_record_names_the_scaling_of_transformer_engines_layers_in_fp8(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("layers", "states", "by_torch"),
-    [
-        ("local", "fp32", True),
-        ("local", "bf16", True),
-        ("transformer_engine", "fp32", False),
-        ("transformer_engine", "bf16", True),
-    ],
-)
-def test_torch_updates_states_in_bf16_whatever_the_layers_and_so_in_one_kernel(tmp_path, layers, states, by_torch):
-    options = replace(make_plan(tmp_path, "llama", {}).engine_options, layers=layers, optimizer_states=states)
-    assert updated_by_torch(options) is by_torch
-
-
-@pytest.mark.parametrize(
     ("platform", "options", "key"),
     [
         ("cpu", {}, "layers"),
@@ -226,8 +212,14 @@ def refusal_in_fp8(plan, **changes):
     return ENGINE.refusal(replace(plan, platform="nvidia", precision="fp8", **changes), lambda *keys: ".".join(keys))
 
 
+def test_experts_stay_in_bf16(tmp_path):
+    refused = refusal_in_fp8(make_plan(tmp_path, "llama", {}), shape=model_shape("mixtral-8x7b"))
+    assert refused.what == "The embedded engine's own layers train mixtral-8x7b, which has experts, in bf16 alone."
+
+
 def test_what_8_bit_products_cannot_divide_by_16_is_refused(tmp_path):
     plan = make_plan(tmp_path, "llama", {})
+    plan = replace(plan, engine_options=replace(plan.engine_options, layers="transformer_engine"))
     experts, latents = (replace(model_shape(name), layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
     batch = replace(plan.batch, micro_batch_sequences=1, sequence_tokens=1040)
     spread = replace(plan.layout, tensor=2, expert=2, data=1, sequence_parallel=True)

@@ -237,6 +237,11 @@ REMOVED = {
         "It had no measurable effect (docs/performance.md), and the engine now does without it.",
         "remove the key",
     ),
+    "engine_options.cudnn_attention": ("cuDNN's attention is preferred on every NVIDIA GPU.", "remove the key"),
+    "engine_options.fused_adam": ("A GPU always updates in one kernel.", "remove the key"),
+    "engine_options.overlap_grad_reduce": ("Gradients are always reduced during the backward pass.", "remove the key"),
+    "engine_options.overlap_param_gather": ("Weights are always gathered during the forward pass.", "remove the key"),
+    "engine_options.tuned_products": ("It gained 0.5 % (docs/performance.md), within the spread between runs.", "remove the key"),
     "nemo.enable_cuda_graph": (
         "Megatron-Core replaced it, and NeMo, which builds the model's configuration twice, stops with it.",
         "cuda_graph_impl: local, or remove the key",

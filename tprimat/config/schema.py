@@ -203,12 +203,6 @@ class EngineOptions(RefuseUnknownKeys):
     """Compute loss and output layer chunk by chunk, without whole logits; auto: on a GPU."""
     accumulate_weight_gradients: Flag | Literal["auto"] = "auto"
     """Add weight gradients straight into the fp32 buffer; auto: on a GPU whose torch can."""
-    cudnn_attention: Flag | Literal["auto"] = "auto"
-    """Prefer cuDNN's attention to Flash's; auto: on an NVIDIA GPU."""
-    tuned_products: Flag | Literal["auto"] = "auto"
-    """Multiply matrices by the fastest of cuBLASLt's algorithms, found during the first steps; auto: on an NVIDIA GPU."""
-    overlap_grad_reduce: Flag = True
-    overlap_param_gather: Flag = True
     overlap_tensor_parallel: Flag | Literal["auto"] = "auto"
     """Under sequence parallelism, multiply one piece while another travels; auto: on NVIDIA GPUs of one machine
     that read each other's memory."""
@@ -219,10 +213,8 @@ class EngineOptions(RefuseUnknownKeys):
     """Split weights, gradients and optimizer states over the replicas; each layer is gathered to compute (ZeRO-3, FSDP2)."""
     balanced_stages: Flag = True
     """Give the last pipeline stage fewer layers, because its output layer costs as much as several; off: equal numbers."""
-    fused_adam: Flag | Literal["auto"] = "auto"
-    """torch.optim.AdamW(fused=True); auto: on a GPU."""
     compiled_adam: Flag | Literal["auto"] = "auto"
-    """Clip and update in one pass over the memory by torch.compile, instead of fused_adam; auto: on a GPU."""
+    """Clip and update in one pass over the memory by torch.compile, instead of by torch's fused kernel; auto: on a GPU."""
     gradients: Literal["fp32", "bf16"] = "fp32"
     """How gradients are summed up over micro-batches and replicas. bf16: 2 bytes per weight less, and half the traffic."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"

@@ -143,6 +143,12 @@ def _refuse_repeated_tokens(plan: RunPlan, where: Where) -> ConfigError | None:
 def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
     if plan.precision != "fp8":
         return None
+    if plan.shape.experts and plan.engine_options.layers == "local":
+        what = f"The embedded engine's own layers train {plan.shape.name}, which has experts, in bf16 alone."
+        place = where("platform_optimizations", plan.platform, "precision")
+        return ConfigError(
+            what, where=place, why="fp8 gained nothing there.", fix="--precision bf16, or layers: transformer_engine"
+        )
     for what, size in _fp8_dimensions(plan):
         if size % FP8_MULTIPLE:
             return ConfigError(
@@ -256,9 +262,11 @@ def _refuse_fully_shard(plan: RunPlan, where: Where) -> ConfigError | None:
             "It keeps no gradient of a whole weight to add to.",
             "accumulate_weight_gradients: auto",
         ),
-        *(
-            (not getattr(options, name), f"{name} is off", "It always does that.", f"{name}: true")
-            for name in ("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
+        (
+            not options.distributed_optimizer,
+            "distributed_optimizer is off",
+            "It always does that.",
+            "distributed_optimizer: true",
         ),
     ]
     for applies, what, why, fix in contradictions:

@@ -113,16 +113,6 @@ def grouped_matmul(rows: Tensor, matrices: Tensor, *, offs: Tensor) -> Tensor:
     return require("torch", torch, "_grouped_mm")(rows, matrices, offs=offs)  # type: ignore[no-any-return]
 
 
-def scaled_grouped_matmul(rows: Tensor, matrices: Tensor, scales: tuple[Tensor, Tensor], *, offs: Tensor) -> Tensor:
-    """Multiply 8-bit slices of rows, which end at `offs`, each with its own column-major matrix, in bf16.
-
-    Scales undo the scaling of each row, shape (n,), and of each column of each matrix, shape (matrices, columns). Sums have the
-    precision of the matrix units.
-    """
-    multiply = require("torch", torch, "_scaled_grouped_mm")
-    return multiply(rows, matrices, *scales, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=True)  # type: ignore[no-any-return]
-
-
 def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> str:
     """Return which kernels torch selects for causal attention: cudnn_attention, flash_attention, efficient_attention or math."""
     choice = fused_attention_choice(query, key, value, is_causal=True, enable_gqa=grouped)

@@ -1,29 +1,24 @@
-"""Products by cuBLASLt itself, for what torch does not offer: adding an 8-bit product to fp32, and choosing the algorithm.
+"""Products of 8-bit matrices added to fp32 sums by cuBLASLt itself: torch's scaled product never adds (its `beta` is 0).
 
-The problem: weight gradients are summed in fp32 over micro-batches. torch's scaled product writes bf16 or fp32 and never adds
-(`beta` is 0), so a second kernel reads the product and reads and writes the sum.
+Weight gradients are summed in fp32 over micro-batches. Without this, a second kernel would read the product and read and write
+the sum. cublasLtMatmul is called through ctypes, from the library that torch has loaded, with C = D = the sum.
 
-What is done: cublasLtMatmul is called through ctypes, from the library that torch has loaded, with C = D = the sum and
-`beta` 1 (or 0 to overwrite). Descriptors and the algorithms that cuBLASLt suggests are found once for each product.
-tuned_products.py lets training choose among them, and benchmarks/product_algorithms.py times them all.
+cuBLASLt is column-major, in which a row-major matrix (rows, columns) is (columns, rows). D = total.T = b @ a.T in its terms: its
+first operand is our second. 8-bit operands must be "TN": the summed dimension contiguous in both.
 
-cuBLASLt is column-major, in which a row-major matrix (rows, columns) is (columns, rows). D = total.T = b.T @ a.T in its terms:
-its first operand is our second. 8-bit operands must be "TN": the summed dimension contiguous in both.
-
-Names and numbers are those of cublasLt.h of CUDA 12 and 13 (docs.nvidia.com/cuda/cublas); trial products in fp8.py and
-tuned_products.py decide whether this is used.
+Names and numbers are those of cublasLt.h of CUDA 12 and 13 (docs.nvidia.com/cuda/cublas); a trial product in fp8.py decides
+whether this is used.
 """
 
 import ctypes
 from ctypes import c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-CUDA_DTYPE = {torch.float32: 0, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
+CUDA_DTYPE = {torch.float32: 0, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 """cudaDataType_t."""
 COMPUTE_32F, SCALE_32F = 68, 0
 TRANSPOSE_A, TRANSPOSE_B, A_SCALE_POINTER, B_SCALE_POINTER, FAST_ACCUMULATION = 3, 4, 17, 18, 25
@@ -32,6 +27,10 @@ MAX_WORKSPACE_BYTES, MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
 """cublasLtMatmulPreferenceAttributes_t; the alignments are those of both operands, of what is added and of the result."""
 WORKSPACE_BYTES = 32 * 2**20
 """What NVIDIA recommends for Hopper."""
+ZERO, ONE = c_float(0), c_float(1)
+
+Scaled = tuple[Tensor, Tensor]
+"""A matrix of 8-bit numbers, and the factor that undoes its scaling, fp32, shape ()."""
 
 
 class Heuristic(ctypes.Structure):
@@ -46,39 +45,14 @@ class Heuristic(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Product:
-    """What a product is, without its contents: total (m, n) = a @ b, each operand as it is stored."""
-
-    m: int
-    n: int
-    k: int
-    a: torch.dtype
-    b: torch.dtype
-    total: torch.dtype
-    a_transposed: bool = False
-    """`a` is stored as (k, m), else (m, k)."""
-    b_transposed: bool = True
-    """`b` is stored as (n, k), else (k, n)."""
-    scaled: bool = False
-    """Both operands have a factor, as 8-bit ones do."""
-    fast: bool = False
-    """Sum 8-bit products in the matrix unit's own precision."""
-
-
-@dataclass(frozen=True)
-class PreparedProduct:
+class Prepared(NamedTuple):
     """What cuBLASLt needs to know of one product."""
 
     descriptor: c_void_p
     first: c_void_p
     second: c_void_p
     total: c_void_p
-    algorithms: tuple[Heuristic, ...]
-    """What it suggests, best first."""
-    handle: c_void_p
-    workspace: int
-    """Its address."""
+    algorithm: Heuristic
 
 
 @cache
@@ -91,18 +65,10 @@ def library() -> Any:
     return with_types(ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or 'none').split('.')[0]}"))
 
 
-def with_types(found: Any) -> Any:
+def with_types(loaded: Any) -> Any:
     """Let ctypes take plain numbers as addresses in the call that training makes, so that the host makes no object for each."""
-    found.cublasLtMatmul.argtypes = [*[c_void_p] * 14, c_size_t, c_void_p]
-    return found
-
-
-def alignment_of(*tensors: Tensor | None) -> int:
-    """Return the bytes that all addresses are multiples of, as far as algorithms care: 256, 16 or 1. None is a tensor to come."""
-    addresses = 0
-    for tensor in tensors:
-        addresses |= 0 if tensor is None else tensor.data_ptr()
-    return 256 if addresses % 256 == 0 else 16 if addresses % 16 == 0 else 1
+    loaded.cublasLtMatmul.argtypes = [*[c_void_p] * 14, c_size_t, c_void_p]
+    return loaded
 
 
 def _check(status: int) -> None:
@@ -123,70 +89,52 @@ def _workspace(device: int) -> Tensor:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")
 
 
-@cache
-def _number(value: float) -> c_float:
-    return c_float(value)
-
-
 def _set(descriptor: c_void_p, attribute: int, value: Any) -> None:
     _check(library().cublasLtMatmulDescSetAttribute(descriptor, attribute, ctypes.byref(value), c_size_t(ctypes.sizeof(value))))
 
 
 def _layout(dtype: torch.dtype, rows: int, columns: int) -> c_void_p:
     """Describe a column-major matrix without gaps."""
-    layout = c_void_p()
-    _check(
-        library().cublasLtMatrixLayoutCreate(
-            ctypes.byref(layout), CUDA_DTYPE[dtype], c_uint64(rows), c_uint64(columns), c_int64(rows)
-        )
-    )
+    layout, sizes = c_void_p(), (c_uint64(rows), c_uint64(columns), c_int64(rows))
+    _check(library().cublasLtMatrixLayoutCreate(ctypes.byref(layout), CUDA_DTYPE[dtype], *sizes))
     return layout
 
 
 @cache
-def prepare(device: int, product: Product, most: int = 1, alignment: int = 256) -> PreparedProduct:
-    """Prepare a product, with up to `most` algorithms that can compute it where all addresses are multiples of `alignment`.
+def _prepare(device: int, sizes: tuple[int, int, int], dtypes: tuple[torch.dtype, torch.dtype], alignment: int) -> Prepared:
+    """Prepare total (m, n) += a (m, k) @ b.T (n, k) where all addresses are multiples of `alignment`.
 
     Raises:
-        RuntimeError: cuBLASLt knows none.
+        RuntimeError: cuBLASLt knows no algorithm.
     """
-    descriptor = c_void_p()
+    (m, n, k), (a, b) = sizes, dtypes
+    descriptor, preference = c_void_p(), c_void_p()
     _check(library().cublasLtMatmulDescCreate(ctypes.byref(descriptor), COMPUTE_32F, SCALE_32F))
-    _set(descriptor, TRANSPOSE_A, c_int32(product.b_transposed))
-    _set(descriptor, TRANSPOSE_B, c_int32(product.a_transposed))
-    if product.scaled:
-        _set(descriptor, FAST_ACCUMULATION, c_int8(product.fast))
-        for pointer in (A_SCALE_POINTER, B_SCALE_POINTER):  # the choice of an algorithm asks whether there are scales
-            _set(descriptor, pointer, c_void_p(_workspace(device).data_ptr()))
-    m, n, k = product.m, product.n, product.k
-    first = _layout(product.b, *((k, n) if product.b_transposed else (n, k)))
-    second = _layout(product.a, *((m, k) if product.a_transposed else (k, m)))
-    total = _layout(product.total, n, m)
-    preference = c_void_p()
+    _set(descriptor, TRANSPOSE_A, c_int32(1))
+    _set(descriptor, TRANSPOSE_B, c_int32(0))
+    _set(descriptor, FAST_ACCUMULATION, c_int8(0))
+    for pointer in (A_SCALE_POINTER, B_SCALE_POINTER):  # the choice of an algorithm asks whether there are scales
+        _set(descriptor, pointer, c_void_p(_workspace(device).data_ptr()))
+    first, second, total = _layout(b, k, n), _layout(a, k, m), _layout(torch.float32, n, m)
     _check(library().cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
     wanted = {MAX_WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES), **dict.fromkeys(MIN_ALIGNMENTS, c_uint32(alignment))}
     for attribute, value in wanted.items():
         size = c_size_t(ctypes.sizeof(value))
         _check(library().cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(value), size))
-    found, count = (Heuristic * most)(), c_int()
+    best, count = Heuristic(), c_int()
     _check(
         library().cublasLtMatmulAlgoGetHeuristic(
-            _handle(device), descriptor, first, second, total, total, preference, most, found, ctypes.byref(count)
+            _handle(device), descriptor, first, second, total, total, preference, 1, ctypes.byref(best), ctypes.byref(count)
         )
     )
     _check(library().cublasLtMatmulPreferenceDestroy(preference))
     if not count.value:
         raise RuntimeError("cuBLASLt knows no algorithm for this product")
-    algorithms = tuple(found[: count.value])
-    return PreparedProduct(descriptor, first, second, total, algorithms, _handle(device), _workspace(device).data_ptr())
-
-
-Scaled = tuple[Tensor, Tensor]
-"""A matrix of 8-bit numbers, and the factor that undoes its scaling, fp32, shape ()."""
+    return Prepared(descriptor, first, second, total, best)
 
 
 def accumulate(total: Tensor, first: Scaled, second: Scaled, *, overwrite: bool) -> None:
-    """Total += first @ second.T, summed in fp32 throughout; or total = with `overwrite`.
+    """Total += first @ second.T, summed in fp32 throughout, or total = with `overwrite`, on the current stream.
 
     Args:
         total: shape (m, n), contiguous fp32, on the device of all others.
@@ -198,49 +146,28 @@ def accumulate(total: Tensor, first: Scaled, second: Scaled, *, overwrite: bool)
         RuntimeError: cuBLASLt refuses.
     """
     (a, a_scale), (b, b_scale) = first, second
-    product = Product(a.shape[0], b.shape[0], a.shape[1], a.dtype, b.dtype, total.dtype, scaled=True)
-    prepared = prepare(total.device.index, product, alignment=alignment_of(total, a, b))
-    set_scales(prepared, a_scale, b_scale)
-    run(prepared, total, (a, b), beta=0 if overwrite else 1)
-
-
-def set_scales(prepared: PreparedProduct, a_scale: Tensor, b_scale: Tensor) -> None:
-    """Set the factors that undo the scaling of both operands, each fp32 of shape ()."""
-    _set(prepared.descriptor, A_SCALE_POINTER, c_void_p(b_scale.data_ptr()))
-    _set(prepared.descriptor, B_SCALE_POINTER, c_void_p(a_scale.data_ptr()))
-
-
-def run(  # noqa: PLR0913 - a product has this many parts
-    prepared: PreparedProduct,
-    total: Tensor,
-    operands: tuple[Tensor, Tensor],
-    *,
-    choice: int = 0,
-    alpha: float = 1,
-    beta: float = 0,
-) -> None:
-    """Total = alpha a @ b + beta total, by one of a prepared product's algorithms, on the current stream.
-
-    Raises:
-        RuntimeError: cuBLASLt refuses.
-    """
-    (a, b), sums = operands, total.data_ptr()
+    device, sums = total.device.index, total.data_ptr()
+    addresses = sums | a.data_ptr() | b.data_ptr()
+    alignment = 256 if addresses % 256 == 0 else 16 if addresses % 16 == 0 else 1
+    known = _prepare(device, (a.shape[0], b.shape[0], a.shape[1]), (a.dtype, b.dtype), alignment)
+    _set(known.descriptor, A_SCALE_POINTER, c_void_p(b_scale.data_ptr()))
+    _set(known.descriptor, B_SCALE_POINTER, c_void_p(a_scale.data_ptr()))
     _check(
         library().cublasLtMatmul(
-            prepared.handle,
-            prepared.descriptor,
-            ctypes.byref(_number(alpha)),
+            _handle(device),
+            known.descriptor,
+            ctypes.byref(ONE),
             b.data_ptr(),
-            prepared.first,
+            known.first,
             a.data_ptr(),
-            prepared.second,
-            ctypes.byref(_number(beta)),
+            known.second,
+            ctypes.byref(ZERO if overwrite else ONE),
             sums,
-            prepared.total,
+            known.total,
             sums,
-            prepared.total,
-            ctypes.byref(prepared.algorithms[choice]),
-            prepared.workspace,
+            known.total,
+            ctypes.byref(known.algorithm),
+            _workspace(device).data_ptr(),
             WORKSPACE_BYTES,
             torch.cuda.current_stream(total.device).cuda_stream,
         )

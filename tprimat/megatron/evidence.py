@@ -11,11 +11,8 @@ from torch.nn import Parameter
 
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.compat import compiled_graphs
-from tprimat.megatron.experts import ExpertsLayer
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.fully_shard import own_part, ranks_sharing
-from tprimat.megatron.grouped import ExpertProducts
-from tprimat.megatron.grouped_fp8 import Fp8GroupedProducts
 from tprimat.megatron.latent_attention import WholeLinear
 from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
@@ -65,7 +62,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         notes=(
             *((REDIRECTED,) if redirected else ()),
             *_uneven_stages(module),
-            *_partly_in_fp8(module, in_fp8),
+            *(("The output layer multiplied in fp8, too.",) if in_fp8 else ()),
             *untested(module),
         ),
     )
@@ -121,12 +118,6 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
     return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
 
 
-def _partly_in_fp8(module: MegatronModule, output_layer: bool) -> tuple[str, ...]:
-    experts = any(isinstance(kernel, Fp8GroupedProducts) and kernel.products for kernel in _kernels(module))
-    notes = ("The experts multiplied in fp8, and in bf16 for the gradients of their weights.",) if experts else ()
-    return (*notes, *(("The output layer multiplied in fp8, too.",) if output_layer else ()))
-
-
 def untested(module: MegatronModule) -> tuple[str, ...]:
     """Return a caution where CUDA graphs run what no GPU has been seen to record."""
     if module.graphs is None or module.plan.precision != "fp8" or module.plan.layout.tensor == 1:
@@ -157,26 +148,23 @@ def _scaling_and_attention(module: MegatronModule) -> tuple[Fp8Scaling | None, s
     return transformer_engine.scaling_and_attention(modules) if modules else ("current", None)
 
 
-def _kernels(module: MegatronModule) -> list[LinearProducts | ExpertProducts]:
-    """Return what the layers multiply with, routers apart."""
-    kernels: list[LinearProducts | ExpertProducts] = []
+def _kernels(module: MegatronModule) -> list[LinearProducts]:
+    """Return what the layers multiply with, routers and experts apart."""
+    kernels: list[LinearProducts] = []
     for part in (part for chunk in module.chunks for part in chunk.modules()):
         if isinstance(part, ChosenProducts):
             kernels.append(part.tp_context.products)
         elif isinstance(part, WholeLinear):
             kernels.append(part.alone.products)
-        elif isinstance(part, ExpertsLayer):
-            kernels += [part.how.up, part.how.down]
     return kernels
 
 
-def layers_matmul_dtype(kernels: Sequence[LinearProducts | ExpertProducts], weights: torch.dtype) -> str | None:
+def layers_matmul_dtype(kernels: Sequence[LinearProducts], weights: torch.dtype) -> str | None:
     """Return the dtype of the layers' products; None for fp8 kernels that have not run yet, before the first step.
 
-    fp8 only if every linear layer and every expert has multiplied in it; attention and routers never do, and the output layer
-    has a field of its own.
+    fp8 only if every linear layer has multiplied in it; attention never does, and the output layer has a field of its own.
     """
-    products = [kernel.products if isinstance(kernel, Fp8Products | Fp8GroupedProducts) else None for kernel in kernels]
+    products = [kernel.products if isinstance(kernel, Fp8Products) else None for kernel in kernels]
     if products and all(products):
         return "fp8"
     return None if products and all(number == 0 for number in products) else matmul_dtype(weights)

@@ -35,7 +35,6 @@ from torch.nn import Parameter
 
 from tprimat.megatron.compat import compiled_for_any_rows
 from tprimat.megatron.grouped import ExpertProducts, add_expert_gradient, products_for
-from tprimat.megatron.grouped_fp8 import fp8_products_for
 from tprimat.megatron.router import Router, Routing
 from tprimat.megatron.rows import add_up, gather, spread, weights_gradient
 from tprimat.megatron.wgrad import claim_first_gradient
@@ -73,9 +72,7 @@ def order_by_expert(counts: Tensor, length: int) -> tuple[Tensor, Tensor]:
 class Computation:
     """How a rank computes."""
 
-    up: ExpertProducts
-    """Of gate and up projection."""
-    down: ExpertProducts
+    products: ExpertProducts
     fused_wgrad: bool
     """Whether weight gradients go straight into the fp32 buffer."""
     compile_regions: bool
@@ -216,9 +213,9 @@ class RoutedExperts(torch.autograd.Function):
         """
         (up, down), how = matrices, exchange.how
         rows = exchange.to_experts(spread(hidden, exchange.places))
-        joint = how.up.forward(rows, up, exchange.ends)
+        joint = how.products.forward(rows, up, exchange.ends)
         activated = how.run_any(swiglu)(joint)
-        results = exchange.from_experts(how.down.forward(activated, down, exchange.ends)).wait()
+        results = exchange.from_experts(how.products.forward(activated, down, exchange.ends)).wait()
         ctx.exchange = exchange
         ctx.save_for_backward(weights, up, down, rows, joint, activated, results)
         return add_up(results, exchange.places, weights)
@@ -229,12 +226,12 @@ class RoutedExperts(torch.autograd.Function):
         weights, up, down, rows, joint, activated, results = ctx.saved_tensors
         exchange, how = ctx.exchange, ctx.exchange.how
         out = exchange.to_experts(spread(gradient, exchange.places, weights))
-        of_activated = how.down.dgrad(out, down, exchange.ends)
+        of_activated = how.products.dgrad(out, down, exchange.ends)
         of_joint = torch.empty_like(joint)
         how.run_any(swiglu_gradient)(of_activated, joint, *of_joint.chunk(2, dim=-1))
-        returning = exchange.from_experts(how.up.dgrad(of_joint, up, exchange.ends))
-        of_down = _add_gradient(down, how.down.wgrad(out, activated, exchange.ends), fused=how.fused_wgrad)
-        of_up = _add_gradient(up, how.up.wgrad(of_joint, rows, exchange.ends), fused=how.fused_wgrad)
+        returning = exchange.from_experts(how.products.dgrad(of_joint, up, exchange.ends))
+        of_down = _add_gradient(down, how.products.wgrad(out, activated, exchange.ends), fused=how.fused_wgrad)
+        of_up = _add_gradient(up, how.products.wgrad(of_joint, rows, exchange.ends), fused=how.fused_wgrad)
         of_weights = weights_gradient(gradient, results, exchange.places)
         return None, add_up(returning.wait(), exchange.places), of_weights, of_up, of_down
 
@@ -302,7 +299,6 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         shared: the linear modules of the experts that every token passes.
         feed_forward: the class of those experts together.
         compile_regions: whether the element-wise parts are compiled.
-        fp8: whether the experts multiply in 8 bits.
     """
 
     def __init__(
@@ -312,7 +308,6 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         feed_forward: type[MLP],
         *,
         compile_regions: bool,
-        fp8: bool,
         **_: Any,
     ) -> None:
         super().__init__(config=config)
@@ -325,10 +320,8 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
             group = parallel_state.get_tensor_model_parallel_group()
             self.shared_experts = feed_forward(own, shared, ffn_hidden_size=width, tp_group=group)
         weight = self.experts.linear_fc1.weight
-        products = fp8_products_for(weight.device) if fp8 else products_for(weight.dtype, weight.device)
         self.how = Computation(
-            up=products(),
-            down=products(),
+            products=products_for(weight.dtype, weight.device)(),
             fused_wgrad=config.gradient_accumulation_fusion,
             compile_regions=compile_regions,
         )

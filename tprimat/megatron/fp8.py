@@ -14,16 +14,16 @@ with the summed dimension contiguous:
 
 so a conversion writes the matrix and its transpose in one pass. A weight is converted once a step, in which it does not change.
 Finding a tensor's largest magnitude would be another pass over memory: the kernels of layers.py find each row's on the way, and
-leave them with the tensor. cuBLASLt adds wgrad to the fp32 buffer (cublaslt.py). Experts multiply in grouped_fp8.py.
+leave them with the tensor. cuBLASLt adds wgrad to the fp32 buffer (cublaslt.py). Models with experts stay in bf16: on an H200
+they gained nothing.
 
 Why it is right: scaling by one factor changes no ratio within a tensor, so what remains is rounding. Both products of the
 backward pass move partial sums to fp32 (`fast=False`). Attention stays in bf16, and so does the output layer without
 `fp8_output_layer`; master weights, moments and the gradient buffer stay in fp32.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, ClassVar, Generic, TypeVar
+from functools import cache
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
@@ -34,15 +34,13 @@ from tprimat.megatron.compat import compiled, triton_kernels
 from tprimat.megatron.cublaslt import Scaled
 from tprimat.megatron.linear import row_maxima, with_row_maxima
 from tprimat.megatron.loss import loss_gradient
-from tprimat.megatron.tuned_products import TRANSPOSED_WEIGHT, TUNER, Form
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
-FAST = Form(b_transposed=True, fast=True)
-
-Converted = TypeVar("Converted")
+Converted = tuple[Tensor, Tensor, Tensor]
+"""A matrix, its transpose, and the factor that undoes the scaling: what `convert` returns."""
 
 _step = 0
-_weights: WeakSet["OnceAStep[Any]"] = WeakSet()
+_weights: WeakSet["Fp8Products"] = WeakSet()
 
 
 def next_step() -> None:
@@ -53,30 +51,11 @@ def next_step() -> None:
 
 def free_weights() -> None:
     """Free all weights in 8 bits: who multiplies next converts them again."""
-    for weight in _weights:
-        weight.free()
+    for products in _weights:
+        products.converted = None
 
 
-class OnceAStep(Generic[Converted]):
-    """A conversion of one weight, called once a step: in between the weight does not change."""
-
-    def __init__(self, conversion: Callable[[Tensor], Converted]) -> None:
-        self._conversion, self._step = conversion, -1
-        self._converted: Converted | None = None
-        _weights.add(self)
-
-    def __call__(self, weight: Tensor) -> Converted:
-        """Return what the weight of this step is converted to."""
-        if self._converted is None or self._step != _step:
-            self._converted, self._step = self._conversion(weight.detach()), _step
-        return self._converted
-
-    def free(self) -> None:
-        """Free what the weight was converted to."""
-        self._converted = None
-
-
-def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def convert(x: Tensor, dtype: torch.dtype) -> Converted:
     """Convert a matrix to 8 bits.
 
     Args:
@@ -93,28 +72,11 @@ def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return compiled(_scaled)(x, compiled(_largest)(searched), dtype)  # type: ignore[no-any-return]
 
 
-def convert_rows(x: Tensor) -> Scaled:
-    """Convert each row of a tensor to e4m3 by its own largest magnitude.
-
-    Args:
-        x: shape (..., width).
-
-    Returns:
-        the rows, contiguous, and for each the factor that undoes its scaling, shape (...).
-    """
-    if kernels := triton_kernels("fp8_kernels", x):
-        return kernels.scaled_rows(x.contiguous(), FORWARD_DTYPE)  # type: ignore[no-any-return]
-    limit = torch.finfo(FORWARD_DTYPE).max
-    scale = limit / x.abs().amax(dim=-1).float().clamp(min=1e-12)
-    small = (x.float() * scale[..., None]).clamp(-limit, limit).to(FORWARD_DTYPE)
-    return small.contiguous(), scale.reciprocal()
-
-
 def _largest(x: Tensor) -> Tensor:
     return x.abs().amax().float()
 
 
-def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> Converted:
     limit = torch.finfo(dtype).max
     scale = torch.full_like(largest, limit) / largest.clamp(min=1e-12)  # a number / a tensor would be rounded twice
     small = (x.float() * scale).clamp(-limit, limit).to(dtype)
@@ -140,10 +102,7 @@ def accumulate(total: Tensor, a: Scaled, b: Scaled, *, overwrite: bool) -> None:
         overwrite: total = instead.
     """
     if total.is_cuda and accumulates_on(total.device):
-        (left, left_scale), (right, right_scale) = a, b
-        beta, scales = 0.0 if overwrite else 1.0, (left_scale, right_scale)
-        if TUNER.run(left, right, total, beta=beta, scales=scales) is None:
-            cublaslt.accumulate(total, a, b, overwrite=overwrite)
+        cublaslt.accumulate(total, a, b, overwrite=overwrite)
     else:  # the product is rounded to bf16, far finer than what went into it
         compiled(_write if overwrite else _add)(total, multiply(a, b, fast=False))
 
@@ -176,9 +135,6 @@ def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) ->
         bias: shape (n,), bf16.
     """
     (left, scale_a), (right, scale_b) = a, b
-    form = FAST if fast else TRANSPOSED_WEIGHT
-    if bias is None and (tuned := TUNER.run(left, right, form=form, scales=(scale_a, scale_b))) is not None:
-        return tuned
     return compat.scaled_matmul(  # type: ignore[no-any-return]
         left, right.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
@@ -208,7 +164,16 @@ class Fp8Products:
     def __init__(self) -> None:
         self.products = 0
         """Forward products so far: the evidence that this ran."""
-        self._weight = OnceAStep(partial(convert, dtype=FORWARD_DTYPE))
+        self.converted: Converted | None = None
+        """The weight, for the step in which it does not change."""
+        self._step = -1
+        _weights.add(self)
+
+    def _weight(self, weight: Tensor) -> Converted:
+        """Return the weight of this step, converted once."""
+        if self.converted is None or self._step != _step:
+            self.converted, self._step = convert(weight.detach(), FORWARD_DTYPE), _step
+        return self.converted
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return rows @ weight.T + bias, and for the backward pass the transposed rows and their scale."""

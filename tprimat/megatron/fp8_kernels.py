@@ -15,9 +15,6 @@ TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 64, 128, 4
 CHUNK = 8192
 """Numbers that one step of a program reduces."""
 
-WIDE = 2048
-"""Numbers in a row above which a program gets twice the warps."""
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _reduce_largest(x, largest, numbers, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
@@ -91,17 +88,6 @@ def _scale_loss_gradient(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
     _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _quantize_rows(x, small, undo, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    inside = column < width
-    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    scale = LIMIT / tl.maximum(tl.max(tl.abs(values)), 1e-12)
-    tl.store(undo + row, 1.0 / scale)
-    rounded = _rounded(values * scale, small, LIMIT)
-    tl.store(small + row * width + column, rounded, mask=inside)
-
-
 def largest_magnitude(x: Tensor) -> Tensor:
     """Return the largest magnitude of a contiguous tensor of any shape as fp32, shape (). Numbers that are none do not count."""
     largest = torch.zeros((), dtype=torch.float32, device=x.device)
@@ -151,20 +137,3 @@ def scaled_loss_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, dtype
         logits, places, log_sums, small, transposed, rows, words, limit, TILE_ROWS, TILE_COLUMNS, num_warps=TILE_WARPS
     )
     return small, transposed, torch.full((), 1 / limit, device=logits.device)
-
-
-def scaled_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale each row by its own largest magnitude and round, in one pass.
-
-    Args:
-        x: shape (..., width), contiguous.
-        dtype: one of torch's float8 types.
-
-    Returns:
-        the rows, and for each the factor that undoes its scaling, fp32, shape (...).
-    """
-    width = x.shape[-1]
-    small, undo = torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
-    limit, warps = torch.finfo(dtype).max, 4 if width <= WIDE else 8
-    _quantize_rows[(undo.numel(),)](x, small, undo, width, limit, triton.next_power_of_2(width), num_warps=warps)
-    return small, undo

@@ -3,7 +3,7 @@
 The problem: the two passes of a layer are many kernels. Where these are short, as in small micro-batches and under tensor
 parallelism, the host takes longer to launch them than the GPU to run them.
 
-What is done: the first steps run as usual, which compiles kernels, connects ranks and chooses algorithms. Then a step is
+What is done: the first steps run as usual, which compiles kernels and connects ranks. Then a step is
 recorded, as a graph of all kernels of a micro-batch, forward and backward. From then on the host launches each micro-batch with
 one call. The first micro-batch of a step differs from the others (it gathers updated weights, and its gradients overwrite), and
 so does the last (it averages gradients over the replicas): each has a graph of its own. All graphs share memory, because almost
@@ -25,7 +25,6 @@ from megatron.core.tensor_parallel.random import get_all_rng_states
 from torch import Tensor
 
 from tprimat.megatron.fp8 import free_weights
-from tprimat.megatron.tuned_products import TUNER
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
 STEPS_BEFORE = STEPS_WITHOUT_GRAPHS - 1
@@ -129,7 +128,6 @@ class StepGraphs:
         self._steps += 1
         losses, launched_by_python = [], False
         if self._steps == STEPS_BEFORE + 1:
-            TUNER.settle()
             free_weights()  # the graphs convert them into memory of their own
         for number, tokens in enumerate(batch):
             place = Place(number == 0, number == len(batch) - 1)

@@ -2,7 +2,7 @@
 
 Rows are sorted by expert, so that an expert's rows are a slice. `ends` says where each slice ends; it stays on the device, and no
 product waits for the host. torch's grouped product runs all slices in one kernel on a GPU; a loop over the experts is the
-fallback where this torch or this device has none, and for other dtypes than it takes. For products in 8 bits see grouped_fp8.py.
+fallback where this torch or this device has none, and for other dtypes than it takes.
 """
 
 from typing import Protocol

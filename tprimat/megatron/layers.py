@@ -28,7 +28,6 @@ from tprimat.megatron.attention import NormScale, RotarySelfAttention, Rotation
 from tprimat.megatron.compat import compiled
 from tprimat.megatron.context_parallel import attention_over_gathered_kv, kernels_for
 from tprimat.megatron.experts import ExpertsLayer, swiglu_gradients
-from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.latent_attention import LatentAttention
 from tprimat.megatron.linear import ColumnLinear, RowLinear, with_row_maxima
 
@@ -360,7 +359,6 @@ def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, 
         fused = made_of.rotary is not None and shape.norm == "rmsnorm"
         attention.q_layernorm = attention.k_layernorm = NormScale if fused else norm
     if experts:
-        fp8 = made_of.linear is not None and issubclass(made_of.linear[0].products_type, Fp8Products)
-        params = {"shared": mlp, "feed_forward": feed_forward, "compile_regions": made_of.compile_regions, "fp8": fp8}
+        params = {"shared": mlp, "feed_forward": feed_forward, "compile_regions": made_of.compile_regions}
         parts.mlp = compat.experts_spec(ExpertsLayer, params)
     return layer

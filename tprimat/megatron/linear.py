@@ -17,8 +17,7 @@ rows first and a row-parallel one scatters the sum of its outputs, and the backw
 
 What is done: Megatron-Core's modules multiply in the weight's dtype, gather X once more in the backward pass, and wait for each
 exchange of the forward pass. These keep the gathered X (memory for speed), take the products through `LinearProducts` (bf16, or
-fp8 from fp8.py), each by the fastest of several algorithms (tuned_products.py), add wgrad to Megatron's fp32 buffer (wgrad.py),
-and can overlap exchanges with products (tp_overlap.py).
+fp8 from fp8.py), add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products (tp_overlap.py).
 
 Why it is right: each product is computed once, with the same operands as in Megatron-Core's modules. A column-parallel layer
 starts the exchange of dX before it computes dW, which does not need it, and waits for it at the end.
@@ -35,7 +34,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron.tp_overlap import TensorParallelExchange, exchange_of
-from tprimat.megatron.tuned_products import PLAIN, TUNER
 from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
 
 
@@ -91,8 +89,7 @@ class NativeProducts:
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See LinearProducts."""
-        tuned = TUNER.run(rows, weight) if bias is None else None
-        return F.linear(rows, weight, bias) if tuned is None else tuned, (rows,)
+        return F.linear(rows, weight, bias), (rows,)
 
     def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
         """Return it unchanged."""
@@ -100,8 +97,7 @@ class NativeProducts:
 
     def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
         """See LinearProducts."""
-        tuned = TUNER.run(prepared[0], weight, form=PLAIN)
-        return prepared[0] @ weight if tuned is None else tuned
+        return prepared[0] @ weight
 
     def wgrad(
         self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool, factor: float = 1.0

@@ -96,8 +96,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=options.distributed_optimizer,
             grad_reduce_in_fp32=options.gradients == "fp32",
-            overlap_grad_reduce=options.overlap_grad_reduce,
-            overlap_param_gather=options.overlap_param_gather,
+            overlap_grad_reduce=True,
+            overlap_param_gather=options.distributed_optimizer,
             average_in_collective=self.device.type == "cuda",  # gloo only sums; then Megatron scales the buffer beforehand
         )
         for number, chunk in enumerate(chunks):
@@ -114,12 +114,12 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         if options.fully_shard:
             self.megatron_optimizer = ShardedAdamW(self.chunks, self.plan, options)
         elif options.optimizer_states == "bf16":
-            self.megatron_optimizer = Bf16AdamW(self.chunks, self.plan, fused=options.fused_adam)
+            self.megatron_optimizer = Bf16AdamW(self.chunks, self.plan)
         else:
             self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = self._finalize_gradients
         self.config.grad_scale_func = self.megatron_optimizer.scale_loss
-        if options.overlap_grad_reduce and not options.fully_shard:
+        if not options.fully_shard:
             functions = [chunk.no_sync for chunk in self.chunks]
             self.config.no_sync_func = functions[0] if len(functions) == 1 else functions
         return self.megatron_optimizer

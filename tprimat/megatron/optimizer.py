@@ -231,26 +231,23 @@ class MegatronOptimizer(ScheduledOptimizer):
                 bf16=dtype is torch.bfloat16,
                 params_dtype=dtype,
                 use_distributed_optimizer=options.distributed_optimizer,
-                overlap_param_gather=options.overlap_param_gather,
+                overlap_param_gather=options.distributed_optimizer,
             ),
             chunks,
             use_gloo_process_groups=False,
         )
         self.parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
         super().__init__(self.megatron, plan)
-        self.compiled = self._compile() if options.compiled_adam else []
-        for group in self.param_groups if options.fused_adam and not self.compiled else ():
-            group["fused"], group["foreach"] = True, False
-
-    def _compile(self) -> list[CompiledAdamW]:
-        """Let Megatron's optimizers clip and update in one pass; those of Transformer Engine and Apex stay as they are."""
         inner = [part.optimizer for part in self.parts]
-        if any(type(optimizer) is not torch.optim.AdamW for optimizer in inner):
-            return []
-        for part, optimizer in zip(self.parts, inner, strict=True):
+        by_torch = all(type(optimizer) is torch.optim.AdamW for optimizer in inner)  # and not Transformer Engine's or Apex's
+        self.compiled: list[CompiledAdamW] = inner if options.compiled_adam and by_torch else []
+        """Megatron's optimizers, if they clip and update in one pass."""
+        for part, optimizer in zip(self.parts, self.compiled, strict=False):
             optimizer.__class__ = CompiledAdamW
             compat.hand_on_gradients(part)
-        return inner
+        if by_torch and not self.compiled and torch.cuda.is_available():
+            for group in self.param_groups:
+                group["fused"], group["foreach"] = True, False
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Scale as Megatron's optimizer does."""
@@ -329,7 +326,7 @@ class ShardedAdamW(AdamWWithSchedule):
     """AdamW over this rank's part of each weight (fully_shard.py), clipped by the norm of all ranks' gradients."""
 
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
-        kind = CompiledAdamW if options.compiled_adam else partial(torch.optim.AdamW, fused=options.fused_adam)
+        kind = CompiledAdamW if options.compiled_adam else partial(torch.optim.AdamW, fused=torch.cuda.is_available())
         super().__init__(kind, [weight for chunk in chunks for weight in chunk.parameters()], plan)
 
     @property
@@ -368,9 +365,9 @@ class Bf16AdamW(AdamWWithSchedule):
     update, fed from Megatron's gradient buffer.
     """
 
-    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, *, fused: bool) -> None:
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan) -> None:
         weights = [parameter for chunk in chunks for parameter in chunk.parameters()]
-        super().__init__(partial(torch.optim.AdamW, fused=fused), weights, plan)
+        super().__init__(partial(torch.optim.AdamW, fused=torch.cuda.is_available()), weights, plan)
 
     @property
     def description(self) -> str:

@@ -8,8 +8,7 @@ import torch
 from tprimat.core.errors import LaunchError
 from tprimat.megatron import wgrad
 from tprimat.megatron.tp_overlap import can_overlap
-from tprimat.megatron.tuned_products import tunes_on
-from tprimat.plan.schema import EngineOptions, RunPlan
+from tprimat.plan.schema import RunPlan
 from tprimat.train.startup import transformer_engine_is_usable
 
 OPTIONS = "platform_optimizations.{}.engine_options"
@@ -24,14 +23,9 @@ class ResolvedOptions:
     streamed_cross_entropy: bool
     fp8_output_layer: bool
     accumulate_weight_gradients: bool
-    cudnn_attention: bool
-    tuned_products: bool
-    fused_adam: bool
     compiled_adam: bool
     distributed_optimizer: bool
     fully_shard: bool
-    overlap_grad_reduce: bool
-    overlap_param_gather: bool
     overlap_tensor_parallel: bool
     cuda_graphs: bool
     balanced_stages: bool
@@ -76,14 +70,9 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         streamed_cross_entropy=on(options.streamed_cross_entropy, (on_gpu and ours) or options.fp8_output_layer),
         fp8_output_layer=options.fp8_output_layer,
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
-        cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
-        tuned_products=on(options.tuned_products, on_gpu and ours and tunes_on(device)),
-        fused_adam=on(options.fused_adam, on_gpu and updated_by_torch(options)),
         compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",
         distributed_optimizer=sharded,
         fully_shard=options.fully_shard,
-        overlap_grad_reduce=options.overlap_grad_reduce,
-        overlap_param_gather=options.overlap_param_gather and sharded,
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
         and plan.layout.tensor > 1
         and ours
@@ -93,11 +82,6 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
         optimizer_states=options.optimizer_states,
     )
-
-
-def updated_by_torch(options: EngineOptions) -> bool:
-    """Whether torch's AdamW, or ours in its place, updates the weights; Transformer Engine's own does so with fp32 states."""
-    return options.layers == "local" or options.optimizer_states == "bf16"
 
 
 def _refuse_exchanges(plan: RunPlan) -> None:

@@ -18,7 +18,6 @@ from tprimat.megatron.compat import prefetch_compiler_key
 from tprimat.megatron.evidence import observe
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.options import ResolvedOptions, recorded, resolve
-from tprimat.megatron.tuned_products import TUNER
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.micro_batch import KEPT_FREE, candidates, next_candidate, trial_micro_batches
 from tprimat.plan.schema import RunPlan
@@ -46,7 +45,6 @@ def fit(plan: RunPlan, redirected: bool) -> None:
         why = f"This device or torch {torch.__version__} cannot multiply e5m2 with e4m3."
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
-    TUNER.on = options.tuned_products
     searches = plan.batch.micro_batch_sequences == "auto"
     options = replace(options, cuda_graphs=options.cuda_graphs and not searches)
     log = StepLog(plan, slowed_steps(plan))
@@ -66,18 +64,18 @@ def fit(plan: RunPlan, redirected: bool) -> None:
         use_distributed_sampler=False,
         limit_val_batches=0,
     )
-    with attention_preference(options.cudnn_attention):
+    with attention_preference():
         trainer.fit((MicroBatchTrials if searches else MegatronModule)(plan, options))
     if trainer.global_rank == 0 and not searches:
         note_completed(RunDirectory(directory))
 
 
-def attention_preference(cudnn: bool) -> AbstractContextManager[Any]:
-    """Return a context in which torch prefers cuDNN's attention, or does without it: newer versions prefer it by themselves."""
-    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+def attention_preference() -> AbstractContextManager[Any]:
+    """Return a context in which torch prefers cuDNN's attention on an NVIDIA GPU, as its newer versions do by themselves."""
     if not torch.cuda.is_available():
         return nullcontext()
-    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *others] if cudnn else others, set_priority=True)
+    cudnn = [] if torch.version.hip else [SDPBackend.CUDNN_ATTENTION]
+    return sdpa_kernel([*cudnn, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
 
 
 def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any:

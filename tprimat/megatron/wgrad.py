@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron import compat
-from tprimat.megatron.tuned_products import TRANSPOSED_ROWS, TUNER
 
 
 def accumulate_wgrad(total: Tensor, gradient: Tensor, rows: Tensor, factor: float = 1.0, *, overwrite: bool = False) -> None:
@@ -41,8 +40,6 @@ def accumulate_wgrad(total: Tensor, gradient: Tensor, rows: Tensor, factor: floa
         overwrite: total = instead; its old contents are not read.
     """
     beta = 0 if overwrite else 1
-    if TUNER.run(gradient, rows, total, form=TRANSPOSED_ROWS, alpha=factor, beta=float(beta)) is not None:
-        return
     if gradient.dtype == total.dtype:
         total.addmm_(gradient.t(), rows, beta=beta, alpha=factor)
     elif gradient.is_cuda:

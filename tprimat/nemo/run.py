@@ -49,8 +49,7 @@ def train(plan: RunPlan) -> None:
     )
     callback = NemoCallback(plan, here)
     # Without Transformer Engine the attention is torch's, and the same kernels are preferred as in the embedded engine.
-    cudnn = here.on_gpu and torch.version.hip is None and plan.engine_options.cudnn_attention is not False
-    with attention_preference(cudnn):
+    with attention_preference():
         fiddle.build(build_recipe(plan, here, [Seeds(plan.seed), callback, *profiling_callbacks(plan)]))()
     if int(os.environ.get("RANK", "0")) == 0:
         note_completed(RunDirectory(Path(plan.run_directory)))

@@ -80,7 +80,7 @@ class Implementation:
     fp8_output_layer: bool = False
     """Under fp8 the output layer multiplies in 8 bits, too."""
     expert_wgrad_in_bf16: bool = False
-    """Under fp8 the experts' weight gradients stay in bf16, and so do the rows that are kept for them (grouped_fp8.py)."""
+    """Under fp8 the experts' weight gradients stay in bf16, and so do the rows that are kept for them."""
     received_rows_step: float = 0.0
     """Buffers of rows for experts are multiples of this part of the rows that a rank sends (LENGTHS in megatron/experts.py)."""
     shards_weights: bool = False

@@ -133,7 +133,7 @@ def rows_of_experts(total: int, experts: int, *, skewed: bool) -> list[int]:
 def prepare_grouped(kind: str, counts: list[int], sides: tuple[int, int], dtype: str, device: torch.device) -> Call:
     """Return one of the three products of all experts: rows (T, inputs), weights (experts, inputs, outputs).
 
-    Forward product and dgrad in fp8 are e4m3, with a scale for each row and column; see megatron/grouped_fp8.py.
+    Forward product and dgrad in fp8 are e4m3, with a scale for each row and column.
     """
     make = partial(torch.randn, device=device, dtype=torch.bfloat16)
     (inputs, outputs), total, experts = sides, sum(counts), len(counts)

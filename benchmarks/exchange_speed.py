@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from tprimat.core.models import model_shape  # noqa: E402
 from tprimat.megatron import compat  # noqa: E402
-from tprimat.megatron.tp_overlap import CollectiveExchange, TensorParallelExchange, exchange_of  # noqa: E402
+from tprimat.megatron.tp_overlap import Exchange, exchange_of  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402
 
 Implementation = Callable[[Tensor, Tensor], Tensor]
@@ -48,7 +48,7 @@ def products(hidden: int, ffn: int, joint: int, ranks: int) -> dict[str, tuple[s
 
 def implementations(kind: str, group: dist.ProcessGroup) -> dict[str, Implementation]:
     """Return the implementations of a product by name."""
-    plain, ours, name = CollectiveExchange(group), exchange_of(group), group.group_name
+    plain, ours, name = Exchange(group), exchange_of(group), group.group_name
     if kind == "gather":
         fused = torch.ops.symm_mem.fused_all_gather_matmul
         return {
@@ -58,14 +58,14 @@ def implementations(kind: str, group: dist.ProcessGroup) -> dict[str, Implementa
         }
     scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
     return {
-        "nccl": lambda rows, matrix: plain.start_reduce_scatter(rows, matrix).finish(),
+        "nccl": lambda rows, matrix: plain.start_reduce_scatter(rows, matrix)(),
         "torch": lambda rows, matrix: scatter(rows, matrix, "sum", 0, name),
         "ours": ours.multiply_and_reduce_scatter,
-        "ours, behind": lambda rows, matrix: ours.start_reduce_scatter(rows, matrix).finish(),
+        "ours, behind": lambda rows, matrix: ours.start_reduce_scatter(rows, matrix)(),
     }
 
 
-def repeated(function: Implementation, rows: Tensor, matrix: Tensor, calls: int, exchange: TensorParallelExchange) -> None:
+def repeated(function: Implementation, rows: Tensor, matrix: Tensor, calls: int, exchange: Exchange) -> None:
     """Call a function so often, from the same state of the exchange each time."""
     exchange.begin_anew()
     for _ in range(calls):

@@ -138,7 +138,7 @@ def test_a_micro_batch_that_nobody_would_find_is_refused_before_the_start(tmp_pa
 def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, tmp_path):
     write_plan(tmp_path / "plan.json", plan)
     document = json.loads((tmp_path / "plan.json").read_text())
-    assert document.pop("trainer") == "tprimat.megatron.run"
+    assert document.pop("trainer") == "tprimat.megatron"
     (tmp_path / "plan.json").write_text(json.dumps(document))
     older = read_plan(tmp_path / "plan.json")
     assert older == replace(plan, trainer=None)

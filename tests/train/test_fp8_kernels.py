@@ -8,10 +8,10 @@ import torch
 from tprimat.megatron import fp8
 from tprimat.megatron.evidence import layers_matmul_dtype
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
-from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima, SwiGLU, SwiGLUMaxima
+from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima, SwiGLU
 from tprimat.megatron.linear import (
     ColumnParallelMatmul,
-    NativeProducts,
+    LinearProducts,
     RowParallelMatmul,
     TensorParallelContext,
     row_maxima,
@@ -39,7 +39,7 @@ def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_b
     rows, weight, gradient = operands
     bias = torch.randn(48).bfloat16() if with_bias else None
     results = []
-    for kernels in (NativeProducts(), Fp8Products()):
+    for kernels in (LinearProducts(), Fp8Products()):
         out, kept = kernels.forward(rows, weight, bias)
         prepared = kernels.prepare(gradient)
         total = torch.full((48, 32), 1e-5)
@@ -74,8 +74,8 @@ def test_a_run_says_fp8_once_every_layer_has_multiplied_in_it_and_nothing_before
     assert layers_matmul_dtype([first, second], torch.bfloat16) == "bf16"
     second.forward(rows, weight, None)
     assert layers_matmul_dtype([first, second], torch.bfloat16) == "fp8"
-    assert layers_matmul_dtype([first, NativeProducts()], torch.bfloat16) == "bf16"
-    assert layers_matmul_dtype([NativeProducts()], torch.bfloat16) == "bf16"
+    assert layers_matmul_dtype([first, LinearProducts()], torch.bfloat16) == "bf16"
+    assert layers_matmul_dtype([LinearProducts()], torch.bfloat16) == "bf16"
 
 
 class Watched(Fp8Products):
@@ -119,10 +119,10 @@ def feed_forward(activation):
 
 
 def test_maxima_that_the_activation_found_reach_both_conversions_and_change_no_number():
-    (up, down), found = feed_forward(lambda joint: with_row_maxima(*SwiGLUMaxima.apply(joint)))
+    (up, down), found = feed_forward(lambda joint: with_row_maxima(*SwiGLU.apply(joint, True)))
     assert up.came_with_maxima == [False, True]
     assert down.came_with_maxima == [True, False]
-    (up, down), searched = feed_forward(SwiGLU.apply)
+    (up, down), searched = feed_forward(lambda joint: SwiGLU.apply(joint, False)[0])
     assert not any(up.came_with_maxima + down.came_with_maxima)
     assert all(torch.equal(one, other) for one, other in zip(found, searched, strict=True))
 

@@ -61,7 +61,7 @@ def run(machine, exchange, steps, rank, anew_every):
             else:
                 coming = exchange.start_reduce_scatter(left, right)
                 _ = torch.mm(left, right)
-                results.append((coming.finish(),))
+                results.append((coming(),))
                 del coming
             if anew_every and (step[-1] + 1) % anew_every == 0:
                 exchange.begin_anew()

@@ -25,7 +25,7 @@ class EmbeddedEngine(WorkerEngine):
     """Runs everywhere; its packages are checked when a run starts, so that plans can be made without them."""
 
     name: ClassVar[str] = "megatron"
-    trainer: ClassVar[str | None] = "tprimat.megatron.run"
+    trainer: ClassVar[str | None] = "tprimat.megatron"
 
     def available(self, here: Here) -> Availability:
         """Always: a plan needs no package."""

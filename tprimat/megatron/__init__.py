@@ -1,1 +1,38 @@
-"""The embedded engine: Megatron-Core's model, schedules and optimizer under a Lightning Trainer."""
+"""The embedded engine: Megatron-Core's model, schedules and optimizer under a Lightning Trainer.
+
+`train` is all that others call. What must happen before torch and Megatron-Core are imported, it does in this order.
+"""
+
+import os
+from typing import Any
+
+from tprimat.plan.schema import RunPlan
+from tprimat.train import startup
+
+
+def train(plan: RunPlan, callback: Any = None) -> None:
+    """Train a plan on this rank of torchrun. The process group stays open.
+
+    Args:
+        plan: its run_directory gets the records.
+        callback: of Lightning, called beside the engine's own. A step's outputs are loss, grad_norm, learning_rate and tokens.
+
+    Raises:
+        UserError: this machine cannot do what the plan asks for.
+    """
+    if plan.platform == "nvidia":
+        startup.prefetch_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+    startup.import_torchmetrics()
+    # Megatron-Core takes Transformer Engine's Adam wherever it finds the package: our own layers keep to our own optimizer.
+    if plan.engine_options.layers == "local":
+        startup.hide_transformer_engine()
+    else:
+        startup.transformer_engine_is_usable()
+    from tprimat.megatron import bootstrap
+
+    bootstrap.offer_wgrad_extension()
+    redirected = bootstrap.redirect_to_cpu()
+    from tprimat.megatron.training import fit
+
+    startup.resume_garbage_collection()
+    fit(plan, redirected, callback)

@@ -41,11 +41,12 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
             return rotated(query, cos, sin), rotated(key, cos, sin), value
         joint, _ = self.linear_qkv(hidden_states)
         groups = joint.unflatten(-1, (self.num_query_groups_per_partition, -1, self.hidden_size_per_attention_head))
+        scales: tuple[Tensor | None, ...] = (None, None)
+        epsilon = 0.0
         if isinstance(self.q_layernorm, NormScale):
             # Called as modules, so that hooks which wait for gathered weights fire.
-            scales = self.q_layernorm(None), self.k_layernorm(None)
-            return SplitNormAndRotate.apply(groups, *scales, self.q_layernorm.eps, *self._rotation(joint))  # type: ignore[no-untyped-call]
-        return SplitAndRotate.apply(groups, *self._rotation(joint))  # type: ignore[no-untyped-call]
+            scales, epsilon = (self.q_layernorm(None), self.k_layernorm(None)), self.q_layernorm.eps
+        return SplitAndRotate.apply(groups, *scales, epsilon, *self._rotation(joint))  # type: ignore[no-untyped-call]
 
     def _rotation(self, rows: Tensor) -> Rotation:
         return self.rotary(rows.shape[0] * self.config.context_parallel_size)
@@ -64,25 +65,40 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class SplitAndRotate(torch.autograd.Function):
-    """Split a joint projection into queries, keys and values, the first two rotated."""
+    """Split a joint projection into queries, keys and values, the first two rotated.
+
+    With scales, an RMSNorm of each query and key head comes before its rotation (Qwen3, arXiv:2505.09388).
+    """
 
     @staticmethod
-    def forward(ctx: Any, groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(  # noqa: PLR0913, PLR0917 - an autograd function takes tensors one by one
+        ctx: Any, groups: Tensor, query_scale: Tensor | None, key_scale: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor
+    ) -> Any:
         """Run one kernel for each of the three.
 
         Args:
-            ctx: stores the rotation.
+            ctx: stores the operands.
             groups: shape (tokens, sequences, key/value heads, queries of one of them + 2, head_dim).
+            query_scale: shape (head_dim,); None for no norms.
+            key_scale: shape (head_dim,); None for no norms.
+            epsilon: of both norms.
             cos: see Rotation.
             sin: see Rotation.
         """
-        ctx.save_for_backward(cos, sin)
-        return compiled(_split_and_rotate)(groups, cos, sin)  # type: ignore[no-any-return]
+        ctx.epsilon = epsilon
+        if query_scale is None:
+            ctx.save_for_backward(cos, sin)
+            return compiled(_split_and_rotate)(groups, cos, sin)
+        ctx.save_for_backward(groups, query_scale, key_scale, cos, sin)
+        return compiled(_split_norm_and_rotate)(groups, query_scale, key_scale, epsilon, cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
-        """Rotate back and join, in one kernel."""
-        return compiled(_rotate_back_and_join)(query, key, value, *ctx.saved_tensors), None, None
+    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, ...]:
+        """Rotate back, through the norms if there are any, and join, in one kernel."""
+        if len(ctx.saved_tensors) == 2:
+            return compiled(_rotate_back_and_join)(query, key, value, *ctx.saved_tensors), None, None, None, None, None
+        of_groups, *of_scales = compiled(_norm_backward_and_join)((query, key, value), ctx.saved_tensors, ctx.epsilon)
+        return of_groups, *of_scales, None, None, None
 
 
 def _split_and_rotate(groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,32 +123,6 @@ class NormScale(torch.nn.Module):
     def forward(self, _: None) -> torch.nn.Parameter:
         """Return the scale, shape (hidden_size,)."""
         return self.weight
-
-
-class SplitNormAndRotate(torch.autograd.Function):
-    """As SplitAndRotate, with an RMSNorm of each query and key head before its rotation (Qwen3, arXiv:2505.09388)."""
-
-    @staticmethod
-    def forward(ctx: Any, groups: Tensor, query_scale: Tensor, key_scale: Tensor, epsilon: float, *rotation: Tensor) -> Any:
-        """Run one kernel for each of the three.
-
-        Args:
-            ctx: stores the operands.
-            groups: see SplitAndRotate.
-            query_scale: shape (head_dim,).
-            key_scale: shape (head_dim,).
-            epsilon: of both norms.
-            rotation: cosines and sines.
-        """
-        ctx.save_for_backward(groups, query_scale, key_scale, *rotation)
-        ctx.epsilon = epsilon
-        return compiled(_split_norm_and_rotate)(groups, query_scale, key_scale, epsilon, *rotation)
-
-    @staticmethod
-    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, ...]:
-        """Rotate back, through the norms, and join."""
-        of_groups, *of_scales = compiled(_norm_backward_and_join)((query, key, value), ctx.saved_tensors, ctx.epsilon)
-        return of_groups, *of_scales, None, None, None
 
 
 def _split_norm_and_rotate(

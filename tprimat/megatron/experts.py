@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron.compat import compiled_for_any_rows
-from tprimat.megatron.grouped import ExpertProducts, add_expert_gradient, products_for
+from tprimat.megatron.grouped import GroupedProducts, add_expert_gradient, products_for
 from tprimat.megatron.router import Router, Routing
 from tprimat.megatron.rows import add_up, gather, spread, weights_gradient
 from tprimat.megatron.wgrad import claim_first_gradient
@@ -72,7 +72,7 @@ def order_by_expert(counts: Tensor, length: int) -> tuple[Tensor, Tensor]:
 class Computation:
     """How a rank computes."""
 
-    products: ExpertProducts
+    products: GroupedProducts
     fused_wgrad: bool
     """Whether weight gradients go straight into the fp32 buffer."""
     compile_regions: bool

@@ -32,8 +32,8 @@ from torch import Tensor
 from tprimat.megatron import compat, cublaslt
 from tprimat.megatron.compat import compiled, triton_kernels
 from tprimat.megatron.cublaslt import Scaled
-from tprimat.megatron.linear import row_maxima, with_row_maxima
-from tprimat.megatron.loss import loss_gradient
+from tprimat.megatron.linear import LinearProducts, row_maxima, with_row_maxima
+from tprimat.megatron.loss import OutputProducts, loss_gradient
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
 Converted = tuple[Tensor, Tensor, Tensor]
@@ -155,8 +155,8 @@ def multiplies_fp8(device: torch.device) -> bool:
     return torch.allclose(product.float(), a.float() @ b.float().t(), atol=2.0)
 
 
-class Fp8Products:
-    """The products of one weight."""
+class Fp8Products(LinearProducts):
+    """The products of one weight in 8 bits."""
 
     uses_row_maxima: ClassVar[bool] = True
     sums_in_fp32_only: ClassVar[bool] = True
@@ -183,7 +183,7 @@ class Fp8Products:
         return multiply((small, scale), (small_weight, weight_scale), fast=True, bias=bias), (transposed, scale)
 
     def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient, its transpose and its scale."""
+        """See LinearProducts; the gradient, its transpose and its scale."""
         return convert(gradient, GRADIENT_DTYPE)
 
     def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
@@ -198,11 +198,11 @@ class Fp8Products:
         accumulate(total, (transposed, scale if factor == 1 else scale * factor), kept, overwrite=overwrite)
 
 
-class Fp8OutputProducts(Fp8Products):
+class Fp8OutputProducts(Fp8Products, OutputProducts):
     """Those of the output layer, whose gradient is converted as it is computed: no entry exceeds 1, so no maximum is needed."""
 
     def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
-        """See loss.OutputProducts."""
+        """See OutputProducts."""
         if kernels := triton_kernels("fp8_kernels", logits):
             return kernels.scaled_loss_gradient(logits, places, log_sums, GRADIENT_DTYPE)  # type: ignore[no-any-return]
         gradient = compiled(loss_gradient)(logits, places, log_sums)

@@ -1,24 +1,21 @@
 """The passes of a micro-batch launched as one CUDA graph, so that the GPU does not wait for the host.
 
-The problem: the two passes of a layer are many kernels. Where these are short, as in small micro-batches and under tensor
-parallelism, the host takes longer to launch them than the GPU to run them.
+The first steps run as usual. Then a step is recorded, as a graph of all kernels of a micro-batch, forward and backward; from then
+on the host launches each micro-batch with one call. The first micro-batch of a step differs from the others (it gathers updated
+weights, and its gradients overwrite), and so does the last (it averages gradients over the replicas): each has a graph of its
+own. All graphs share memory, because almost nothing outlives a micro-batch: the loss is copied, and weights in 8 bits, which the
+first graph converts, stay referenced until all are recorded. Megatron-LM records whole steps, whose graphs grow with the
+micro-batches.
 
-What is done: the first steps run as usual, which compiles kernels and connects ranks. Then a step is
-recorded, as a graph of all kernels of a micro-batch, forward and backward. From then on the host launches each micro-batch with
-one call. The first micro-batch of a step differs from the others (it gathers updated weights, and its gradients overwrite), and
-so does the last (it averages gradients over the replicas): each has a graph of its own. All graphs share memory, because almost
-nothing outlives a micro-batch: the loss is copied, and weights in 8 bits, which the first graph converts, stay referenced until
-all are recorded. Megatron-LM records whole steps, whose graphs grow with the number of micro-batches.
-
-Why it is right: a graph repeats the recorded kernels at the recorded addresses. Only the tokens change, and are copied to where
-the graph reads them; weights, gradients and moments stay where they are. What Python decides while a step is recorded is the same
-in each later step: the plan's batch does not change, and a dense model asks the device nothing. Autograd adds a weight's gradient
-in the stream in which the gradient buffers were made, so they are made, and all passes run, in the stream that is recorded.
+A graph repeats the recorded kernels at the recorded addresses: only the tokens change, and are copied to where it reads them.
+What Python decides while a step is recorded is the same in each later step: the plan's batch does not change, and a dense model
+asks the device nothing. Autograd adds a weight's gradient in the stream in which the gradient buffers were made, so they are
+made, and all passes run, in the stream that is recorded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from megatron.core.tensor_parallel.random import get_all_rng_states
@@ -42,18 +39,6 @@ Passes = Callable[[Tensor, Place], Tensor]
 """(tokens, place) -> the loss, after forward and backward pass."""
 
 
-class Recorder(Protocol):
-    """Records work on the device, and repeats it."""
-
-    def run(self) -> AbstractContextManager[object]:
-        """Return a context for the passes, recorded or not."""
-        ...
-
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Return what repeats the work, and the tensor that holds its result afterwards. The work itself may not run."""
-        ...
-
-
 class CudaRecorder:
     """Records in a stream of its own, into memory that all recordings share."""
 
@@ -71,7 +56,8 @@ class CudaRecorder:
         before.wait_stream(self.stream)
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record a CUDA graph. Other threads, such as NCCL's, may call CUDA meanwhile."""
+        """Return what repeats the work, and the tensor that holds its result afterwards. The work itself does not run."""
+        # Other threads, such as NCCL's, may call CUDA meanwhile: capture_error_mode.
         graph = torch.cuda.CUDAGraph()
         for state in get_all_rng_states().values():
             graph.register_generator_state(state)  # Megatron forks it around dropout, also where nothing is dropped
@@ -98,7 +84,7 @@ class StepGraphs:
         recorder: records them.
     """
 
-    def __init__(self, passes: Passes, recorder: Recorder) -> None:
+    def __init__(self, passes: Passes, recorder: CudaRecorder) -> None:
         self._passes = passes
         self._recorder = recorder
         self._graphs: dict[Place, tuple[Callable[[], None], Tensor]] = {}

@@ -5,8 +5,6 @@ product waits for the host. torch's grouped product runs all slices in one kerne
 fallback where this torch or this device has none, and for other dtypes than it takes.
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from tprimat.megatron import compat
 from tprimat.megatron.compat import compiled
 
 
-class ExpertProducts(Protocol):
+class GroupedProducts:
     """The three products of one weight of all experts of a rank, shape (experts, out, in), with rows sorted by expert.
 
     `ends` has shape (experts,), int32: the number of rows of each expert and all before it. Rows after the last end belong to
@@ -23,52 +21,37 @@ class ExpertProducts(Protocol):
 
     def forward(self, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """Multiply, shape (n, in) -> (n, out): each row with its expert's weight, transposed."""
-        ...
-
-    def dgrad(self, gradient: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        """Multiply, shape (n, out) -> (n, in): each row with its expert's weight."""
-        ...
-
-    def wgrad(self, gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
-        """Return gradient.T @ rows of each expert, shape (experts, out, in); zero for an expert without rows."""
-        ...
-
-
-class GroupedProducts:
-    """One kernel for all experts."""
-
-    def forward(self, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        """See ExpertProducts."""
         return compat.grouped_matmul(rows, weight.transpose(-2, -1), offs=ends)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        """See ExpertProducts."""
+        """Multiply, shape (n, out) -> (n, in): each row with its expert's weight."""
         return compat.grouped_matmul(gradient, weight, offs=ends)
 
     def wgrad(self, gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
-        """See ExpertProducts; a transposed gradient and plain rows need no alignment of the ends."""
+        """Return gradient.T @ rows of each expert, shape (experts, out, in); zero for an expert without rows."""
+        # A transposed gradient and plain rows need no alignment of the ends.
         return compat.grouped_matmul(gradient.t(), rows, offs=ends)
 
 
-class LoopedProducts:
+class LoopedProducts(GroupedProducts):
     """One product after the other; the host waits for the ends."""
 
     def forward(self, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        """See ExpertProducts."""
+        """See GroupedProducts."""
         out = rows.new_zeros(rows.shape[0], weight.shape[1])
         for expert, part in enumerate(_slices(ends)):
             torch.mm(rows[part], weight[expert].t(), out=out[part])
         return out
 
     def dgrad(self, gradient: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        """See ExpertProducts."""
+        """See GroupedProducts."""
         out = gradient.new_zeros(gradient.shape[0], weight.shape[2])
         for expert, part in enumerate(_slices(ends)):
             torch.mm(gradient[part], weight[expert], out=out[part])
         return out
 
     def wgrad(self, gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
-        """See ExpertProducts."""
+        """See GroupedProducts."""
         return torch.stack([gradient[part].t() @ rows[part] for part in _slices(ends)])
 
 
@@ -77,7 +60,7 @@ def _slices(ends: Tensor) -> list[slice]:
     return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
-def products_for(dtype: torch.dtype, device: torch.device) -> type[GroupedProducts | LoopedProducts]:
+def products_for(dtype: torch.dtype, device: torch.device) -> type[GroupedProducts]:
     """Return the products for this dtype on this device: grouped, if they give on small matrices what the loop gives."""
     generator = torch.Generator(device).manual_seed(0)
     rows, weight, gradient = (

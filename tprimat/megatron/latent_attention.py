@@ -14,7 +14,7 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.megatron.linear import ColumnParallelMatmul, LinearProducts, NativeProducts, context_of
+from tprimat.megatron.linear import ColumnParallelMatmul, LinearProducts, context_of
 
 
 class WholeLinear(torch.nn.Module):
@@ -48,7 +48,7 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         narrow = {"linear_kv_down_proj": config.kv_lora_rank + config.qk_pos_emb_head_dim}
         if config.q_lora_rank is not None:
             narrow["linear_q_down_proj"] = config.q_lora_rank
-        products = getattr(self.linear_proj, "products_type", NativeProducts)
+        products = getattr(self.linear_proj, "products_type", LinearProducts)
         for name, outputs in narrow.items():
             setattr(self, name, WholeLinear(config, getattr(self, name), config.hidden_size, outputs, products()))
 

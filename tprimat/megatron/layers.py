@@ -181,11 +181,9 @@ class SwiGLUMLP(MLP):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         """Gate and up projection in one product, activation, down projection; shape (tokens, sequences, hidden) in and out."""
         joint, _none = self.linear_fc1(hidden_states)
-        if self.linear_fc2.products_type.uses_row_maxima:
-            active, maxima = SwiGLUMaxima.apply(joint)  # type: ignore[no-untyped-call]
+        active, maxima = SwiGLU.apply(joint, self.linear_fc2.products_type.uses_row_maxima)  # type: ignore[no-untyped-call]
+        if maxima is not None:
             active = with_row_maxima(active, maxima)
-        else:
-            active = SwiGLU.apply(joint)  # type: ignore[no-untyped-call]
         out, _none = self.linear_fc2(active)
         return out, None
 
@@ -194,40 +192,27 @@ class SwiGLU(torch.autograd.Function):
     """silu(gate) x up (arXiv:2002.05202)."""
 
     @staticmethod
-    def forward(ctx: Any, joint: Tensor) -> Tensor:
-        """Shape (..., 2 x ffn), gate before up -> (..., ffn)."""
+    def forward(ctx: Any, joint: Tensor, finds_maxima: bool) -> tuple[Tensor, Tensor | None]:
+        """Shape (..., 2 x ffn), gate before up -> (..., ffn), and its rows' largest magnitudes, (...), for products in 8 bits."""
         ctx.save_for_backward(joint)
-        return compiled(_swiglu)(joint)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Write both halves of the gradient into one buffer."""
-        (joint,) = ctx.saved_tensors
-        out = torch.empty_like(joint)
-        # As matrices: torch.compile can then tell that the two views do not overlap, and writes both in one kernel.
-        compiled(_swiglu_backward)(gradient.flatten(0, -2), joint.flatten(0, -2), *out.view(-1, out.shape[-1]).chunk(2, dim=-1))
-        return out
-
-
-class SwiGLUMaxima(torch.autograd.Function):
-    """The same for products in 8 bits: both directions also find the largest magnitude of each row."""
-
-    @staticmethod
-    def forward(ctx: Any, joint: Tensor) -> tuple[Tensor, Tensor]:
-        """Shape (..., 2 x ffn), gate before up -> (..., ffn) and its rows' maxima, (...)."""
-        ctx.save_for_backward(joint)
+        ctx.finds_maxima = finds_maxima
+        if not finds_maxima:
+            return compiled(_swiglu)(joint), None
         out, maxima = compiled(_swiglu_and_maxima)(joint)
         ctx.mark_non_differentiable(maxima)
         return out, maxima
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        """Write both halves of the gradient into one buffer, and leave its rows' maxima with it."""
+    def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+        """Write both halves of the gradient into one buffer, and leave its rows' maxima with it where they are wanted."""
         (joint,) = ctx.saved_tensors
         out = torch.empty_like(joint)
-        halves = out.view(-1, out.shape[-1]).chunk(2, dim=-1)
-        maxima = compiled(_swiglu_backward_and_maxima)(gradient.flatten(0, -2), joint.flatten(0, -2), *halves)
-        return with_row_maxima(out, maxima)
+        # As matrices: torch.compile can then tell that the two views do not overlap, and writes both in one kernel.
+        operands = gradient.flatten(0, -2), joint.flatten(0, -2), *out.view(-1, out.shape[-1]).chunk(2, dim=-1)
+        if ctx.finds_maxima:
+            return with_row_maxima(out, compiled(_swiglu_backward_and_maxima)(*operands)), None
+        compiled(_swiglu_backward)(*operands)
+        return out, None
 
 
 def _swiglu(joint: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The matrix products of a layer, split over tensor ranks: what Megatron-Core's linear modules do, with our choice of kernels.
 
-The problem: a linear layer has three products. For an input X (n x in), a weight W (out x in) and the output's gradient dY:
+A linear layer has three products. For an input X (n x in), a weight W (out x in) and the output's gradient dY:
 
     forward   Y  = X @ W.T
     dgrad     dX = dY @ W          the gradient that flows on
@@ -15,16 +15,13 @@ rows first and a row-parallel one scatters the sum of its outputs, and the backw
     column-parallel   gather X, multiply            multiply, scatter the sum of dX
     row-parallel      multiply, scatter the sum     gather dY, multiply
 
-What is done: Megatron-Core's modules multiply in the weight's dtype, gather X once more in the backward pass, and wait for each
-exchange of the forward pass. These keep the gathered X (memory for speed), take the products through `LinearProducts` (bf16, or
-fp8 from fp8.py), add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products (tp_overlap.py).
-
-Why it is right: each product is computed once, with the same operands as in Megatron-Core's modules. A column-parallel layer
-starts the exchange of dX before it computes dW, which does not need it, and waits for it at the end.
+Megatron-Core's modules multiply in the weight's dtype, gather X once more in the backward pass, and wait for each exchange of the
+forward pass. These keep the gathered X (memory for speed), take the products through `LinearProducts` (bf16, or fp8 from fp8.py),
+add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products (tp_overlap.py).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -33,7 +30,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.megatron.tp_overlap import TensorParallelExchange, exchange_of
+from tprimat.megatron.tp_overlap import Exchange, exchange_of
 from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
 
 
@@ -54,55 +51,30 @@ def _as_matrix(rows: Tensor) -> Tensor:
     return flat if maxima is None else with_row_maxima(flat, maxima)
 
 
-class LinearProducts(Protocol):
-    """The three products of one weight. All rows are matrices, shape (n, in) or (n, out)."""
+class LinearProducts:
+    """The three products of one weight, in its dtype. All rows are matrices, shape (n, in) or (n, out)."""
 
-    uses_row_maxima: ClassVar[bool]
+    uses_row_maxima: ClassVar[bool] = False
     """Whether tensors should come with the largest magnitude of each row."""
-    sums_in_fp32_only: ClassVar[bool]
+    sums_in_fp32_only: ClassVar[bool] = False
     """Whether `total` of wgrad must be fp32, instead of the weight's dtype."""
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return rows @ weight.T + bias, and what the backward pass needs of the rows."""
-        ...
-
-    def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """Return the output's gradient in the form that both products of the backward pass take."""
-        ...
-
-    def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
-        """Return gradient @ weight."""
-        ...
-
-    def wgrad(
-        self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool, factor: float = 1.0
-    ) -> None:
-        """Total += factor x gradient.T @ rows, or total = with `overwrite`."""
-        ...
-
-
-class NativeProducts:
-    """Products in the dtype of the weight."""
-
-    uses_row_maxima: ClassVar[bool] = False
-    sums_in_fp32_only: ClassVar[bool] = False
-
-    def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See LinearProducts."""
         return F.linear(rows, weight, bias), (rows,)
 
     def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """Return it unchanged."""
+        """Return the output's gradient in the form that both products of the backward pass take."""
         return (gradient,)
 
     def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
-        """See LinearProducts."""
+        """Return gradient @ weight."""
         return prepared[0] @ weight
 
     def wgrad(
         self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool, factor: float = 1.0
     ) -> None:
-        """See LinearProducts."""
+        """Total += factor x gradient.T @ rows, or total = with `overwrite`."""
         accumulate_wgrad(total, prepared[0], kept[0], factor, overwrite=overwrite)
 
 
@@ -114,7 +86,7 @@ class TensorParallelContext:
     ranks: int
     sequence_parallel: bool
     """Whether activations between layer pairs are split along the tokens."""
-    exchange: TensorParallelExchange | None
+    exchange: Exchange | None
     """Overlaps exchanges with products; None: a collective before or after each product."""
     fused_wgrad: bool
     """Whether weight gradients go straight into the fp32 buffer."""
@@ -179,9 +151,9 @@ class ColumnParallelMatmul(torch.autograd.Function):
         bias = flat.sum(dim=0) if ctx.has_bias else None
         prepared = products.prepare(flat)
         if tp.exchange:
-            reduce_scattered = tp.exchange.start_reduce_scatter(flat, weight)
+            finish = tp.exchange.start_reduce_scatter(flat, weight)
             weight_grad = _wgrad(weight, tp, prepared, tuple(kept))
-            return reduce_scattered.finish().view(-1, *gradient.shape[1:-1], weight.shape[1]), weight_grad, bias, None
+            return finish().view(-1, *gradient.shape[1:-1], weight.shape[1]), weight_grad, bias, None
         rows = products.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
         if tp.sequence_parallel:
             rows, work = tp.reduce_scattered(rows, asynchronous=True)
@@ -232,7 +204,7 @@ class RowParallelMatmul(torch.autograd.Function):
 class ChosenProducts:
     """What both linear modules add to Megatron's: their products, and how their tensor ranks exchange."""
 
-    products_type: type[LinearProducts] = NativeProducts
+    products_type: type[LinearProducts] = LinearProducts
     overlapped = False
     weight: Parameter
 
@@ -277,7 +249,7 @@ def context_of(module: Any) -> TensorParallelContext:
         sequence_parallel=sequence_parallel,
         exchange=exchange_of(module.tp_group) if getattr(module, "overlapped", False) and sequence_parallel else None,
         fused_wgrad=module.gradient_accumulation_fusion,
-        products=getattr(module, "products_type", NativeProducts)(),
+        products=getattr(module, "products_type", LinearProducts)(),
     )
 
 

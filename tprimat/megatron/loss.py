@@ -14,7 +14,7 @@ straight into Megatron's fp32 buffer where that number is known beforehand (one 
 pass then checks, on the device, that it was the right one.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,29 +25,21 @@ from torch.nn import Parameter
 
 from tprimat.megatron import compat
 from tprimat.megatron.compat import compiled
-from tprimat.megatron.linear import LinearProducts, NativeProducts
+from tprimat.megatron.linear import LinearProducts
 from tprimat.megatron.wgrad import claim_first_gradient
 
 CHUNK_TOKENS = 2048
 """Enough rows for a matrix product at full speed, and few enough that their logits are small."""
 
 
-class OutputProducts(LinearProducts, Protocol):
+class OutputProducts(LinearProducts):
     """The three products of the output layer."""
 
-    def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
-        """Return the losses' gradient by the logits in the form that dgrad and wgrad take; arguments as of loss_gradient."""
-        ...
-
-
-class NativeOutputProducts(NativeProducts):
-    """Products in the dtype of the weight."""
-
-    def __init__(self, *, compile_regions: bool) -> None:
+    def __init__(self, *, compile_regions: bool = False) -> None:
         self._gradient = compiled(loss_gradient) if compile_regions else loss_gradient
 
     def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
-        """See OutputProducts."""
+        """Return the losses' gradient by the logits in the form that dgrad and wgrad take; arguments as of loss_gradient."""
         return (self._gradient(logits, places, log_sums),)
 
 
@@ -57,7 +49,7 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
     def __init__(self, *arguments: Any, compile_regions: bool, products: OutputProducts | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.compile_regions = compile_regions
-        self.output_products = products or NativeOutputProducts(compile_regions=compile_regions)
+        self.output_products = products or OutputProducts(compile_regions=compile_regions)
         self.micro_batches: int | None = None
         """Number in the current step, over which the schedule averages losses; None: unknown."""
         self._skip_logits = False

@@ -23,7 +23,7 @@ from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.fully_shard import split_like, split_over_replicas
 from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, expert_layers, tell_experts_from_mlp
-from tprimat.megatron.linear import ColumnLinear, NativeProducts, RowLinear, linear_types
+from tprimat.megatron.linear import ColumnLinear, LinearProducts, RowLinear, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.routing import watch_routers
@@ -246,7 +246,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
 
 
 def _linear(plan: RunPlan, options: ResolvedOptions) -> tuple[type[ColumnLinear], type[RowLinear]]:
-    products = Fp8Products if plan.precision == "fp8" else NativeProducts
+    products = Fp8Products if plan.precision == "fp8" else LinearProducts
     return linear_types(products, overlapped=options.overlap_tensor_parallel)
 
 

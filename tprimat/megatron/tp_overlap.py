@@ -1,26 +1,16 @@
 """Overlap of a product with the exchange between tensor ranks, through memory that the GPUs of a machine read from each other.
 
-The problem: under sequence parallelism every pair of linear layers gathers rows before a product and scatters a sum after one,
-and the GPU's matrix units are idle while a collective runs. But the product of the rows that are here already needs no others,
-and a part of a sum can travel as soon as it is computed.
-
-What is done, with `ranks` pieces:
-- gather_and_multiply: multiply this rank's rows while the next rank's rows are copied, and so on around the ring.
-- multiply_and_reduce_scatter: compute the piece that another rank needs, and let it copy that piece while the next is multiplied.
-- start_reduce_scatter: compute one whole product, whose parts then travel while the caller does something else (wgrad).
-Copies between GPUs use the copy engines, and so take nothing from the matrix units. torch has such operators, too
-(torch.ops.symm_mem.fused_*), with three barriers for a gathered product, in the streams that multiply. Here each rank writes to
-one half of a workspace while the others may still read the other half, so that one barrier per piece is enough, and it runs in a
-stream of its own: the stream that multiplies waits for data alone.
-
-Why one barrier is enough: a rank writes to a half again two exchanges later. By then it has passed the barrier of the exchange
-between, which the others enter only after they have read the first. The stream that multiplies, which writes what is scattered,
-has waited for that barrier only because it has waited for that exchange's sum. Hence a sum must be finished before the next
-exchange begins. tests/train/test_tp_overlap.py runs this code on simulated streams, in random orders that the waits allow.
+Copies use the copy engines, and so take nothing from the matrix units. torch has such operators, too
+(torch.ops.symm_mem.fused_*), with three barriers for a gathered product, in the streams that multiply. Here one barrier per piece
+is enough, in a stream of its own: a rank writes to one half of a workspace while the others may still read the other half, and to
+the same half again two exchanges later. By then it has passed the barrier of the exchange between, which the others enter only
+after they have read the first. The stream that multiplies, which writes what is scattered, has waited for that barrier only
+because it has waited for that exchange's sum. Hence a sum must be finished before the next exchange begins.
+tests/train/test_tp_overlap.py runs this code on simulated streams, in random orders that the waits allow.
 """
 
-from functools import cache
-from typing import Protocol
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -50,16 +40,24 @@ def can_overlap(ranks: int, gpus: int) -> bool:
     return all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
 
 
-class PendingSum(Protocol):
-    """A sum over ranks whose parts may still be travelling."""
-
-    def finish(self) -> Tensor:
-        """Wait for the sum and return it. Call this before the group's next exchange."""
-        ...
+Finish = Callable[[], Tensor]
+"""Waits for a sum whose parts still travel, and returns it. To call before the group's next exchange."""
 
 
-class TensorParallelExchange(Protocol):
-    """Gathered and reduce-scattered products over the ranks of a group, which must all call them in the same order."""
+@cache
+def exchange_of(group: dist.ProcessGroup) -> "Exchange":
+    """Return the exchange of a group. All ranks of the group must call this."""
+    return SharedMemoryExchange(group) if torch.cuda.is_available() else Exchange(group)
+
+
+class Exchange:
+    """Gathered and reduce-scattered products over the ranks of a group, which must all call them in the same order.
+
+    By collectives before and after whole products, for processes without GPUs.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return all ranks' rows, and their product with a matrix.
@@ -71,72 +69,35 @@ class TensorParallelExchange(Protocol):
         Returns:
             shapes (ranks x n, in) and (ranks x n, out).
         """
-        ...
-
-    def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """Return this rank's rows of the sum over ranks of rows @ matrix.
-
-        Args:
-            rows: shape (ranks x n, in of this rank), contiguous.
-            matrix: shape (in of this rank, out).
-
-        Returns:
-            shape (n, out).
-        """
-        ...
-
-    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> PendingSum:
-        """Begin the same; its parts travel while the caller continues."""
-        ...
-
-    def begin_anew(self) -> None:
-        """Forget the exchanges so far, which must be over: what follows may be repeated, or follow something else (graphs.py)."""
-        ...
-
-
-@cache
-def exchange_of(group: dist.ProcessGroup) -> TensorParallelExchange:
-    """Return the exchange of a group. All ranks of the group must call this."""
-    return SharedMemoryExchange(group) if torch.cuda.is_available() else CollectiveExchange(group)
-
-
-class CollectiveExchange:
-    """Collectives before and after whole products, for processes without GPUs."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-
-    def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """See TensorParallelExchange."""
         full = shard.new_empty((self.group.size() * shard.shape[0], shard.shape[1]))
         dist.all_gather_into_tensor(full, shard, group=self.group)
         return full, full @ matrix
 
     def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """See TensorParallelExchange."""
-        return self.start_reduce_scatter(rows, matrix).finish()
+        """Return this rank's rows of the sum over ranks of rows @ matrix, shape (n, out).
 
-    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> "CollectiveSum":
-        """See TensorParallelExchange."""
+        Args:
+            rows: shape (ranks x n, in of this rank), contiguous.
+            matrix: shape (in of this rank, out).
+        """
+        return self.start_reduce_scatter(rows, matrix)()
+
+    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Finish:
+        """Begin the same; its parts travel while the caller continues."""
         product = rows @ matrix
         out = product.new_empty((product.shape[0] // self.group.size(), product.shape[1]))
         work = dist.reduce_scatter_tensor(out, product, group=self.group, async_op=True)
-        return CollectiveSum(out, product, work)
+
+        return partial(_waited, work, out, product)
 
     def begin_anew(self) -> None:
-        """See TensorParallelExchange; collectives have nothing to forget."""
+        """Forget the exchanges so far, which must be over: what follows may be repeated, or follow something else (graphs.py)."""
 
 
-class CollectiveSum:
-    """A sum that a collective is computing."""
-
-    def __init__(self, out: Tensor, product: Tensor, work: dist.Work) -> None:
-        self._out, self._product, self._work = out, product, work
-
-    def finish(self) -> Tensor:
-        """See PendingSum."""
-        self._work.wait()
-        return self._out
+def _waited(work: dist.Work, out: Tensor, _sent: Tensor) -> Tensor:
+    """Wait for a collective, and return its result. What is sent lives until then."""
+    work.wait()
+    return out
 
 
 class Workspace:
@@ -162,10 +123,11 @@ class Workspace:
         return self._views[key]
 
 
-class SharedMemoryExchange:
+class SharedMemoryExchange(Exchange):
     """Copies from the other ranks' memory, in a stream of their own."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
         compat.enable_symmetric_memory(group.group_name)
         self.group_name = group.group_name
         self.rank, self.ranks = group.rank(), group.size()
@@ -175,7 +137,7 @@ class SharedMemoryExchange:
         self._outgrown: list[Workspace] = []
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """See TensorParallelExchange; one rank's rows are multiplied while the next one's travel."""
+        """See Exchange; one rank's rows are multiplied while the next one's travel, and so on around the ring."""
         workspace = self._workspace("gather", shard.nbytes)
         shared = workspace.next_half(shard.shape, shard.dtype)
         full = shard.new_empty((self.ranks * shard.shape[0], shard.shape[1]))
@@ -199,7 +161,7 @@ class SharedMemoryExchange:
         return full, out
 
     def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """See TensorParallelExchange; a piece travels while the next is multiplied."""
+        """See Exchange; a piece travels to the rank that needs it while the next is multiplied."""
         workspace, shared, received = self._scattering(rows, matrix)
         pieces = rows.chunk(self.ranks)
         main = torch.cuda.current_stream()
@@ -211,10 +173,10 @@ class SharedMemoryExchange:
                 workspace.handle.barrier(channel=0)
                 received[step - 1].copy_(shared[source][self.rank])
         own = torch.mm(pieces[self.rank], matrix)
-        return SharedMemorySum(own, received, self.side).finish()
+        return self._sum(own, received)
 
-    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> "SharedMemorySum":
-        """See TensorParallelExchange; one product."""
+    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Finish:
+        """See Exchange; one product, whose parts then travel."""
         workspace, shared, received = self._scattering(rows, matrix)
         torch.mm(rows, matrix, out=shared[self.rank].flatten(0, 1))
         self.side.wait_stream(torch.cuda.current_stream())
@@ -222,10 +184,15 @@ class SharedMemoryExchange:
             workspace.handle.barrier(channel=0)
             for step in range(1, self.ranks):
                 received[step - 1].copy_(shared[(self.rank - step) % self.ranks][self.rank])
-        return SharedMemorySum(shared[self.rank][self.rank], received, self.side)
+        return partial(self._sum, shared[self.rank][self.rank], received)
+
+    def _sum(self, own: Tensor, received: Tensor) -> Tensor:
+        """Wait for the other ranks' parts, and add them up in fp32."""
+        torch.cuda.current_stream().wait_stream(self.side)
+        return compiled(_total)(own, received)  # type: ignore[no-any-return]
 
     def begin_anew(self) -> None:
-        """See TensorParallelExchange. After one more barrier nobody reads either half, so that any may be written next."""
+        """See Exchange. After one more barrier nobody reads either half, so that any may be written next."""
         for workspace in self._workspaces.values():
             workspace.handle.barrier(channel=0)
             workspace.turn = 0
@@ -245,18 +212,6 @@ class SharedMemoryExchange:
             aligned = -(-bytes_needed // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             found = self._workspaces[kind] = Workspace(self.group_name, aligned)
         return found
-
-
-class SharedMemorySum:
-    """A sum whose parts travel from the other ranks' memory."""
-
-    def __init__(self, own: Tensor, received: Tensor, side: torch.cuda.Stream) -> None:
-        self._own, self._received, self._side = own, received, side
-
-    def finish(self) -> Tensor:
-        """See PendingSum; added up in fp32."""
-        torch.cuda.current_stream().wait_stream(self._side)
-        return compiled(_total)(self._own, self._received)  # type: ignore[no-any-return]
 
 
 def _total(own: Tensor, received: Tensor) -> Tensor:

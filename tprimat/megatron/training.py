@@ -30,10 +30,10 @@ from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
 
 
-def fit(plan: RunPlan, redirected: bool) -> None:
+def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
     """Train a plan with Lightning on this rank. The process group stays open for another plan.
 
-    `redirected` says that Megatron's CUDA calls run on the CPU.
+    `redirected` says that Megatron's CUDA calls run on the CPU; `callback` is one of Lightning's, called beside ours.
     """
     quieten()
     on_gpu = torch.cuda.is_available()
@@ -48,8 +48,8 @@ def fit(plan: RunPlan, redirected: bool) -> None:
     searches = plan.batch.micro_batch_sequences == "auto"
     options = replace(options, cuda_graphs=options.cuda_graphs and not searches)
     log = StepLog(plan, slowed_steps(plan))
-    callback = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=log)
-    measured = [callback, *profiling_callbacks(plan)]
+    recording = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=log)
+    measured = [recording, *profiling_callbacks(plan), *([callback] if callback else [])]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=plan.gpus_per_node,

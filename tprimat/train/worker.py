@@ -63,6 +63,7 @@ def train(plan: RunPlan) -> None:
 
 IRRELEVANT = (
     ".*Apex.* not installed",
+    ".*absl.logging is not installed",
     ".*full scope is deprecated",
     ".*does not have many workers",
     ".*attribute of a Tensor that is not a leaf",

@@ -1,6 +1,6 @@
 """The embedded engine: Megatron-Core under a Lightning Trainer, on a CPU, CUDA or ROCm."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import ClassVar
@@ -160,33 +160,31 @@ def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
     return None
 
 
-def _refuse_fp8_output_layer(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse an output layer in 8 bits where it is not ours, whole logits exist, or nothing else is in 8 bits."""
-    options = plan.engine_options
-    if not options.fp8_output_layer:
-        return None
-    contradictions = [
-        (
-            plan.precision != "fp8",
-            f"the precision is {plan.precision}",
-            "Only fp8 runs have products in 8 bits.",
-            "--precision fp8",
-        ),
-        (options.layers != "local", "layers is transformer_engine", "The output layer is then Megatron-Core's.", "layers: local"),
-        (
-            options.streamed_cross_entropy is False,
-            "streamed_cross_entropy is off",
-            "Its gradient is converted chunk by chunk.",
-            "streamed_cross_entropy: auto",
-        ),
-    ]
+Contradiction = tuple[bool, str, str, str]
+"""Whether it is there, and in words what, why it contradicts, and the way out."""
+
+
+def _refuse_switch(name: str, plan: RunPlan, where: Where, contradictions: Sequence[Contradiction]) -> ConfigError | None:
+    """Refuse a switch that is on for the first thing that contradicts it."""
     for applies, what, why, fix in contradictions:
         if applies:
-            place = where("platform_optimizations", plan.platform, "engine_options", "fp8_output_layer")
-            return ConfigError(
-                f"fp8_output_layer is on, and {what}.", where=place, why=why, fix=f"{fix}, or fp8_output_layer: false"
-            )
+            place = where("platform_optimizations", plan.platform, "engine_options", name)
+            return ConfigError(f"{name} is on, and {what}.", where=place, why=why, fix=f"{fix}, or {name}: false")
     return None
+
+
+def _refuse_fp8_output_layer(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse an output layer in 8 bits where it is not ours, whole logits exist, or nothing else is in 8 bits."""
+    options, in_fp8 = plan.engine_options, plan.precision == "fp8"
+    if not options.fp8_output_layer:
+        return None
+    whole = options.streamed_cross_entropy is False
+    contradictions = [
+        (not in_fp8, f"the precision is {plan.precision}", "Only fp8 runs have products in 8 bits.", "--precision fp8"),
+        (options.layers != "local", "layers is transformer_engine", "The output layer is then Megatron-Core's.", "layers: local"),
+        (whole, "streamed_cross_entropy is off", "Its gradient is converted chunk by chunk.", "streamed_cross_entropy: auto"),
+    ]
+    return _refuse_switch("fp8_output_layer", plan, where, contradictions)
 
 
 def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
@@ -244,7 +242,6 @@ def _refuse_fully_shard(plan: RunPlan, where: Where) -> ConfigError | None:
     options, layout = plan.engine_options, plan.layout
     if not options.fully_shard:
         return None
-    settings = ("platform_optimizations", plan.platform)
     whole = "It splits dense models over replicas alone."
     contradictions = [
         (layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"),
@@ -269,11 +266,7 @@ def _refuse_fully_shard(plan: RunPlan, where: Where) -> ConfigError | None:
             "distributed_optimizer: true",
         ),
     ]
-    for applies, what, why, fix in contradictions:
-        if applies:
-            place = where(*settings, "engine_options", "fully_shard")
-            return ConfigError(f"fully_shard is on, and {what}.", where=place, why=why, fix=f"{fix}, or fully_shard: false")
-    return None
+    return _refuse_switch("fully_shard", plan, where, contradictions)
 
 
 def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | None:
@@ -295,9 +288,6 @@ def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | Non
     return None
 
 
-ENGINE = EmbeddedEngine()
-
-
 def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse to record passes in which Python decides something anew, and some that no GPU has recorded."""
     options, layout = plan.engine_options, plan.layout
@@ -314,10 +304,18 @@ def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
         fp8=plan.precision == "fp8",
     ).obstacle
     in_words: dict[Obstacle, tuple[str, str, str]] = {
-        "pipeline": ("the layout has pipeline parallelism", PIPELINES, "a --parallel with PP1"),
+        "pipeline": (
+            "the layout has pipeline parallelism",
+            "Stages exchange activations between passes, which is not recorded.",
+            "a --parallel with PP1",
+        ),
         "context": ("the layout has context parallelism", untested, "a --parallel with CP1"),
-        "experts": (f"{plan.shape.name} has experts", EXPERTS, "a dense model"),
-        "recompute": (f"recompute is {plan.recompute}", RECOMPUTED, "recompute: none"),
+        "experts": (f"{plan.shape.name} has experts", "The host must read how many tokens each expert got.", "a dense model"),
+        "recompute": (
+            f"recompute is {plan.recompute}",
+            "Megatron-Core saves random states on the host for it.",
+            "recompute: none",
+        ),
         "fully_shard": ("fully_shard is on", untested, "fully_shard: false"),
         "fp8": ("Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"),
     }
@@ -339,13 +337,7 @@ def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
             f"--steps {fewest}",
         ),
     ]
-    for applies, what, why, fix in contradictions:
-        if applies:
-            place = where("platform_optimizations", plan.platform, "engine_options", "cuda_graphs")
-            return ConfigError(f"cuda_graphs is on, and {what}.", where=place, why=why, fix=f"{fix}, or cuda_graphs: false")
-    return None
+    return _refuse_switch("cuda_graphs", plan, where, contradictions)
 
 
-PIPELINES = "Stages exchange activations between passes, which is not recorded."
-EXPERTS = "The host must read how many tokens each expert got."
-RECOMPUTED = "Megatron-Core saves random states on the host for it."
+ENGINE = EmbeddedEngine()

@@ -1,12 +1,9 @@
 """Every private name of Megatron-Core, torch and Lightning that the embedded engine uses, under a plain name and checked.
 
-Such names may change with any release. What is cheap to check is checked when this module is imported: that the name exists and,
-where the engine replaces or copies a function, that its parameters or its source are the known ones. What is optional or slow to
-import (the compiler, symmetric memory) is checked at first use. No other file of the trainers touches a private name of these
-packages (tests/train/test_compat.py); NeMo's are in tprimat/nemo/compat.py, those of torch's recorder in
-tprimat/train/flight_recorder.py.
-
-Import it after `tprimat.megatron.bootstrap` has done its work, because it imports Megatron-Core.
+What is cheap to check is checked when this module is imported: that the name exists and, where the engine replaces or copies a
+function, that its parameters or its source are known. The rest is checked at first use. No other file of the trainers touches a
+private name of these packages (tests/train/test_compat.py). Import it after `tprimat.megatron.bootstrap` has done its work,
+because it imports Megatron-Core.
 """
 
 import ast
@@ -20,7 +17,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -125,53 +122,42 @@ Results = tuple[Tensor, Tensor]
 """Result of attention, and the logarithm of the sum of each row."""
 
 
-class AttentionKernels(Protocol):
-    """Fused attention that also returns the logarithm of the sum of each row.
+class CudnnAttention:
+    """Fused attention that also returns the logarithm of the sum of each row: cuDNN's, in 16 bits.
 
-    Operands have the shape (sequences, heads, tokens, head_dim), sums (sequences, heads, tokens, 1) in fp32.
+    Operands have the shape (sequences, heads, tokens, head_dim), with as many key/value heads as heads or fewer; sums (sequences,
+    heads, tokens, 1) in fp32.
     """
 
-    name: str
+    name = "cudnn_attention"
     """As torch names the kernels."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
         """Return the result, its sums, and the state that the backward pass takes."""
-
-    def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
-        """Return the gradients of queries, keys and values; result and sums may be over more keys than these."""
-
-
-class CudnnAttention:
-    """cuDNN's, in 16 bits, also with fewer key/value heads than heads."""
-
-    name = "cudnn_attention"
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
-        """See AttentionKernels."""
         attend = require("torch", torch.ops.aten, "_scaled_dot_product_cudnn_attention")
         out, sums, first, second, longest, longest_key, seed, offset, _ = attend(query, key, value, None, True, 0.0, causal)
         return out, sums, (seed, offset, None, first, second, longest, longest_key)
 
     def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
-        """See AttentionKernels."""
+        """Return the gradients of queries, keys and values; result and sums may be over more keys than these."""
         differentiate = require("torch", torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward")
         return differentiate(gradient, *operands, *results, *state, 0.0, causal)  # type: ignore[no-any-return]
 
 
-class CpuAttention:
+class CpuAttention(CudnnAttention):
     """torch's for processors, which takes as many key/value heads as heads."""
 
     name = "flash_attention"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
-        """See AttentionKernels."""
+        """See CudnnAttention."""
         attend = require("torch", torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
         times = query.shape[1] // key.shape[1]
         out, sums = attend(query, *(part.repeat_interleave(times, dim=1) for part in (key, value)), 0.0, causal)
         return out, sums.unsqueeze(-1), None
 
     def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
-        """See AttentionKernels."""
+        """See CudnnAttention."""
         differentiate = require("torch", torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
         query, key, value = operands
         out, sums = results

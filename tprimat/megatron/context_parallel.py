@@ -1,11 +1,10 @@
 """Context parallelism by gathering keys and values, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2).
 
 A sequence is cut into twice as many pieces as there are ranks. Rank r keeps piece r and its mirror image, so that all ranks have
-the same work under the causal mask. Each rank gathers all keys and values and attends from its own two pieces.
-
-A piece sees everything before it and, causally, itself. torch gives cuDNN no mask for both at once, so that each is attended to
-alone and the two results are joined by the sums of their rows, as in a ring (arXiv:2310.01889). The backward pass needs no join:
-given the joined result and sums, the gradients of the two parts add up.
+the same work under the causal mask, and attends from them to all keys and values. torch gives cuDNN no mask for what comes before
+a piece and the causal piece at once, so each is attended to alone and the two results are joined by the sums of their rows, as in
+a ring (arXiv:2310.01889). The backward pass needs no join: given the joined result and sums, the gradients of the two parts add
+up.
 """
 
 from functools import cache
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from tprimat.core.errors import LaunchError
-from tprimat.megatron.compat import AttentionKernels, CpuAttention, CudnnAttention, compiled
+from tprimat.megatron.compat import CpuAttention, CudnnAttention, compiled
 
 
 def own_pieces(tokens: Tensor) -> Tensor:
@@ -89,7 +88,7 @@ class AttentionOfPiece(torch.autograd.Function):
     """Attention to what comes before a piece, without a mask, and to the piece itself, with the causal one, joined."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, kernels: AttentionKernels) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, kernels: CudnnAttention) -> Tensor:
         """See attend."""
         before = key.shape[2] - query.shape[2]
         out, sums, own = kernels.forward(query, key[:, :, before:], value[:, :, before:], causal=True)
@@ -134,7 +133,7 @@ def join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[
     return joined.to(out.dtype), total
 
 
-def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> AttentionKernels | None:
+def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> CudnnAttention | None:
     """Return the kernels that attend to one part at a time here; None where there are none, or they are switched off."""
     if query.shape[3] != value.shape[3]:
         return None
@@ -148,13 +147,13 @@ CHECKED_TOKENS = 128
 
 
 @cache
-def _checked_kernels(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> AttentionKernels | None:
+def _checked_kernels(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> CudnnAttention | None:
     """Return the kernels if they give what attention with the mask gives, once for each shape of heads."""
     kernels = CpuAttention() if device.type == "cpu" else CudnnAttention()
     return kernels if agree(kernels, device, dtype, (heads, kv_heads, width)) else None
 
 
-def agree(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> bool:
+def agree(kernels: CudnnAttention, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> bool:
     """Return whether kernels attend and differentiate as torch does with the mask, for (heads, key/value heads, head_dim)."""
     heads, kv_heads, width = sizes
     generator = torch.Generator(device).manual_seed(0)

@@ -1,21 +1,14 @@
 """A mixture of experts in place of the feed-forward block: routing, the exchange of tokens between ranks, and the experts.
 
-The problem: each token passes a few of many experts (arXiv:1701.06538), and under expert parallelism (GShard, arXiv:2006.16668)
-the experts are spread over ranks. So rows of hidden states travel to the ranks of their experts and back, in both passes, and how
-many go where is known only when the router has run. Megatron-Core without Transformer Engine moves each row through masks and
-copies, and stops the host several times in a layer to ask for the numbers.
+Each token passes a few of many experts (arXiv:1701.06538), which are spread over ranks (GShard, arXiv:2006.16668). Megatron-Core
+without Transformer Engine moves each row through masks and copies, and stops the host several times in a layer. Here each choice
+gets a place in the order of experts, by one prefix sum, and rows are written to places and added up from places (rows.py),
+without atomic additions: results do not depend on timing. The host reads how many rows ranks exchange while the device already
+gathers rows and computes the shared experts; with a single rank it reads nothing. The backward pass returns the rows' gradients
+while it computes those of the experts' weights.
 
-What is done:
-- Each choice of an expert by a token gets a place in the order of experts, by one prefix sum. Rows are written to places and
-  added up from places (rows.py), in both passes, without masks and atomic additions: results do not depend on timing.
-- Ranks tell each other how many rows they send, and the host reads these numbers while the device already gathers rows, and
-  computes the shared experts, if the model has them. With a single rank the host reads nothing.
-- The weights of a token's experts are applied where the rows come back, so that they need not travel.
-- The backward pass returns the rows' gradients while it computes the gradients of the experts' weights.
-- Rows are kept in buffers of rounded lengths, because buffers of ever new lengths leave the allocator with gaps.
-
-Experts are whole on their rank, and tensor parallelism does not split them: the ranks of a tensor-parallel group have different
-tokens (sequence parallelism), and experts may be spread over them as over replicas.
+Experts are whole on their rank: the ranks of a tensor-parallel group have different tokens (sequence parallelism), and experts
+may be spread over them as over replicas.
 """
 
 from collections.abc import Callable
@@ -34,10 +27,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron.compat import compiled_for_any_rows
-from tprimat.megatron.grouped import GroupedProducts, add_expert_gradient, products_for
+from tprimat.megatron.grouped import GroupedProducts, products_for
 from tprimat.megatron.router import Router, Routing
 from tprimat.megatron.rows import add_up, gather, spread, weights_gradient
-from tprimat.megatron.wgrad import claim_first_gradient
+from tprimat.megatron.wgrad import add_gradient, claim_first_gradient
 
 LENGTHS = 16
 """Buffers for received rows are multiples of the sent rows / LENGTHS long."""
@@ -241,7 +234,7 @@ def _add_gradient(weight: Parameter, gradient: Tensor, *, fused: bool) -> Tensor
     found = gradient.to(weight.dtype)
     total = getattr(weight, "main_grad", None)
     if fused and total is not None:
-        add_expert_gradient(total, found, overwrite=claim_first_gradient(weight))
+        add_gradient(total, found, overwrite=claim_first_gradient(weight))
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     return found
 

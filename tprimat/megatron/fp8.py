@@ -1,25 +1,17 @@
 """The layers' products in 8-bit floating point by torch's scaled matrix product, without Transformer Engine.
 
-The problem: matrix units multiply 8-bit numbers at twice the rate of 16-bit ones, but 8 bits hold little. e4m3 has 3 bits of
-fraction and reaches up to 448; e5m2 has 2 bits and reaches up to 57,344. A gradient of 1e-6 is zero in either.
-
-What is done: each tensor is multiplied by one factor that moves its largest magnitude to the largest number of the type, and
-rounded; the product is divided by both factors in fp32 ("current" tensor-wise scaling: FP8-LM, arXiv:2310.18313, and torchao).
-Rows and weights are e4m3, where precision counts; gradients are e5m2, where range counts. The matrix units want both operands
-with the summed dimension contiguous:
+Each tensor is multiplied by one factor that moves its largest magnitude to the largest number of the type, and rounded; the
+product is divided by both factors in fp32 ("current" tensor-wise scaling: FP8-LM, arXiv:2310.18313, and torchao). Rows and
+weights are e4m3 (3 bits of fraction, up to 448), where precision counts; gradients are e5m2 (2 bits, up to 57,344), where range
+counts. The matrix units want both operands with the summed dimension contiguous:
 
     forward   Y  = X @ W.T    sums over in     X and W as they are
     dgrad     dX = dY @ W     sums over out    W transposed
     wgrad     dW = dY.T @ X   sums over n      dY and X transposed
 
-so a conversion writes the matrix and its transpose in one pass. A weight is converted once a step, in which it does not change.
-Finding a tensor's largest magnitude would be another pass over memory: the kernels of layers.py find each row's on the way, and
-leave them with the tensor. cuBLASLt adds wgrad to the fp32 buffer (cublaslt.py). Models with experts stay in bf16: on an H200
-they gained nothing.
-
-Why it is right: scaling by one factor changes no ratio within a tensor, so what remains is rounding. Both products of the
-backward pass move partial sums to fp32 (`fast=False`). Attention stays in bf16, and so does the output layer without
-`fp8_output_layer`; master weights, moments and the gradient buffer stay in fp32.
+so a conversion writes the matrix and its transpose in one pass. Attention stays in bf16, and so do the output layer without
+`fp8_output_layer` and models with experts, which gained nothing on an H200; master weights, moments and gradient buffer stay in
+fp32.
 """
 
 from functools import cache
@@ -34,6 +26,7 @@ from tprimat.megatron.compat import compiled, triton_kernels
 from tprimat.megatron.cublaslt import Scaled
 from tprimat.megatron.linear import LinearProducts, row_maxima, with_row_maxima
 from tprimat.megatron.loss import OutputProducts, loss_gradient
+from tprimat.megatron.wgrad import add_gradient
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
 Converted = tuple[Tensor, Tensor, Tensor]
@@ -83,15 +76,6 @@ def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> Converted:
     return small, small.t().contiguous(), scale.reciprocal()
 
 
-def _add(total: Tensor, product: Tensor) -> None:
-    """Add bf16 to fp32; compiled, since torch's own kernel for two dtypes stays well below the memory's bandwidth."""
-    total.add_(product)
-
-
-def _write(total: Tensor, product: Tensor) -> None:
-    total.copy_(product)
-
-
 def accumulate(total: Tensor, a: Scaled, b: Scaled, *, overwrite: bool) -> None:
     """Total += a @ b.T, or total =, with partial sums in fp32.
 
@@ -104,7 +88,7 @@ def accumulate(total: Tensor, a: Scaled, b: Scaled, *, overwrite: bool) -> None:
     if total.is_cuda and accumulates_on(total.device):
         cublaslt.accumulate(total, a, b, overwrite=overwrite)
     else:  # the product is rounded to bf16, far finer than what went into it
-        compiled(_write if overwrite else _add)(total, multiply(a, b, fast=False))
+        add_gradient(total, multiply(a, b, fast=False), overwrite=overwrite)
 
 
 @cache

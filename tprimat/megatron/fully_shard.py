@@ -1,18 +1,12 @@
 """Weights, gradients and optimizer states split over the replicas: ZeRO-3 (arXiv:1910.02054), by torch's fully_shard (FSDP2).
 
-The problem: each replica keeps bf16 weights and fp32 gradients of its whole model, 6 bytes per weight on every GPU, whatever the
-distributed optimizer shares. Llama 3.1 8B with two replicas needs 90 GiB before the first activation.
+Each data-parallel and context-parallel rank keeps its rows of every weight in fp32: 16 bytes per weight with gradient and
+moments, divided by the ranks. A layer gathers its weights in bf16 before it computes and drops them afterwards, in both passes.
+Gradients are averaged over the ranks in fp32 after each micro-batch and added up as shards. The model is built on the meta
+device; then each rank draws one matrix after the other whole, and keeps its rows.
 
-What is done: each data-parallel and context-parallel rank keeps its rows of every weight in fp32: 16 bytes per weight with
-gradient and moments, divided by the ranks. A layer gathers its weights in bf16 before it computes and drops them afterwards, in
-both passes; so do the embedding, and the output layer together with the last norm. Their gradients are averaged over the ranks
-in fp32 after each micro-batch and added up as shards, so that no gradient of the whole model ever exists. The model is built on
-the meta device, without memory; then each rank draws one matrix after the other whole, and keeps its rows.
-
-Why it is right: a gathered weight is the rounded master, as Megatron's bf16 copy is, and the masters begin with the same rounded
-numbers. Tensors that autograd keeps stay valid, because fully_shard gathers into the same storage again. Gradients are averaged
-over the group over which Megatron averages, so that losses and norms are those of whole weights. What differs in bf16: a weight's
-gradient is rounded to bf16 in each micro-batch, before the sum in fp32.
+Tensors that autograd keeps stay valid, because fully_shard gathers into the same storage again. Losses and norms are those of
+whole weights; in bf16, a weight's gradient is rounded in each micro-batch, before the sum in fp32.
 """
 
 import torch

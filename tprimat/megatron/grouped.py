@@ -1,15 +1,13 @@
-"""The products of experts: many small matrices, each with the rows of the tokens that chose its expert, in one kernel.
+"""The products of experts: many matrices, each with the rows of the tokens that chose its expert, in one kernel.
 
-Rows are sorted by expert, so that an expert's rows are a slice. `ends` says where each slice ends; it stays on the device, and no
-product waits for the host. torch's grouped product runs all slices in one kernel on a GPU; a loop over the experts is the
-fallback where this torch or this device has none, and for other dtypes than it takes.
+Rows are sorted by expert, so that an expert's rows are a slice. `ends`, which says where each ends, stays on the device: no
+product waits for the host. A loop over the experts is the fallback where this torch, device or dtype has no grouped product.
 """
 
 import torch
 from torch import Tensor
 
 from tprimat.megatron import compat
-from tprimat.megatron.compat import compiled
 
 
 class GroupedProducts:
@@ -80,19 +78,3 @@ def products_for(dtype: torch.dtype, device: torch.device) -> type[GroupedProduc
         return LoopedProducts
     alike = all(torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2) for one, other in pairs)
     return GroupedProducts if alike else LoopedProducts
-
-
-def add_expert_gradient(total: Tensor, gradient: Tensor, *, overwrite: bool) -> None:
-    """Total += gradient, or total = with `overwrite`; total is fp32, and the sum is one pass over the memory on a GPU."""
-    if total.is_cuda:
-        compiled(_write if overwrite else _add)(total, gradient)
-    else:
-        (_write if overwrite else _add)(total, gradient)
-
-
-def _add(total: Tensor, gradient: Tensor) -> None:
-    total.add_(gradient)
-
-
-def _write(total: Tensor, gradient: Tensor) -> None:
-    total.copy_(gradient)

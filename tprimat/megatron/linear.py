@@ -6,18 +6,17 @@ A linear layer has three products. For an input X (n x in), a weight W (out x in
     dgrad     dX = dY @ W          the gradient that flows on
     wgrad     dW = dY.T @ X        the gradient that the optimizer gets
 
-Tensor parallelism (Megatron-LM, arXiv:1909.08053) gives each rank some rows of the first weight of a pair (a column-parallel
-layer: its outputs are split) and the matching columns of the second (a row-parallel layer: its inputs are split). Under sequence
-parallelism (arXiv:2205.05198) activations between the pairs are split along the tokens, so a column-parallel layer gathers its
-rows first and a row-parallel one scatters the sum of its outputs, and the backward pass does the reverse:
+A column-parallel layer has some rows of a weight on each rank, so its outputs are split; a row-parallel one has columns
+(Megatron-LM, arXiv:1909.08053). Under sequence parallelism (arXiv:2205.05198) activations between the pairs are split along the
+tokens:
 
                       forward                       backward
     column-parallel   gather X, multiply            multiply, scatter the sum of dX
     row-parallel      multiply, scatter the sum     gather dY, multiply
 
-Megatron-Core's modules multiply in the weight's dtype, gather X once more in the backward pass, and wait for each exchange of the
-forward pass. These keep the gathered X (memory for speed), take the products through `LinearProducts` (bf16, or fp8 from fp8.py),
-add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products (tp_overlap.py).
+Megatron-Core's modules gather X once more in the backward pass, and wait for each exchange of the forward pass. These keep the
+gathered X (memory for speed), add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products
+(tp_overlap.py).
 """
 
 from dataclasses import dataclass

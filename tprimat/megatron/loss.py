@@ -1,17 +1,12 @@
 """Output layer and cross-entropy in one, chunk by chunk, so that the logits of a micro-batch never exist as a whole.
 
-The problem: the output layer turns 8,192 tokens into 8,192 x 128,256 logits. In bf16 they take 2.1 GB, their fp32 copy for the
-softmax 4.2 GB, and with their gradient it is 10 GB for a single layer.
+8,192 tokens have 8,192 x 128,256 logits: with the fp32 copy for the softmax and their gradient 10 GB. Here each chunk's logits,
+losses and at once the gradient by the logits (softmax minus one-hot) are computed and multiplied into the gradients of hidden
+states and weight, as in Liger Kernel (arXiv:2410.10989), over a vocabulary that tensor ranks share.
 
-What is done: take 2,048 tokens at a time; compute their logits, their losses and at once the gradient of the losses by the logits
-(softmax minus one-hot); multiply that gradient into the gradients of the hidden states and of the weight; forget the logits. This
-is the idea of Liger Kernel's fused linear cross-entropy (arXiv:2410.10989), here over a vocabulary that tensor ranks share: each
-rank has the logits of some words, and the maximum and the sum of exponentials are reduced over the ranks.
-
-Why it is right: gradients are computed before the backward pass tells how much the loss counts. But the loss is one number, so
-its incoming gradient is one number, too, and gradients are linear in it: they can be scaled later. The weight's gradient goes
-straight into Megatron's fp32 buffer where that number is known beforehand (one over the micro-batches of a step); the backward
-pass then checks, on the device, that it was the right one.
+Gradients are computed before the backward pass tells how much the loss counts. But that is one number, and gradients are linear
+in it: they can be scaled later. The weight's gradient goes straight into Megatron's fp32 buffer where the number is known
+beforehand (one over the micro-batches of a step); the backward pass then checks, on the device, that it was the right one.
 """
 
 from typing import Any, NamedTuple

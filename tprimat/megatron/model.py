@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from tprimat.core.errors import LaunchError
-from tprimat.core.models import ModelShape, RopeScaling, padded_vocabulary
+from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
@@ -41,10 +41,12 @@ PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch
 
 
 def _refuse(shape: ModelShape) -> None:
-    """Refuse shapes that would train as something else."""
-    if shape.experts and (not shape.gated or shape.linear_bias):
-        raise LaunchError(f"The engine's experts are gated and have no biases; {shape.name} differs.")
-    if shape.rope_scaling and _scaling_range(shape.rope_scaling) != MEGATRON_ROPE_SCALING:
+    """Refuse a shape that would train as something else."""
+    scaling = shape.rope_scaling
+    if scaling is None:
+        return
+    limits = scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.original_context_tokens
+    if limits != MEGATRON_ROPE_SCALING:
         raise LaunchError(
             f"Megatron-Core scales rotary frequencies between {MEGATRON_ROPE_SCALING} only, not as {shape.name} does."
         )
@@ -87,7 +89,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         cross_entropy_loss_fusion=on_gpu,
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
-        **(transformer_engine.settings(plan) if options.layers == "transformer_engine" else _unfused(plan, on_gpu)),
+        **(transformer_engine.settings(plan) if options.layers == "transformer_engine" else _unfused(shape, on_gpu)),
         **_parallelism(plan.layout),
         **_stages(plan, options),
         **_recompute(plan),
@@ -96,17 +98,12 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
     )
 
 
-def _scaling_range(scaling: RopeScaling) -> tuple[float, float, int]:
-    return scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.original_context_tokens
-
-
 def _leave_as_is(weight: Tensor) -> Tensor:
     """Keep a weight: Megatron's initialisation runs only because it also marks how a weight is split."""
     return weight
 
 
-def _unfused(plan: RunPlan, on_gpu: bool) -> dict[str, Any]:
-    shape = plan.shape
+def _unfused(shape: ModelShape, on_gpu: bool) -> dict[str, Any]:
     return {
         "bias_activation_fusion": on_gpu and (shape.gated or shape.linear_bias),
         "bias_dropout_fusion": False,
@@ -231,9 +228,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
         share_embeddings_and_output_weights=shape.tied_embeddings,
         # Where our attention rotates queries and keys, Megatron must not rotate them again.
         position_embedding_type="none" if rotary else "rope" if shape.position == "rope" else "learned_absolute",
-        rotary_base=int(shape.rope_base),
-        rope_scaling=shape.rope_scaling is not None,
-        rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
+        **_rotary_settings(shape),
         vp_stage=virtual_stage,
     )
     if options.accumulate_weight_gradients and not shape.tied_embeddings and options.layers == "local":
@@ -250,16 +245,19 @@ def _linear(plan: RunPlan, options: ResolvedOptions) -> tuple[type[ColumnLinear]
     return linear_types(products, overlapped=options.overlap_tensor_parallel)
 
 
+def _rotary_settings(shape: ModelShape) -> dict[str, Any]:
+    scaling = shape.rope_scaling
+    return {
+        "rotary_base": int(shape.rope_base),
+        "rope_scaling": scaling is not None,
+        "rope_scaling_factor": scaling.factor if scaling else 1.0,
+    }
+
+
 def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rotation]:
     """Return Megatron's table of angles, computed once for each sequence length."""
-    table = RotaryEmbedding(
-        kv_channels=shape.head_dim,
-        rotary_percent=1.0,
-        rotary_base=int(shape.rope_base),
-        rope_scaling=shape.rope_scaling is not None,
-        rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
-        use_cpu_initialization=config.use_cpu_initialization,
-    )
+    on_cpu = config.use_cpu_initialization
+    table = RotaryEmbedding(shape.head_dim, rotary_percent=1.0, use_cpu_initialization=on_cpu, **_rotary_settings(shape))
 
     @cache
     def rotation(tokens: int) -> Rotation:

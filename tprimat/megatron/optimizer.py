@@ -1,10 +1,8 @@
 """The optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
 
 MegatronOptimizer has fp32 master weights, ShardedAdamW shards of them, and Bf16AdamW none. Without Transformer Engine and Apex,
-Megatron-Core asks the device for the norm of each tensor, one by one (`torch.tensor` of a list of device scalars), and scales
-each into a temporary.
-`l2_norm` and `scale` replace both under the same interface. An optimizer that clips while it updates needs neither Megatron's
-scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
+Megatron-Core asks the device for the norm of each tensor, one by one, and scales each into a temporary; `l2_norm` and `scale`
+replace both.
 """
 
 from abc import abstractmethod

@@ -1,7 +1,7 @@
 """What the first calls of a rank's layers show: what is recomputed, how tokens are split, and in which dtype weights compute.
 
-A configuration says what was asked for. Recomputation runs the forward pass once without gradients, and sequence parallelism
-gives each tensor rank its share of the tokens between the layers: both are seen in the running modules.
+Recomputation runs the forward pass once without gradients, and sequence parallelism gives each tensor rank its share of the
+tokens between the layers: both are seen in the running modules, whatever was asked for.
 """
 
 from collections.abc import Mapping, Sequence

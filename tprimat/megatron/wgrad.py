@@ -1,19 +1,13 @@
 """Weight gradients (wgrad) added straight into Megatron's fp32 buffer by the operation that computes them.
 
-The problem: a weight's gradient is the sum over the micro-batches of a step, taken in fp32. Autograd writes each micro-batch's
-gradient in bf16, and a second kernel reads it, converts it, and reads and writes the buffer: 2 + 2 + 4 + 4 bytes per weight
-beside the product itself. Before each step the buffer is cleared, which writes another 4 bytes.
+Autograd would write each micro-batch's gradient in bf16, and a second kernel would read it, and read and write the buffer. Here
+cuBLAS multiplies bf16 into fp32 and adds what is there (`beta = 1`), which torch reaches through addmm's `out_dtype`;
+Megatron-Core alone would need Apex's extension. The first product of a step overwrites (`beta = 0`), so that the buffer need not
+be cleared. The word embedding adds only the rows of words that occurred. The sums are more precise, since no micro-batch's
+gradient is rounded to bf16.
 
-What is done:
-- Matrices: cuBLAS multiplies bf16 into an fp32 accumulator and adds what is there (`beta = 1`), so that the product itself
-  updates the buffer. torch reaches it through addmm's `out_dtype`; Megatron-Core alone would need Apex's extension for it.
-- The first product of a step overwrites (`beta = 0`), so that the buffer need not be cleared, nor its zeros be read.
-- Word embedding: only the rows of words that occurred have a gradient. torch makes a dense one of the whole vocabulary, 6 GB
-  of traffic for 8,192 tokens' worth of rows; here those rows alone are added.
-
-Why it is right: the sums are the same, in another order at most, and more precise, since no micro-batch's gradient is rounded to
-bf16. Autograd needs a tensor in return: it gets an empty one, and `grad_added_to_main_grad` tells Megatron to ignore it. A weight
-that got no gradient in a step would keep the last step's, so `check_all_received` refuses to go on.
+Autograd needs a tensor in return: it gets an empty one, and `grad_added_to_main_grad` tells Megatron to ignore it. A weight that
+got no gradient in a step would keep the last step's, so `check_all_received` refuses to go on.
 """
 
 from collections.abc import Sequence
@@ -27,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron import compat
+from tprimat.megatron.compat import compiled
 
 
 def accumulate_wgrad(total: Tensor, gradient: Tensor, rows: Tensor, factor: float = 1.0, *, overwrite: bool = False) -> None:
@@ -46,6 +41,23 @@ def accumulate_wgrad(total: Tensor, gradient: Tensor, rows: Tensor, factor: floa
         torch.addmm(total, gradient.t(), rows, beta=beta, alpha=factor, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(gradient.t().to(total.dtype), rows.to(total.dtype), beta=beta, alpha=factor)
+
+
+def add_gradient(total: Tensor, gradient: Tensor, *, overwrite: bool) -> None:
+    """Total += gradient, or total = with `overwrite`; total is fp32.
+
+    Compiled on a GPU, since torch's own kernel for two dtypes stays well below the memory's bandwidth.
+    """
+    function = _write if overwrite else _add
+    (compiled(function) if total.is_cuda else function)(total, gradient)
+
+
+def _add(total: Tensor, gradient: Tensor) -> None:
+    total.add_(gradient)
+
+
+def _write(total: Tensor, gradient: Tensor) -> None:
+    total.copy_(gradient)
 
 
 def accumulates_on(device: torch.device) -> bool:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from tprimat.cli.main import main  # noqa: E402
 from tprimat.engines.base import Command  # noqa: E402
-from tprimat.launch import group  # noqa: E402
+from tprimat.launch import agreement  # noqa: E402
 from tprimat.records import environment  # noqa: E402
 from tprimat.runner import nodes, run, submit  # noqa: E402
 
@@ -36,8 +36,8 @@ if __name__ == "__main__":
     submit.program = lambda container: (sys.executable, str(Path(__file__).resolve()))
     submit.POLL_SECONDS = 0.4
     # A machine that is gone is noticed in the same way, and sooner.
-    group.ALIVE_AFTER_SECONDS, group.ALIVE_EVERY_SECONDS, group.ALIVE_PROBES = 2, 1, 3
-    group.FAILED_PART_SECONDS = 1.0
+    agreement.LOST_SECONDS = 3.0
+    agreement.FAILED_PART_SECONDS = 1.0
     if "FAKE_VERSION" in os.environ:
         environment.own_version = lambda: os.environ["FAKE_VERSION"]
     sys.exit(main(["run", *sys.argv[1:]]))

@@ -12,8 +12,8 @@ import uuid
 import pytest
 
 from tprimat.hardware.nodes import Nodes
+from tprimat.launch.rendezvous import open_listener, stay_on_the_loopback
 from tprimat.launch.torchrun import torchrun
-from tprimat.train.rendezvous import open_listener, stay_on_the_loopback
 
 RANK = """
 import json, os, socket, struct, sys, time

@@ -1,5 +1,6 @@
 """Several launchers, one run: each test starts the launchers of two nodes on this machine, with a fake trainer for the ranks."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from a_launch import ROOT, wait_for
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
-from tprimat.launch.group import Hello, join, meet
+from tprimat.launch.agreement import Group, Hello, Member
 from tprimat.logs.failures import classify, earliest
 from tprimat.plan.schema import read_plan
 from tprimat.records.environment import processor_name
@@ -157,7 +158,7 @@ def test_a_lost_node_ends_the_run_and_is_named(node, tmp_path, left_behind):
     follower.kill()
     ((status, said),) = ends(first)
     records = [RunDirectory(path).read_run() for path in sorted((tmp_path / "out" / "runs").iterdir())]
-    lost = f"Node 1 ({socket.gethostname()}) was lost: its launcher ended."
+    lost = f"Node 1 ({socket.gethostname()}) was lost: no sign of it for 3 s."
     assert (status, [record.outcome for record in records]) == (1, ["failed", "interrupted"])
     assert [record.cause for record in records] == [lost, f"{lost} No further run can start."]
     assert "not started: 1 of 3 runs" in said
@@ -269,62 +270,30 @@ def place():
     return Nodes(count=2, rank=0, master_address="127.0.0.1", master_port=free_port(), job="7", hosts=("gpu0", "gpu1"))
 
 
-def meets(place, *others, seconds=1.0):
-    """Let the first node wait while others connect, from a thread that ends with it."""
-    import threading
-
-    def visit():
-        for other in others:
-            other()
-
-    thread = threading.Thread(target=visit, daemon=True)
-    thread.start()
-    try:
-        return meet(place, hello(0), seconds, lambda _: None)
-    finally:
-        thread.join()
-
-
 def test_strangers_and_nodes_of_other_runs_do_not_take_a_place(place):
-    links = []
-
-    def stranger():
-        wait_for(lambda: open_to(place.master_port))
-        with socket.create_connection(("127.0.0.1", place.master_port)) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-
-    def of(rank, **fields):
-        return lambda: links.append(join(place, hello(rank, **fields), 5))
-
-    group = meets(place, stranger, of(1, job="8"), of(2), of(1, count=3), of(1, host="right"), seconds=20)
+    group = Group(place, hello(0), 20)
+    with socket.create_connection(("127.0.0.1", place.master_port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    right = Member(dataclasses.replace(place, rank=1), hello(1, host="right"))
+    group.meet(lambda _: None)
     assert [node.host for node in group.records] == ["gpu0", "right"]
-    *wrong, right = links
-    for link in wrong:
-        (message,) = wait_for_messages(link)
-        assert "The run at this address is job 7 on 2 nodes" in message.what
-    assert right.poll() == []
-
-
-def open_to(port):
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_for_messages(link):
-    messages = []
-    wait_for(lambda: messages.extend(link.poll()) or messages)
-    return messages
+    for rank, fields in ((1, {"job": "8"}), (1, {"count": 3}), (1, {"host": "twice"})):
+        with pytest.raises(LaunchError, match="The run at this address is job 7 on 2 nodes"):
+            Member(dataclasses.replace(place, rank=rank), hello(rank, **fields)).join(5, lambda: False)
+    assert (right.join(5, lambda: False), right.poll()) == (True, [])
+    right.close()
+    group.close()
 
 
 def test_who_is_missing_is_named_with_its_host(place):
     with pytest.raises(LaunchError, match=r"Node 1 \(gpu1\) of 2 did not join within 1 s\.") as error:
-        meets(place)
+        Group(place, hello(0), 1).meet(lambda _: None)
     assert error.value.where == f"127.0.0.1:{place.master_port}"
 
 
 def test_a_port_in_use_is_no_traceback(place):
     with socket.create_server(("127.0.0.1", place.master_port)), pytest.raises(LaunchError, match="cannot be used"):
-        meets(place)
+        Group(place, hello(0), 1)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import multiprocessing
 import sys
 from pathlib import Path
 
+from tprimat.launch import rendezvous
 from tprimat.plan.schema import read_plan
-from tprimat.train import rendezvous, startup
+from tprimat.train import startup
 from tprimat.train.worker import quieten
 
 startup.pause_garbage_collection()

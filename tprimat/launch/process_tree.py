@@ -106,7 +106,7 @@ def send_group(leader: int, number: int) -> None:
 
 
 def remove_leftovers(root: int) -> None:
-    """Remove the folder of logs that a killed torchrun left in the temporary folder (train/rendezvous.py)."""
+    """Remove the folder of logs that a killed torchrun left in the temporary folder (rendezvous.py)."""
     with contextlib.suppress(OSError):  # no temporary folder can be written
         for folder in Path(tempfile.gettempdir()).glob(f"tprimat-torchrun-{root}-*"):
             shutil.rmtree(folder, ignore_errors=True)

@@ -13,15 +13,15 @@ from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
 from tprimat.hardware.slurm import TimeLimit
+from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
 from tprimat.launch.collectives import RankRecord, missing_ranks, take_records
-from tprimat.launch.group import PART_FAILED, Group, LostNodeError, SharedRun
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
 from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
 from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog
 from tprimat.logs.failures import TRANSIENT, Failure, add_log_hint, classify, earliest, ended_early, stopped_by
-from tprimat.records.schema import RunRecord, StepRecord
+from tprimat.records.schema import NodeRecord, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, opened, to_json, write_atomically
 from tprimat.records.summary import StepSummary
 
@@ -29,7 +29,7 @@ MAX_ERROR_LOG_BYTES = 1 << 20
 LEAVE_IT = "leave the output folder in its place until the run has ended"
 PIECE_BYTES = 4 << 20
 """Of a growing file, read at once: several times its longest line."""
-OTHER_NODES_SECONDS = 6.0
+OTHER_NODES_SECONDS = 12.0
 """For the other nodes to report their end, beyond the grace period of their ranks."""
 
 
@@ -55,7 +55,7 @@ class Launch:
     """A run that ends with exit status 0 before this step has failed; None: it ends when it has what it looks for."""
     nodes: int = 1
     """On one node a port in use is replaced by a free one; several nodes have agreed on theirs."""
-    shared: SharedRun | None = None
+    group: Group | None = None
     """The other nodes, where they take part."""
     error_logs: tuple[str, ...] = ()
     """Glob patterns of the ranks' own logs, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
@@ -338,16 +338,16 @@ class Attempt:
 
     def run(self) -> LaunchResult:
         """Start the command and return when its last process has ended, on all nodes."""
-        shared = self._launch.shared
+        group = self._launch.group
         try:
-            if shared is not None:
-                shared.group.begin(shared.plan, self._launch.record.started_at or "", shared.place)
+            if group is not None:
+                group.begin(self._launch.record.started_at or "")
             child = Child(self._launch.command, self._launch.grace_seconds)
         except LaunchError as error:
             self._output.close()
-            if shared is not None:
-                shared.group.stop(error.what)
-                shared.group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
+            if group is not None:
+                group.stop(error.what)
+                group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
             raise
         supervisor = Supervisor(child, self._output, self._launch.grace_seconds, self._interrupts)
         place = self._launch.directory.path
@@ -364,16 +364,16 @@ class Attempt:
             if identity(place) != folder:
                 cause = f"The run's folder {place} was moved or deleted, or cannot be reached."
                 return Failure(outcome="failed", cause=cause, hint=LEAVE_IT)
-            if shared is None:
+            if group is None:
                 return watchdog.verdict(now)
             if self._interrupts.first is not None:
-                shared.group.stop(f"Stopped by {self._interrupts.first.name} on the first node.")
-            return shared.group.check(now) or watchdog.verdict(now)
+                group.stop(f"Stopped by {self._interrupts.first.name} on the first node.")
+            return group.check(now) or watchdog.verdict(now)
 
         def before_stop(why: Failure, listen: Callable[[], str]) -> Failure:
             self._watcher.on_notice(f"{why.cause} Stopping it.")
-            if shared is not None:
-                shared.group.stop(why.cause, stacks=why.outcome in {"hung", "timed_out"})
+            if group is not None:
+                group.stop(why.cause, stacks=why.outcome in {"hung", "timed_out"})
             if identity(place) != folder:
                 return why
             self._collectives = take_records(child.members(), place)
@@ -381,13 +381,16 @@ class Attempt:
             return self._with_stacks(why)
 
         ending = supervisor.run(tick, before_stop)
-        return self._result(ending, None if shared is None else self._end_elsewhere(shared.group, ending))
+        return self._result(ending, None if group is None else self._end_elsewhere(group, ending))
 
     def _end_elsewhere(self, group: Group, ending: Ending) -> Failure | None:
         """Wait for the other nodes; return why the run failed there, None where it did not or was stopped from here."""
         if ending.exit_code != 0:
             group.stop("The ranks of the first node have ended.")
         return group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
+
+    def _ends_elsewhere(self) -> list[tuple[NodeRecord, str, Ended]]:
+        return [] if self._launch.group is None else self._launch.group.ends()
 
     def _with_stacks(self, why: Failure) -> Failure:
         """Save the stacks of the processes, and return the failure with a hint to them."""
@@ -406,9 +409,9 @@ class Attempt:
     def _with_culprit(self, why: Failure) -> Failure:
         """Return the failure of a run that was stopped, with the rank that kept the others waiting, on whichever node."""
         stacks, collectives = self._stacks, self._collectives
-        if self._launch.shared is not None:
-            elsewhere = self._launch.shared.group.stood()
-            stacks, collectives = stacks + elsewhere[0], collectives + elsewhere[1]
+        for node, _, ended in self._ends_elsewhere():
+            stacks = stacks + [dataclasses.replace(each, node=node.host) for each in ended.stacks]
+            collectives = [*collectives, *ended.collectives]
         found = [culprit(stacks)]
         if why.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
             found.append(missing_ranks(collectives))
@@ -447,10 +450,9 @@ class Attempt:
         alternatives, planned = self._launch.alternatives, self._launch.planned_steps
         steps = self._steps.steps()
         found = classify(ending.exit_code, lines, steps, alternatives=alternatives, oom_killed=killed)
-        parts = [] if self._launch.shared is None else self._launch.shared.group.failed_parts()
         failures = [] if found is None else [(found, lines)]
-        for name, ended in parts:
-            there = classify(ended.exit_code, ended.lines, steps, alternatives=alternatives)
+        for _, name, ended in self._ends_elsewhere():
+            there = classify(ended.exit_code, ended.lines, steps, alternatives=alternatives) if ended.failed else None
             if there is not None:
                 failures.append((dataclasses.replace(there, cause=f"{name}: {there.cause}"), list(ended.lines)))
         if failures:

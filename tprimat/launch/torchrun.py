@@ -9,7 +9,7 @@ from pathlib import Path
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
 
-RENDEZVOUS = Path(__file__).parent.parent / "train" / "rendezvous.py"
+RENDEZVOUS = Path(__file__).with_name("rendezvous.py")
 """torchrun with a store that does not listen on every interface."""
 PORT_OPTION = re.compile(r"--(?:master|rdzv)[-_](?:port|endpoint)")
 

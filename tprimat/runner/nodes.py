@@ -15,22 +15,8 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.hardware.sampler import Telemetry
+from tprimat.launch.agreement import POLL_SECONDS, Ended, Group, Hello, LostError, Member, Order, Part
 from tprimat.launch.collectives import RankRecord, take_records
-from tprimat.launch.group import (
-    POLL_SECONDS,
-    Ended,
-    Goodbye,
-    Group,
-    Hello,
-    Link,
-    LostError,
-    Message,
-    Part,
-    Refused,
-    Stop,
-    join,
-    meet,
-)
 from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor
 from tprimat.launch.stacks import Stack, describe, take_stacks
 from tprimat.launch.torchrun import torchrun
@@ -84,12 +70,8 @@ def hello_of(nodes: Nodes, plan: RunPlan) -> Hello:
 
 
 @contextlib.contextmanager
-def gathered(
-    nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify, watch: Callable[[], None] = lambda: None
-) -> Iterator[Group | None]:
+def gathered(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> Iterator[Group | None]:
     """Wait for the other nodes, and let them go at the end; None on one node.
-
-    `watch` raises a LaunchError when a node cannot come any more.
 
     Raises:
         LaunchError: a node did not come, or does not fit.
@@ -98,7 +80,8 @@ def gathered(
         yield None
         return
     notify(f"node 0 of {nodes.count} waits for the others, for at most {seconds:.0f} s")
-    group = meet(nodes, hello_of(nodes, plan), seconds, lambda found: refuse_unlike(found, plan), watch)
+    group = Group(nodes, hello_of(nodes, plan), seconds)
+    group.meet(lambda records: refuse_unlike(records, plan))
     try:
         notify("nodes: " + ", ".join(node.host for node in group.records))
         yield group
@@ -137,49 +120,54 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     """
     name = f"node {nodes.rank} of {nodes.count}"
     with Interrupts() as interrupts:
+        member = Member(nodes, hello_of(nodes, plan))
         try:
-            link = join(nodes, hello_of(nodes, plan), seconds, lambda: interrupts.count > 0)
-            if link is None:
-                return 128 + (interrupts.first or signal.SIGINT)
-            notify(f"{name} follows {nodes.master_address}")
-            inbox: deque[Message] = deque()
-            follower = Follower(link, inbox, nodes, interrupts, lambda text: notify(f"{name}: {text}"))
-            while not interrupts.count:
-                inbox.extend(link.poll())
-                while inbox:
-                    message = inbox.popleft()
-                    if isinstance(message, Goodbye):
-                        return message.status
-                    if isinstance(message, Refused):
-                        raise LaunchError(message.what, where="the first node", why=message.why, fix=message.fix)
-                    if isinstance(message, Part):
-                        link.send(follower.run(message))
-                time.sleep(POLL_SECONDS)
+            if member.join(seconds, lambda: interrupts.count > 0):
+                notify(f"{name} follows {nodes.master_address}")
+                return Follower(member, nodes, interrupts, lambda text: notify(f"{name}: {text}")).follow()
         except LostError as error:
             notify(f"{name}: the first node was lost: {error}.")
             return LOST
+        finally:
+            member.close()
     return 128 + (interrupts.first or signal.SIGINT)
 
 
 class Follower:
-    """This node's part of each run. What arrives meanwhile goes to the inbox, since a Stop may follow its Part at once."""
+    """This node's part of each run. What arrives meanwhile goes to the inbox, since the order to stop may follow at once."""
 
-    def __init__(self, link: Link, inbox: deque[Message], nodes: Nodes, interrupts: Interrupts, notify: Notify) -> None:
-        self._link = link
-        self._inbox = inbox
+    def __init__(self, member: Member, nodes: Nodes, interrupts: Interrupts, notify: Notify) -> None:
+        self._member = member
+        self._inbox: deque[Order] = deque()
         self._nodes = nodes
         self._interrupts = interrupts
         self._notify = notify
 
-    def run(self, part: Part) -> Ended:
-        """Start the ranks, stop them when the first node says so, and return how they ended."""
-        try:
-            return self._run(part)
-        except UserError as error:
-            self._notify(error.what)
-            return Ended(number=part.number, exit_code=None, error=error.what, hint=error.fix)
+    def follow(self) -> int:
+        """Do what the first node says, until it has no more; return the exit status."""
+        while not self._interrupts.count:
+            self._inbox.extend(self._member.poll())
+            while self._inbox:
+                order = self._inbox.popleft()
+                if order.error is not None:
+                    what, why, fix = order.error
+                    raise LaunchError(what, where="the first node", why=why, fix=fix)
+                if order.leave is not None:
+                    return order.leave
+                if order.start is not None:
+                    self._member.report(order.start.number, self._run(order.start))
+            time.sleep(POLL_SECONDS)
+        return 128 + (self._interrupts.first or signal.SIGINT)
 
     def _run(self, part: Part) -> Ended:
+        """Start the ranks, stop them when the first node says so, and return how they ended."""
+        try:
+            return self._train(part)
+        except UserError as error:
+            self._notify(error.what)
+            return Ended(exit_code=None, failure=Failure(outcome="failed", cause=error.what, hint=error.fix))
+
+    def _train(self, part: Part) -> Ended:
         # One writer per folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.
         plan = dataclasses.replace(part.plan, run_directory=str(Path(part.plan.run_directory) / f"node-{self._nodes.rank}"))
         directory = RunDirectory(Path(plan.run_directory))
@@ -197,17 +185,17 @@ class Follower:
             child = Child(command_on(plan, place), GRACE_SECONDS)
             supervisor = Supervisor(child, output, GRACE_SECONDS, self._interrupts)
 
-            def order() -> Stop | None:
-                return next((message for message in self._inbox if isinstance(message, Stop)), None)
+            def stop() -> Order | None:
+                return next((order for order in self._inbox if order.stop is not None), None)
 
             def tick(now: float) -> Failure | None:
-                self._inbox.extend(self._link.poll())
-                stop = order()
-                return None if stop is None else Failure(outcome="interrupted", cause=stop.cause)
+                self._inbox.extend(self._member.poll())
+                order = stop()
+                return None if order is None else Failure(outcome="interrupted", cause=order.stop or "")
 
             def before_stop(why: Failure, listen: Callable[[], str]) -> Failure:
                 self._notify(f"{why.cause} Stopping it.")
-                if (stop := order()) is not None and stop.stacks:
+                if (order := stop()) is not None and order.stacks:
                     collectives.extend(take_records(child.members(), directory.path))
                     stacks.extend(take_stacks(child.members(), listen))
                     self._save_stacks(directory.path / "stacks.txt", stacks)
@@ -216,11 +204,9 @@ class Follower:
             ending = supervisor.run(tick, before_stop)
         how = "stopped" if ending.stopped else "ended well" if ending.exit_code == 0 else f"ended with status {ending.exit_code}"
         self._notify(f"{plan.run_id} {how} after {time.monotonic() - began:.0f} s; its log is {directory.log_file}")
-        stopped_here = ending.stopped is not None and order() is None
         return Ended(
-            number=part.number,
             exit_code=ending.exit_code,
-            stopped=ending.stopped.cause if stopped_here and ending.stopped else None,
+            failure=ending.stopped if stop() is None else None,
             lines=tail_of(list(output.tail)) if ending.exit_code != 0 else (),
             stacks=tuple(each for each in stacks if each.rank is not None),
             collectives=tuple(collectives),

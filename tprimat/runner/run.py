@@ -14,7 +14,7 @@ from tprimat.core.errors import MetricError, RecordError
 from tprimat.engines.base import engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks
 from tprimat.hardware.slurm import job_name
-from tprimat.launch.group import Group, SharedRun
+from tprimat.launch.agreement import Group
 from tprimat.launch.run import Launch, LaunchResult, run, try_out, with_end
 from tprimat.launch.watchdog import Limits
 from tprimat.plan.build import strategies_with_less_memory
@@ -116,10 +116,10 @@ def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) ->
 def launch_of(session: Session, plan: RunPlan, record: RunRecord, group: Group | None) -> Launch:
     """Return how to start and watch a plan from this machine."""
     benchmarking = session.loaded.config.benchmarking
-    place = Nodes() if group is None else group.place()
+    place = Nodes() if group is None else group.prepare(plan)
     return Launch(
         command=command_on(plan, place),
-        shared=None if group is None else SharedRun(group=group, plan=plan, place=place),
+        group=group,
         directory=RunDirectory(Path(plan.run_directory)),
         record=record,
         limits=Limits(

@@ -20,7 +20,7 @@ from tprimat.engines.base import engine_named, require_worker_modules
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
 from tprimat.hardware.slurm import job_start
-from tprimat.launch.group import Group, LostNodeError
+from tprimat.launch.agreement import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
 from tprimat.logs.failures import Failure

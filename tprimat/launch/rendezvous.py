@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     gc.freeze()
     gc.enable()
     rendezvous_handler_registry.register(BACKEND, create_handler)
-    # With the pid in its name, the launcher finds the folder where torchrun is killed (launch/process_tree.py).
+    # With the pid in its name, the launcher finds the folder where torchrun is killed (process_tree.py).
     with tempfile.TemporaryDirectory(prefix=f"tprimat-torchrun-{os.getpid()}-", ignore_cleanup_errors=True) as logs:
         run.main([f"--rdzv-backend={BACKEND}", f"--log-dir={logs}", *words])
 

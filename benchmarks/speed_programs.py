@@ -21,8 +21,8 @@ from tprimat.hardware.nodes import this_machine
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
 from tprimat.records.environment import processor_name, software_versions, tuning_variables
-from tprimat.records.redaction import masked_command
 from tprimat.records.schema import Machine
+from tprimat.records.sharing import masked_command
 from tprimat.runner.request import RunRequest, words_of
 from tprimat.runner.sweep import changed_since
 

@@ -7,14 +7,17 @@ import re
 import stat
 
 import pytest
-from commands import run_command
+from commands import ROOT, run_command
 from config.a_config import planned, written
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.config.load import parse_setting
 from tprimat.plan.schema import read_plan, write_plan
+from tprimat.records.benchmark_file import write_benchmark_file
+from tprimat.records.store import RunDirectory
 from tprimat.runner.sweep import configuration
 
+RUNS = ROOT / "tests" / "runs" / "h100"
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyz012345"
 ENVIRONMENT = "platform_optimizations.cpu.environment"
 SETTINGS = (f"{ENVIRONMENT}.HF_TOKEN={SECRET}", f"{ENVIRONMENT}.MINE=unknown-value", f"{ENVIRONMENT}.NCCL_DEBUG=INFO")
@@ -51,28 +54,41 @@ def unpacked(page):
     return page + "".join(gzip.decompress(base64.b64decode(one)).decode() for one in re.findall(r"H4sI[\w+/=]+", page))
 
 
-@pytest.mark.parametrize(
-    ("command", "file"), [("report", "p.html"), ("compare", "t.json"), ("compare", "t.csv"), ("export", "t.csv")]
-)
-def test_a_page_and_an_export_hold_nothing_private(command, file, tmp_path):
+def test_a_page_an_export_and_a_benchmark_file_hold_nothing_private(tmp_path):
     folder = tmp_path / "output"
-    words = (
-        "./benchmark.py",
-        "--set",
-        "data=text:/home/alicesmith/book.txt",
-        "--set",
-        f"x.token={SECRET}",
-        "--set",
-        "y=10.20.30.40",
-    )
-    run = a_run("told", strategy="balanced", command=words)
+    settings = (f"--set=x.token={SECRET}", "--set=y=10.20.30.40")
+    words = ("./benchmark.py", "--set", "data=text:/scratch/alicesmith/book.txt", *settings)
+    cause = f"401 for https://me:{SECRET}@hub.example.com, see /scratch/alicesmith/x.log, peer 10.20.30.40"
+    run = a_run("told", strategy="balanced", command=words, outcome="failed", cause=cause)
     write_run(folder, run, steps_of(run, step_times(4.2, 5), 5))
-    place = [folder] if command == "report" else ["--results-dir", folder]
-    target = ["--to", "csv", tmp_path / file] if command == "export" else ["--output", tmp_path / file]
-    done = run_command(command, *target, *place, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    text = unpacked((tmp_path / file).read_text())
-    assert "told" in text
-    for private in (SECRET, "alicesmith", "10.20.30.40", str(tmp_path)):
-        assert private not in text
-    assert command != "report" or "data=text:~/book.txt" in text
+    RunDirectory(folder / "runs" / "told").write_run(run)
+    write_benchmark_file(tmp_path / "b.json", run, (), None)
+    for words in (
+        ("report", folder, "--output", "p.html"),
+        ("export", "--to", "csv", "t.csv", "--results-dir", folder),
+        ("compare", "--results-dir", folder, RUNS, "--output", "c.json"),
+    ):
+        done = run_command(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    for file in ("p.html", "t.csv", "b.json", "c.json"):
+        text = unpacked((tmp_path / file).read_text())
+        assert "told" in text
+        assert SECRET not in text, file
+        for private in () if file == "c.json" else ("alicesmith", "10.20.30.40", str(tmp_path)):
+            assert private not in text, file
+    assert "text:[path]/book.txt" in unpacked((tmp_path / "p.html").read_text())
+
+
+def test_a_job_that_is_only_shown_hides_what_the_submitted_one_holds(tmp_path):
+    for launcher in ("slurm", "kubernetes"):
+        more = (
+            ("--set", "cluster.kubernetes.image=x", "--set", "cluster.kubernetes.volume_claim=y")
+            if launcher == "kubernetes"
+            else ()
+        )
+        done = run_command("benchmark.py", *RUN, *more, "--launcher", launcher, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "environment.MINE=" in done.stdout
+        assert "environment.NCCL_DEBUG=INFO" in done.stdout
+        assert SECRET not in done.stdout
+        assert "unknown-value" not in done.stdout

@@ -2,16 +2,21 @@
 
 import gzip
 import io
+import json
 import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.errors import RecordError
-from tprimat.records.archive import pack, unpacked
-from tprimat.records.discover import load_results
-from tprimat.records.redaction import Redactor
+from tprimat.records.archive import unpacked, write_archive
+from tprimat.records.benchmark_file import write_benchmark_file
+from tprimat.records.discover import load_results, probes_in
+from tprimat.records.store import RunDirectory
+from tprimat.runner.analysis import read_results
+from tprimat.runner.export import packed
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -29,14 +34,34 @@ def an_archive(path, *members):
     return path
 
 
+def pack(target, *folders):
+    """What `tprimat archive` writes, without the report."""
+    measured = read_results(folders, MetricOptions(), {}, to_share=True).measured
+    write_archive(target, packed(measured, probes_in(folders)[0], folders))
+
+
 def test_what_is_packed_is_read_again(tmp_path):
-    target = tmp_path / "both.tar.gz"
-    pack([RUNS / "h100", RUNS / "foreign"], target, Redactor())
-    before, _ = load_results([RUNS / "h100", RUNS / "foreign"])
-    after, problems = load_results([target])
-    assert problems == []
-    assert [(one.run.run_id, one.steps) for one in after] == [(one.run.run_id, one.steps) for one in before]
-    assert all(target in result.path.parents for result in after)
+    target, folders = tmp_path / "both.tar.gz", [RUNS / "h100", RUNS / "foreign"]
+    pack(target, *folders)
+    before, after = (read_results(places, MetricOptions(), {}) for places in (folders, [target]))
+    assert after.problems == []
+    ones, others = ({item.result.run.run_id: item for item in results.measured} for results in (before, after))
+    assert ones.keys() == others.keys()
+    for name, item in ones.items():
+        assert (item.result.steps, item.metrics) == (others[name].result.steps, others[name].metrics)
+        assert item.not_counted == others[name].not_counted
+    assert all(target in item.result.path.parents for item in after.measured)
+
+
+def test_a_file_that_contradicts_itself_is_not_cleared_by_packing(tmp_path):
+    run, steps = RunDirectory(RUNS / "cpu" / "runs" / "cpu-llama-0").read_whole()
+    write_benchmark_file(tmp_path / "benchmark_cpu_llama.json", run, steps, None)
+    document = json.loads((tmp_path / "benchmark_cpu_llama.json").read_text())
+    document["raw_step_times"][3] /= 2
+    (tmp_path / "benchmark_cpu_llama.json").write_text(json.dumps(document))
+    pack(tmp_path / "x.tar.gz", tmp_path)
+    (item,) = read_results([tmp_path / "x.tar.gz"], MetricOptions(), {}).measured
+    assert "raw_step_times are not those of its records" in item.not_counted
 
 
 def test_the_same_files_give_the_same_bytes_whatever_their_times(tmp_path):
@@ -44,27 +69,17 @@ def test_the_same_files_give_the_same_bytes_whatever_their_times(tmp_path):
     shutil.copytree(RUNS / "h100", copy)
     for file in copy.rglob("*"):
         file.touch()
-    pack([RUNS / "h100"], tmp_path / "one.tar.gz", Redactor())
-    pack([copy], tmp_path / "two.tar.gz", Redactor())
+    pack(tmp_path / "one.tar.gz", RUNS / "h100")
+    pack(tmp_path / "two.tar.gz", copy)
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
 
 
 def test_folders_of_one_name_stay_apart(tmp_path):
     for place, run in (("a", "h100-llama-0"), ("b", "h100-llama-1")):
         shutil.copytree(RUNS / "h100" / "runs" / run, tmp_path / place / "output" / "run")
-    names = pack([tmp_path / "a" / "output", tmp_path / "b" / "output"], tmp_path / "x.tar.gz", Redactor()).names
-    assert {name.split("/")[0] for name in names} == {"output", "output-2"}
-    assert len(load_results([tmp_path / "x.tar.gz"])[0]) == 2
-
-
-def test_links_and_strangers_are_not_packed(tmp_path):
-    folder = tmp_path / "output"
-    folder.mkdir()
-    (tmp_path / "private.log").write_text("private")
-    (folder / "linked.log").symlink_to(tmp_path / "private.log")
-    (folder / "weights.bin").write_bytes(b"0" * 100)
-    (folder / "training.log").write_text("step 1\n")
-    assert pack([folder], tmp_path / "x.tar.gz", Redactor()).names == ["output/training.log"]
+    pack(tmp_path / "x.tar.gz", tmp_path / "a" / "output", tmp_path / "b" / "output")
+    paths = [result.path.relative_to(tmp_path) for result in load_results([tmp_path / "x.tar.gz"])[0]]
+    assert sorted(map(str, paths)) == ["x.tar.gz/output-2/run", "x.tar.gz/output/run"]
 
 
 @pytest.mark.parametrize("name", ["../evil/run.json", "/tmp/evil/run.json", "a/../../run.json", "a\\..\\run.json"])
@@ -72,16 +87,29 @@ def test_a_name_that_leads_outside_is_refused(tmp_path, name):
     archive = an_archive(tmp_path / "x.tar.gz", (name, b"{}"))
     results, problems = load_results([archive])
     assert results == []
-    assert "a path outside the archive" in str(problems[0])
+    assert "a path outside the archive: " in str(problems[0])
 
 
-def test_links_in_an_archive_are_passed_over(tmp_path):
-    link = tarfile.TarInfo("run.json")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    hard = tarfile.TarInfo("a/run.json")
-    hard.type, hard.linkname = tarfile.LNKTYPE, "../../etc/passwd"
-    with unpacked(an_archive(tmp_path / "x.tar.gz", link, hard)) as folder:
-        assert list(folder.rglob("*")) == []
+def test_a_link_in_place_of_a_result_is_refused_and_other_files_are_passed_over(tmp_path):
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+        link = tarfile.TarInfo("a/run.json")
+        link.type, link.linkname = kind, "../../etc/passwd"
+        _, (problem,) = load_results([an_archive(tmp_path / "x.tar.gz", link)])
+        assert problem.what.endswith("holds a link in place of a file: a/run.json.")
+        link.name = "a/latest"
+        with unpacked(an_archive(tmp_path / "x.tar.gz", link, ("weights.bin", b"0"))) as folder:
+            assert list(folder.rglob("*")) == []
+
+
+def test_a_damaged_byte_is_named_wherever_it_is(tmp_path):
+    pack(tmp_path / "whole.tar.gz", RUNS / "cpu")
+    whole = (tmp_path / "whole.tar.gz").read_bytes()
+    for place in (*range(12, len(whole), 97), len(whole) - 5):  # the last one in the checksum
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        (tmp_path / "x.tar.gz").write_bytes(damaged)
+        results, problems = load_results([tmp_path / "x.tar.gz"])
+        assert (results, len(problems)) == ([], 1), place
 
 
 def test_an_archive_that_swells_is_refused_before_it_is_written(tmp_path):
@@ -104,7 +132,7 @@ def test_an_archive_that_swells_like_no_result_does_is_refused_early(tmp_path):
 @pytest.mark.parametrize("cut", [0, 10, 700, -200])
 def test_a_damaged_archive_is_named_and_hides_no_other(tmp_path, cut):
     whole = tmp_path / "whole.tar.gz"
-    pack([RUNS / "h100"], whole, Redactor())
+    pack(whole, RUNS / "h100")
     damaged = tmp_path / "damaged.tar.gz"
     damaged.write_bytes(whole.read_bytes()[:cut])
     results, problems = load_results([damaged, RUNS / "cpu"])

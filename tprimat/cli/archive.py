@@ -1,4 +1,4 @@
-"""Pack records, plans, logs and the report into one file for others, with secrets and names of hosts and users masked.
+"""Pack records and the report into one file for others, with what may leave this machine: no logs, secrets, hosts and folders.
 
 tprimat archive output results.tar.gz
 tprimat archive h100 mi300x both.tar.gz
@@ -7,19 +7,15 @@ Other machines read it as it is: ./compare.py --results-dir results.tar.gz
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, report_problems, report_read, results_of
+from tprimat.cli.common import add_counting, read
 from tprimat.core.errors import ConfigError
 
 README = """Results of training runs, packed by TPrimat.
 
 report.html                            opens in any browser, offline
 ./compare.py --results-dir THIS.tar.gz compares them, also with other results
-
-Secrets, addresses, paths and the names of hosts and users were redacted where they were recognised. Not all are: look through the
-logs before making them public.
 """
 
 OTHER_PACKERS = (".zip", ".tar", ".gz", ".7z", ".rar", ".bz2", ".xz", ".zst", ".tbz", ".txz")
@@ -39,24 +35,21 @@ def _archive_name(path: Path) -> Path:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0; 1 where a file was damaged, which the report names, or could not be packed."""
-    from tprimat.records.archive import REPORT, is_archive, pack, spare_folder, with_texts
-    from tprimat.records.redaction import redactor_of_this_machine
+    """Exit status: 0; 1 where a file was damaged, which the report names."""
+    from tprimat.records.archive import is_archive, write_archive
+    from tprimat.records.discover import probes_in
+    from tprimat.report.tables import plural
     from tprimat.runner.analysis import report_page
+    from tprimat.runner.export import packed
 
     if not is_archive(options.output):
         raise ConfigError(
             f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix=str(_archive_name(options.output))
         )
-    with spare_folder() as folder:
-        # The report is made from the packed files, so that it shows nothing that was redacted.
-        packed = folder / "results.tar.gz"
-        done = pack(options.results, packed, redactor_of_this_machine())
-        report_problems(done.problems)
-        results = results_of(options, [packed])
-        problems = [one.with_texts(lambda text: text.replace(str(packed), str(options.output))) for one in results.problems]
-        report_read(replace(results, problems=problems), options.results)
-        page = report_page(results).replace(str(packed), options.output.name)
-        with_texts(packed, options.output, {REPORT: page, "README.txt": README})
-    print(f"{options.output}: {len(done.names)} files and the report, {options.output.stat().st_size / 1e6:.1f} MB")
-    return 1 if results.problems or done.problems else 0
+    results = read(options, options.results, to_share=True)
+    probes, _ = probes_in(options.results)  # what is damaged is among the problems
+    texts = [("README.txt", README), ("report.html", report_page(results))]
+    write_archive(options.output, [*texts, *packed(results.measured, probes, options.results)])
+    size = options.output.stat().st_size / 1e6
+    print(f"{options.output}: {plural(len(results.measured), 'run')} and the report, {size:.1f} MB")
+    return 1 if results.problems else 0

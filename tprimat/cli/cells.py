@@ -45,7 +45,7 @@ def request_of(options: argparse.Namespace, command: str, program: str) -> "RunR
     Raises:
         ConfigError: a value is none of its option.
     """
-    from tprimat.records.redaction import masked_command
+    from tprimat.records.sharing import masked_command
     from tprimat.runner.request import RunRequest, with_settings, with_values
 
     typed = {option.name: getattr(options, option.name) for option in OPTIONS if command in option.commands}

@@ -135,25 +135,22 @@ def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
     )
 
 
-def read(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOptions | None" = None) -> "Results":
+def read(
+    options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOptions | None" = None, *, to_share: bool = False
+) -> "Results":
     """Read the results under some paths as the flags of `add_counting` say, and name on stderr what was skipped.
 
     Raises:
         RecordError: nothing could be read.
         ConfigError: a flag or the configuration is wrong.
     """
-    results = results_of(options, paths, metrics)
-    report_read(results, paths)
-    return results
-
-
-def results_of(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOptions | None" = None) -> "Results":
-    """Return the results under some paths, counted as the flags of `add_counting` say."""
     from tprimat.runner.analysis import configured_prices, read_results
 
     values = counted(options)
     prices = configured_prices(Path(values["prices"]) if "prices" in values else None)
-    return read_results(paths, metrics or metric_options(options), prices, values["probes"])
+    results = read_results(paths, metrics or metric_options(options), prices, values["probes"], to_share=to_share)
+    report_read(results, paths)
+    return results
 
 
 def report_read(results: "Results", paths: Sequence[Path]) -> None:

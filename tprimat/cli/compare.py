@@ -124,14 +124,13 @@ def output_path(options: argparse.Namespace) -> Path:
 
 def write(comparison: "Comparison", path: Path, neighbours: "list[Neighbourhood]", options: argparse.Namespace) -> None:
     """Write the comparison in the format of the file's suffix."""
-    from tprimat.records.redaction import redactor_of_this_machine
     from tprimat.records.store import write_atomically
     from tprimat.report import comparison as tables
 
     writers = {".md": tables.markdown, ".csv": tables.comma_separated, ".json": tables.as_json}
     suffix = path.suffix.lower()
     if suffix in writers:
-        write_atomically(path, redactor_of_this_machine().text(writers[suffix](comparison)))
+        write_atomically(path, writers[suffix](comparison))
         return
     from tprimat.report.plots.comparison import comparison_sheet
     from tprimat.report.plots.sheet import draw_sheet

@@ -25,12 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 where a file of results was damaged, after the others were written."""
     from tprimat.report.tables import plural
-    from tprimat.runner.analysis import without_private
     from tprimat.runner.export import export
 
     folders = results_dirs(options) or [Path("output")]
-    results = read(options, folders)
-    written = export(without_private(results).measured, options.to, options.path, folders)
+    results = read(options, folders, to_share=True)
+    written = export(results.measured, options.to, options.path, folders)
     others = [item.result.run for item in results.measured if item.result.run.run_id not in written]
     left_out = sum(run.outcome == "running" for run in others)
     counts = ((len(others) - left_out, "were there already"), (left_out, "left out, for lack of an end"))

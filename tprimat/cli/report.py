@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.records.store import write_atomically
     from tprimat.runner.analysis import report_page
 
-    results = read(options, options.results)
+    results = read(options, options.results, to_share=True)
     write_atomically(options.output, report_page(results))
     print(options.output)
     return 1 if results.problems else 0

@@ -339,8 +339,9 @@ def _analyse_scaling(sessions: "Sequence[Session]", *, as_json: bool) -> bool:
 def _show_plans(session: "Session", *, as_json: bool) -> int:
     """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.doctor import show_checks
-    from tprimat.records.redaction import Redactor, masked_environment
+    from tprimat.records.environment import masked_environment
     from tprimat.records.schema import recompute_words
+    from tprimat.records.sharing import without_secrets
     from tprimat.records.store import as_document
     from tprimat.runner.dry_run import check_session, command_shown
     from tprimat.runner.run import announcement
@@ -362,7 +363,7 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
             f"Workload: {plan.steps} steps of {batch.global_batch_sequences} x {batch.sequence_tokens} tokens, micro-batch "
             f"{batch.micro_batch_sequences}, {plan.precision}, recompute {recompute}, data {plan.dataset}"
         )
-        words = Redactor().secrets(" ".join([*variables, shlex.join(command.argv)]))
+        words = without_secrets(" ".join([*variables, shlex.join(command.argv)]))
         print(f"Command, on the plan.json that a real run writes first: {words}\n")
     show_checks(checks)
     print("Nothing was started or written.")

@@ -24,7 +24,7 @@ from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import RecordError
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import RefuseUnknownKeys
-from tprimat.records.redaction import masked_environment
+from tprimat.records.environment import masked_environment
 from tprimat.records.schema import MicroBatchSearch, RunPrediction
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
@@ -168,7 +168,7 @@ def write_plan(path: Path, plan: RunPlan) -> None:
     Raises:
         RecordError: the folder cannot be written.
     """
-    written = replace(plan, environment=masked_environment(plan.environment, marked=True))
+    written = replace(plan, environment=masked_environment(plan.environment))
     write_atomically(path, to_json(written, indent=2) + "\n", private=True)
 
 

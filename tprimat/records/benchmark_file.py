@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from tprimat.core.accelerators import SHORT_NAMES, Backend
 from tprimat.core.rows import RefuseUnknownKeys
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
+from tprimat.records.sharing import shareable
 from tprimat.records.store import adapter, as_document, checked, write_atomically
 
 
@@ -190,7 +191,12 @@ def write_benchmark_file(path: Path, run: RunRecord, steps: Sequence[StepRecord]
     Raises:
         RecordError: the folder cannot be written.
     """
-    write_atomically(path, json.dumps(benchmark_document(run, steps, metrics), indent=2, allow_nan=False) + "\n")
+    write_atomically(path, benchmark_text(run, steps, metrics))
+
+
+def benchmark_text(run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> str:
+    """Return the content of the file, which holds what may leave this machine."""
+    return json.dumps(shareable(benchmark_document(run, steps, metrics)), indent=2, allow_nan=False) + "\n"
 
 
 def is_own_document(document: Any) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from tprimat import __version__
-from tprimat.records.redaction import SECRET_NAME, marked_value
 
 PACKAGES = (
     "torch",
@@ -26,19 +26,25 @@ PACKAGES = (
     "torchtune",
 )
 
-TUNING_VARIABLE = re.compile(
+LIBRARY_VARIABLE = re.compile(
     r"(?:NCCL|RCCL|OFI_NCCL|UCX|UCC|FI|CUDA|CUDNN|CUBLAS|CUBLASLT|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCBLAS|ROCR|HSA|GPU|MIOPEN|TORCH"
     r"|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|TRITON|ATEN|ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC)_\w+"
     r"|NVIDIA_TF32_OVERRIDE|LD_PRELOAD|GLIBC_TUNABLES|DISABLE_ADDMM_HIP_LT"
 )
 """Variables of libraries that communicate, multiply, compile or allocate."""
-OTHER_VARIABLE = re.compile(
+NO_TUNING = re.compile(
     r"\w*(?:_|^)(?:VISIBLE|ORDINAL|DEBUG|LOG|LOGS|LOGGING|TRACE|FR|DUMP|HOME|PATH|DIR|DIRECTORY|ROOT|BUILD|COMPONENT|ARCH_LIST|COMM_ID"
     r"|HOSTID)(?:_\w*)?|(?!HSA_OVERRIDE)\w+_VERSION|TORCH_NCCL_ASYNC_ERROR_HANDLING"
 )
 """Among these: which devices there are, where files are, what is printed, versions, and what differs from job to job."""
-PLAIN_VALUE = re.compile(r"[\w.,:;+~^=-]{0,60}", re.ASCII)
-"""A value that is no path, address or text, and is written as it is."""
+SECRET = r"\w*token|\w*secret|(?:api|access|account|private|shared)[_-]?key|password|passwd|passphrase|credentials?|cookie"
+SECRET_NAME = re.compile(rf"(?:[\w.-]*[_.-])?(?:{SECRET}|key|pass|pwd|auth)", re.I)
+"""Names of values that nobody else may see."""
+PLAIN_VALUE = re.compile(r"[\w.,:;+~^=-]{0,60}|\[value [0-9a-f]{8}\]", re.ASCII)
+"""A value that is no path, address or text, or the digest of one: it is written as it is."""
+
+Value = TypeVar("Value", str, str | None)
+"""Of a variable; None: not set."""
 
 
 @cache
@@ -53,14 +59,33 @@ def software_versions() -> dict[str, str]:
     return versions
 
 
-def tuning_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def tuning_variables(environment: Mapping[str, Value] = os.environ) -> dict[str, Value]:
     """Return the environment variables that tune a run, such as NCCL_P2P_DISABLE=1, in alphabetical order.
 
     Without secrets. Of a value that may be a path, a host or a text, only a short digest is kept, which shows that two are equal.
     """
-    names = (name for name in sorted(environment) if TUNING_VARIABLE.fullmatch(name))
-    kept = [name for name in names if not OTHER_VARIABLE.fullmatch(name) and not SECRET_NAME.fullmatch(name)]
-    return {name: value if PLAIN_VALUE.fullmatch(value := environment[name]) else marked_value(name, value) for name in kept}
+    names = [name for name in sorted(environment) if _is_of_a_library(name) and not NO_TUNING.fullmatch(name)]
+    return {name: plain_or_digest(name, environment[name]) for name in names}
+
+
+def masked_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with a digest in place of each value that is not a library's own setting."""
+    return {name: value if _is_of_a_library(name) else digest_of(name, value) for name, value in environment.items()}
+
+
+def _is_of_a_library(name: str) -> bool:
+    return bool(LIBRARY_VARIABLE.fullmatch(name)) and not SECRET_NAME.fullmatch(name)
+
+
+def plain_or_digest(name: str, value: Value) -> Value:
+    """Return a plain value as it is, and the digest of another."""
+    return value if value is None or PLAIN_VALUE.fullmatch(value) else digest_of(name, value)
+
+
+def digest_of(name: str, value: str) -> str:
+    """Return what stands for a value that is not written: eight digits, which show that two are equal."""
+    digest = hashlib.sha256(f"{name}={value}".encode("utf8", "surrogateescape")).hexdigest()[:8]
+    return value if value.startswith("[value ") else f"[value {digest}]"
 
 
 def variables_of_run(added: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.records.schema import SCHEMA_VERSION, Machine, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.sharing import without_secrets
 from tprimat.records.summary import summarised
 
 T = TypeVar("T")
@@ -337,8 +338,9 @@ class RunDirectory:
         return self.path / "training.log"
 
     def write_run(self, run: RunRecord) -> None:
-        """Replace run.json."""
-        write_atomically(self.run_file, to_json(run, indent=2) + "\n")
+        """Replace run.json. Its command was masked when it was read; what a log says is masked here."""
+        written = replace(run, cause=run.cause and without_secrets(run.cause), hint=run.hint and without_secrets(run.hint))
+        write_atomically(self.run_file, to_json(written, indent=2) + "\n")
 
     def read_run(self) -> RunRecord:
         """Read the current record; the outcome of a run under way is running."""

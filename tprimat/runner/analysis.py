@@ -1,6 +1,5 @@
 """Read results and analyse them: what compare, peak, report and scaling have in common."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import check_probes, load_results, probes_in
-from tprimat.records.redaction import redactor_of_this_machine
 from tprimat.records.schema import RunRecord
+from tprimat.records.sharing import shareable, shareable_text
 from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, merged, model_without_baseline, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
@@ -132,17 +131,24 @@ def result_folders() -> list[Path]:
 
 
 def read_results(
-    paths: Sequence[Path], options: MetricOptions, prices: Mapping[str, float], probes: Sequence[Path] = ()
+    paths: Sequence[Path],
+    options: MetricOptions,
+    prices: Mapping[str, float],
+    probes: Sequence[Path] = (),
+    *,
+    to_share: bool = False,
 ) -> Results:
     """Read all runs under some paths (folders, files, archives), and derive their metrics; `prices` are of a GPU hour.
 
-    Probes among the results are used, and those in further places.
+    Probes among the results are used, and those in further places. To share: records hold only what may leave this machine.
 
     Raises:
         RecordError: one of the places for probes holds none.
     """
     results, unreadable = load_results(paths)
     results = [checked_against_plan(result) for result in results]
+    if to_share:
+        results = [replace(one, run=checked(RunRecord, shareable(as_document(one.run)), one.path)) for one in results]
     records, damaged = probes_in([*paths, *check_probes(probes)])
     measured = [measure(result, under_ceiling(options, result.run, records), prices) for result in results]
     return Results(measured=without_copies(measured), problems=[*unreadable, *damaged])
@@ -313,26 +319,12 @@ def conventions(options: MetricOptions) -> str:
     )
 
 
-def without_private(results: Results) -> Results:
-    """Return the results as they may leave this machine: the records of runs and the problems are redacted."""
-    redactor = redactor_of_this_machine()
-    records = [as_document(item.result.run) for item in results.measured]
-    for document in records:
-        redactor.learn(json.dumps(document))
-    measured = [
-        replace(item, result=replace(item.result, run=checked(RunRecord, redactor.document(document), item.result.path)))
-        for item, document in zip(results.measured, records, strict=True)
-    ]
-    return replace(results, measured=measured, problems=[error.with_texts(redactor.text) for error in results.problems])
-
-
 def report_page(results: Results) -> str:
-    """Return the HTML page on some runs, without secrets, private names, addresses and absolute paths."""
-    results = without_private(results)
+    """Return the HTML page on some runs, which were read to be shared."""
     return html_report(
         Report(
             rankings=tuple(compare.rankings(group_runs(results.measured))),
             not_counted=tuple(item for item in results.measured if item.not_counted is not None),
-            problems=tuple(results.problems),
+            problems=tuple(error.with_texts(shareable_text) for error in results.problems),
         )
     )

@@ -1,9 +1,11 @@
-"""Write runs for other tools: tables for notebooks, and the folders of experiment trackers, through their own libraries."""
+"""Write runs for others: archives, tables for notebooks, and folders of W&B, through the libraries of these formats."""
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -12,9 +14,11 @@ from typing import Any
 
 from tprimat.analyze.groups import Measured
 from tprimat.core.errors import ConfigError
-from tprimat.records.redaction import PATH, redactor_of_this_machine
-from tprimat.records.schema import StepRecord
-from tprimat.records.store import cannot_write, write_atomically
+from tprimat.records.benchmark_file import benchmark_text
+from tprimat.records.discover import is_result_file
+from tprimat.records.schema import ProbeRecord, StepRecord
+from tprimat.records.sharing import shareable
+from tprimat.records.store import as_document, cannot_write, to_json, write_atomically
 from tprimat.report.export import KINDS, Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
 
 PROJECT = "tprimat"
@@ -37,34 +41,42 @@ def export(runs: Sequence[Measured], to: str, path: Path, folders: Sequence[Path
         ConfigError: the library is not installed.
         RecordError: the path cannot be written, or holds something else.
     """
-    places = places_of([Path(str(row["path"])) for row in rows_of(runs)], folders)
-    rows = [row | {"path": place} for row, place in zip(rows_of(runs), places, strict=True)]
+    rows = [row | {"path": place} for row, place in zip(rows_of(runs), places_of(runs, folders), strict=True)]
     try:
         return TARGETS[to](runs, rows, path)
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
-def places_of(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
-    """Return paths without private names: from this folder on, from the home on, else from the given folder that holds them.
+def places_of(runs: Sequence[Measured], folders: Sequence[Path]) -> list[str]:
+    """Return the path of each run from the given folder or file on that holds it; a number tells folders of one name apart."""
+    names: dict[Path, str] = {}
+    for folder in (place.parent if place.name == "run.json" else place for place in folders):
+        name = folder.resolve().name.removesuffix(".gz").removesuffix(".tar") or "results"
+        alike = [other for other in names.values() if other == name or other.startswith(f"{name}-")]
+        names.setdefault(folder, f"{name}-{len(alike) + 1}" if alike else name)
+    above = [max((one for one in names if item.result.path.is_relative_to(one)), key=lambda one: len(one.parts)) for item in runs]
+    return [Path(names[one], item.result.path.relative_to(one)).as_posix() for item, one in zip(runs, above, strict=True)]
 
-    Where several given folders have the same name, a number tells them apart.
-    """
-    redactor = redactor_of_this_machine()
-    for path in paths:
-        redactor.learn(str(path))
-    outside = list(dict.fromkeys(folder for folder in folders if redactor.text(str(folder)).startswith(PATH)))
-    found = []
-    for path in paths:
-        shown = redactor.text(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
-        above = [folder for folder in outside if path.is_relative_to(folder)]
-        if shown.startswith(PATH) and above:
-            folder = max(above, key=lambda one: len(one.parts))
-            alike = [one for one in outside if one.name == folder.name]
-            mark = PATH if len(alike) == 1 else f"{PATH[:-1]} {alike.index(folder) + 1}]"
-            shown = redactor.text(str(Path(mark, folder.name, path.relative_to(folder))))
-        found.append(shown)
-    return found
+
+def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the files of an archive of some runs, which were read to be shared: a folder a run, or its benchmark file."""
+    if probes:
+        lines = (json.dumps(shareable(as_document(probe))) for probe in probes)
+        yield "probes.jsonl", "".join(f"{line}\n" for line in lines)
+    for place, item in sorted(zip(places_of(runs, folders), runs, strict=True), key=lambda pair: pair[0]):
+        result, run = item.result, item.result.run
+        if result.path.is_file() or result.path.suffix == ".json":
+            if item.not_counted and run.counts:  # the file contradicts itself, and is written anew from its records
+                run = replace(run, mismatches=(item.not_counted,))
+            folder, _, name = place.rpartition("/")
+            name = name if is_result_file(name) else f"benchmark_{name}.json"
+            yield f"{folder or 'results'}/{name}", benchmark_text(run, result.steps, item.metrics)
+            continue
+        yield f"{place}/run.json", to_json(run, indent=2) + "\n"
+        yield f"{place}/steps.jsonl", "".join(f"{to_json(step)}\n" for step in result.steps)
+        if result.telemetry:
+            yield f"{place}/telemetry.jsonl", "".join(f"{to_json(sample)}\n" for sample in result.telemetry)
 
 
 def _text(form: Callable[[Sequence[Row]], str], _: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:

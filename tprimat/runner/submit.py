@@ -19,6 +19,7 @@ from tprimat.launch.run import GrowingFile
 from tprimat.launch.slurm import FINAL, Job, Task
 from tprimat.records.lock import holder_of
 from tprimat.records.schema import RunRecord
+from tprimat.records.sharing import masked_command
 from tprimat.records.store import write_atomically
 from tprimat.runner.request import RunRequest, words_of
 from tprimat.runner.session import Session, prepare
@@ -137,7 +138,7 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
     request, session = explicit(request, more)
     job = slurm_job(request, session, more)
     path = session.output / "slurm.sh"
-    write_atomically(path, slurm.script(job))
+    write_atomically(path, slurm.script(job), private=True)  # its command may hold what the user gave by --set
 
     def say(text: str) -> None:
         print(text, file=messages, flush=True)
@@ -261,5 +262,8 @@ def shown(request: RunRequest, more: Sequence[str], launcher: str = "slurm") -> 
     """
     request, session = explicit(request, more)
     if launcher == "slurm":
-        return slurm.script(slurm_job(request, session, more))
-    return kubernetes.manifest(workload(request, session, more), session.loaded.config.cluster.kubernetes.kind)
+        job = slurm_job(request, session, more)
+        return slurm.script(dataclasses.replace(job, command=masked_command(job.command)))
+    work = workload(request, session, more)
+    masked = dataclasses.replace(work, command=masked_command(work.command))
+    return kubernetes.manifest(masked, session.loaded.config.cluster.kubernetes.kind)

@@ -26,9 +26,8 @@ from tprimat.launch.run import with_outcome
 from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
-from tprimat.records.environment import changed_variable, variables_of_run
+from tprimat.records.environment import changed_variable, masked_environment, variables_of_run
 from tprimat.records.lock import locked
-from tprimat.records.redaction import masked_environment
 from tprimat.records.schema import Machine, RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.screen import screen_of
@@ -383,7 +382,7 @@ def end_unfinished(files: Iterable[Path], failure_of: Callable[[RunRecord], Fail
 def configuration(plan: RunPlan) -> dict[str, Any]:
     """Return what two plans must share for their runs to be repetitions of each other."""
     fields = dataclasses.asdict(as_asked(plan))
-    fields["environment"] = masked_environment(plan.environment, marked=True)  # as plan.json has it
+    fields["environment"] = masked_environment(plan.environment)  # as plan.json has it
     return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
 
 

@@ -81,11 +81,8 @@ def test_a_page_an_export_and_a_benchmark_file_hold_nothing_private(tmp_path):
 
 def test_a_job_that_is_only_shown_hides_what_the_submitted_one_holds(tmp_path):
     for launcher in ("slurm", "kubernetes"):
-        more = (
-            ("--set", "cluster.kubernetes.image=x", "--set", "cluster.kubernetes.volume_claim=y")
-            if launcher == "kubernetes"
-            else ()
-        )
+        needed = [f"cluster.kubernetes.{one}=x" for one in ("image", "volume_claim") if launcher == "kubernetes"]
+        more = [word for one in needed for word in ("--set", one)]
         done = run_command("benchmark.py", *RUN, *more, "--launcher", launcher, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "environment.MINE=" in done.stdout

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,17 +42,6 @@ def test_the_fastest_layout_by_prediction_is_planned(machine):
     assert plan["prediction"]["step_seconds"] > 0
 
 
-def test_a_batch_smaller_than_the_gpus_takes_a_layout_that_shares_it(machine):
-    words = ("--dry-run", "--json", "--engine", "megatron", "--model", "qwen", "--global-batch-size")
-    done = machine(*words, "1", gpus=8)
-    assert done.returncode == 0, done.stderr
-    (plan,) = json.loads(done.stdout)["plans"]
-    assert plan["batch"]["global_batch_sequences"] == 1
-    none = machine(*words, "7", gpus=5)
-    assert none.returncode == 2
-    assert "(7)" in none.stderr
-
-
 def test_what_contradicts_auto_is_explained(machine):
     for words, said in (
         (("--tp", "2"), "--parallel auto chooses --tp itself."),
@@ -71,16 +59,6 @@ def test_what_contradicts_auto_is_explained(machine):
     assert (here.returncode, "--parallel auto cannot choose here." in here.stderr) == (2, True)
     absent = run_command("benchmark.py", "--parallel", "auto", "--platform", "amd", "--dry-run")
     assert "There is no GPU here to predict for." in absent.stderr
-
-
-def test_both_routings_run_under_the_layout_of_choice(machine):
-    done = machine(
-        "--dry-run", "--json", "--engine", "megatron", "--model", "qwen3_moe", "--set", "routing=natural,balanced", gpus=8
-    )
-    assert done.returncode == 0, done.stderr
-    plans = json.loads(done.stdout)["plans"]
-    assert [plan["routing"] for plan in plans] == ["natural", "balanced"]
-    assert plans[0]["layout"] == plans[1]["layout"]
 
 
 def test_a_job_chooses_where_it_runs(machine):
@@ -159,9 +137,3 @@ def test_layouts_race_against_those_of_their_own_model():
     assert [cell.is_needless(results) for cell in race.cells()] == [False, False, True, True]
     assert len(notices) == 1
     assert notices[0].startswith("qwen: one can no longer win: ")
-
-
-def test_a_note_names_a_model_that_is_not_the_whole_one():
-    runs = [result_of(item).run for item in runs_of("one", 5.0, 0, size="tiny")]
-    short = [replace(run, steps=run.steps[:4], metrics=replace(run.metrics, warnings=("too few steps",))) for run in runs]
-    assert "too few steps: llama tiny one" in combined(short)

@@ -15,7 +15,7 @@ from runs.make_runs import a_run, steps_of, write_run
 
 from tprimat.records.environment import software_versions
 from tprimat.records.schema import Machine, ProbeRecord
-from tprimat.records.store import append_probe, read_probes
+from tprimat.records.store import append_probe
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
@@ -121,13 +121,6 @@ def test_probes_of_another_driver_torch_or_power_limit_are_left_out_and_each_tex
         assert sentence in said, name
 
 
-def test_a_picture_shows_no_share_of_a_product_under_another_driver(results):
-    (results / "probes.jsonl").unlink()
-    append_probe(results / "probes.jsonl", STALE["driver"][0])
-    for name, said in pictures_of(results).items():
-        assert SHARE not in said, name
-
-
 @pytest.mark.parametrize("place", ["a folder above", "its run folder", "another folder", "its file"])
 def test_probes_are_found_where_a_user_leaves_them(results, tmp_path, place):
     named = {"another folder": [tmp_path / "elsewhere"], "its file": [tmp_path / "elsewhere" / "probes.jsonl"]}.get(place, [])
@@ -148,15 +141,6 @@ def test_a_place_without_probes_is_the_users_mistake(results, tmp_path):
         done = command(script, "--results-dir", results, "--set", f"probes={tmp_path}/nowhere", cwd=tmp_path)
         assert done.returncode == 2
         assert "There is no probes.jsonl in" in done.stderr
-
-
-def test_damaged_probes_are_named_and_the_comparison_stands(results):
-    file = results / "probes.jsonl"
-    file.write_text("{broken\n" + file.read_text())
-    done, _ = compare(results)
-    assert "probes.jsonl" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "tokens/s/GPU" in done.stdout
 
 
 @pytest.fixture
@@ -188,20 +172,3 @@ def test_the_summary_of_a_benchmark_shows_the_share(eight_gpus, tmp_path):
     (run,) = json.loads(eight_gpus("--json").stdout)["runs"]
     rate = run["metrics"]["model_flops_per_second_per_gpu"]["value"]
     assert run["metrics"]["share_of_measured_gemm"] == pytest.approx(rate / RATE)
-
-
-@pytest.mark.parametrize("reason", STALE)
-def test_the_summary_of_a_benchmark_says_why_there_is_no_share(eight_gpus, tmp_path, reason):
-    probe, sentence = STALE[reason]
-    here = probe.software if reason == "torch" else {"torch": TORCH}
-    append_probe(tmp_path / "elsewhere" / "probes.jsonl", replace(probe, software=here))
-    done = eight_gpus("--set", f"probes={tmp_path}/elsewhere")
-    assert done.returncode == 0, done.stderr
-    assert "of matmul" not in done.stdout
-    assert sentence.replace("with torch 2.11.0", f"with torch {TORCH}") in done.stdout
-
-
-def test_probes_go_to_the_output_folder_of_the_environment(tmp_path):
-    done = command("benchmark.py", "--probe", "mlp", "--json", cwd=tmp_path, OUTPUT_DIR=str(tmp_path / "mine"))
-    assert done.returncode == 0, done.stderr
-    assert [probe.kind for probe in read_probes(tmp_path / "mine" / "probes.jsonl")] == ["mlp_step"]

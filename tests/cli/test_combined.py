@@ -56,21 +56,6 @@ def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(ends, c
     assert "the gears broke" in out
 
 
-def test_a_workload_that_ran_once_is_not_repeated_in_a_table(ends, capsys):
-    assert start("run", "benchmark.py", ["--platform", "cpu", "--steps", "4"]) == 0
-    out = capsys.readouterr().out
-    assert len(re.findall(r"^(?:llama|qwen) · minimal_communication", out, re.MULTILINE)) == 2
-    assert "configuration " not in out
-    assert out.count("A CPU run shows that a strategy works") == 1
-
-
-def test_a_single_run_needs_no_summing_up(ends, capsys):
-    assert run() == 0
-    out = capsys.readouterr().out
-    assert "mean of" not in out
-    assert "or more make an interval" in out
-
-
 def test_the_document_has_the_mean_and_its_interval(ends, capsys):
     assert run("--runs", "2", "--json") == 0
     document = json.loads(capsys.readouterr().out)

@@ -11,7 +11,6 @@ from commands import ROOT, fake_nvml, run_command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tprimat.cli import main as entry
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.engines.base import Command
 from tprimat.hardware.gpus import users_of, visible_gpus
@@ -168,16 +167,6 @@ def trainer(tmp_path, monkeypatch):
 def sweep(folder, *flags):
     words = ["--model", "llama", "--platform", "cpu", "--gpus", 2, "--steps", 12, "--output-dir", folder / "out"]
     return run_command("benchmark.py", *words, *flags, cwd=folder)
-
-
-def test_the_picture_of_a_sweep_shows_its_own_runs(trainer, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(entry, "start", lambda *words: drawn.append(words[2]) or 0)
-    for grid in (("--sweep", "tp=1,2"), ("--sweep", "pp=1,2")):
-        assert sweep(tmp_path, *grid).returncode == 0
-    names = [{Path(word).name.partition("llama-")[2] for word in words[1:-2]} for words in drawn]
-    assert names == [{"tp1", "tp2"}, {"pp1", "pp2"}]
-    assert all(Path(word).is_dir() for words in drawn for word in words[1:-2])
 
 
 GRID = ("--sweep", "tp=1,2,3", "--sweep", "pp=1,2", "--sweep", "tp*pp<=3")

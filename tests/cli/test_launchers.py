@@ -122,24 +122,6 @@ def test_a_terminal_that_nobody_reads_stops_no_training_and_shows_the_summary_la
     assert sum(b"iteration" in line for line in (folder / "training_llama.log").open("rb")) >= 2000
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_signal_ends_a_run_whose_terminal_nobody_reads(number, status, launcher, terminal, tmp_path):
-    folder = tmp_path / "out"
-    process = hanging(launcher, folder, **on(terminal))
-    process.send_signal(number)
-    assert process.wait(20) == status
-    assert outcomes(folder) == ["interrupted"]
-
-
-def test_the_watchdog_ends_a_hung_run_whose_terminal_nobody_reads(launcher, terminal, tmp_path):
-    folder = tmp_path / "out"
-    limits = ("--set", "benchmarking.hang_minimum_seconds=2", "--set", "benchmarking.hang_factor=0.1")
-    process = benchmark(launcher, *limits, "--output-dir", folder, act="hang", **on(terminal))
-    until(lambda: outcomes(folder) == ["hung"], process)
-    read_all(terminal)
-    assert process.wait(20) == 1
-
-
 @pytest.mark.parametrize("what", ["moved", "deleted", "replaced", "linked to itself"])
 def test_a_run_whose_folder_goes_away_has_not_completed(what, launcher, tmp_path):
     folder = tmp_path / "out"

@@ -62,29 +62,8 @@ def test_it_is_spelled_as_the_user_started(program, start, monkeypatch):
     assert line.startswith(f"next: {start} a 'b c'   write one HTML page")
 
 
-def test_a_script_in_another_folder_is_named_there(monkeypatch):
-    for program, script in (("benchmark.py", "./compare.py"), ("/there/benchmark.py", "/there/compare.py")):
-        monkeypatch.setattr(sys, "argv", [program])
-        assert suggestion("run", options_of("run", []), 0, COMMANDS).startswith(f"next: {script} --results-dir output ")
-
-
 def after(name, words, status=0):
     return suggestion(name, options_of(name, words), status, COMMANDS)
-
-
-def test_the_folder_of_an_extracted_log_is_compared(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tprimat", "extract"])
-    words = ["--model-name", "llama", "--log-file"]
-    assert after("extract", [*words, "logs/train.log"]).startswith("next: tprimat compare --results-dir logs ")
-    assert after("extract", [*words, "-"]).startswith("next: tprimat compare --results-dir . ")
-    assert after("extract", [*words, "logs/train.log", "--output", "out/x.json"]).startswith(
-        "next: tprimat compare --results-dir out "
-    )
-
-
-@pytest.mark.parametrize("words", [["--report"], ["--archive", "x.tar.gz"], ["--probe", "gemm"]])
-def test_nothing_follows_what_failed(words):
-    assert after("run", words, status=2) is None
 
 
 @pytest.mark.parametrize(("words", "more"), [([], "--resume"), (["--sweep", "tp=1,2"], "--resume"), (["--resume"], "")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from runs.make_runs import LAPTOP, a_run, step_times, steps_of, write_run
+from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
 from tprimat.records.schema import TelemetrySample
@@ -65,35 +65,6 @@ def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
     assert "qwen" not in counted.split("All configurations")[1].split("More nodes")[0]
 
 
-def test_where_no_run_counts_the_way_out_is_that_of_the_comparison(tmp_path):
-    failed = ("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-oom")
-    done = analyse(*failed, cwd=tmp_path)
-    assert done.returncode == 1
-    (way_out,) = re.findall("^None: no run counts[.] (.+)$", done.stdout, re.MULTILINE)
-    compared = run_command("compare.py", *failed, cwd=tmp_path).stdout
-    assert f"No run counts, so there is nothing to compare. {way_out}\n" in compared
-
-
-def test_no_table_in_a_pipe_is_wider_than_120_columns_and_none_loses_a_figure(tmp_path):
-    records = ROOT / "benchmarks" / "records" / "h200" / "engine"
-    out = analyse("--results-dir", records, "--show-all", cwd=tmp_path).stdout
-    rules = [line for line in out.splitlines() if line.startswith("---")]
-    assert max(map(len, rules)) <= 120
-    every = out.split("All configurations")[1].split("More nodes")[0]
-    for heading in ("tokens/s/GPU", "utilization", "sequences", "micro", "dtype", "mean step", "peak memory", "runs", "steps"):
-        assert heading in every
-    assert "not shown here" not in out
-    compared = run_command("compare.py", "--results-dir", records, cwd=tmp_path).stdout
-    assert max(len(line) for line in compared.splitlines() if line.startswith("---")) <= 120
-
-
-@pytest.mark.parametrize(("folder", "shown"), [("nemo-cuda-graphs", True), ("engine", False)])
-def test_reserved_memory_is_shown_where_a_run_tells_no_other(folder, shown, tmp_path):
-    done = analyse("--results-dir", ROOT / "benchmarks" / "records" / "h200" / folder, "--show-all", cwd=tmp_path)
-    assert ("reserved memory" in done.stdout) is shown
-    assert ("73.0 GiB" in done.stdout) is shown
-
-
 def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_configuration(tmp_path):
     shutil.copytree(RUNS / "mi300x", tmp_path / "output-00")
     shutil.copytree(RUNS / "h100", tmp_path / "all_outputs" / "01-output")
@@ -106,16 +77,6 @@ def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_
     assert "memory_optimized" in (tmp_path / "peak_throughput_summary.txt").read_text()
 
 
-def test_the_same_as_one_json_document(tmp_path):
-    done = analyse("--results-dir", RUNS / "h100", RUNS / "cpu", "--json", "--nodes", "1,3", cwd=tmp_path)
-    found = json.loads(done.stdout)
-    assert found["overall_peak"]["gpus"] == 8
-    assert [row["nodes"] for row in found["projections"]] == [1, 3]
-    assert {row["counted_as"] for row in found["by_convention"]} >= {"causal, dense peak", "first TPrimat"}
-    assert next(row for row in found["peaks"] if row["model"] == "llama tiny")["utilization"] is None
-    assert any("out_of_memory" in row["because"] for row in found["not_counted"])
-
-
 def test_a_file_whose_stated_rate_contradicts_its_steps_is_said_so_and_repeated_only_on_request(tmp_path):
     document = json.loads((RUNS / "foreign" / "benchmark_rocm_llama.json").read_text())
     document["performance_metrics"] = {"tokens_per_second": 105_000.0, "avg_step_time_seconds": 9.99}
@@ -124,14 +85,6 @@ def test_a_file_whose_stated_rate_contradicts_its_steps_is_said_so_and_repeated_
     assert "this cannot be: the file states 105,000 tokens/s, and its own steps make 26," in honest
     repeated = analyse("--results-dir", tmp_path, "--seed-conventions", cwd=tmp_path).stdout
     assert "throughput          105,000 tokens/s" in repeated
-
-
-def test_cost_and_the_measured_ceiling_are_columns_only_where_there_is_data(tmp_path):
-    shutil.copytree(RUNS / "h100", tmp_path / "output")
-    plain = analyse(cwd=tmp_path).stdout
-    assert "cost/M tokens" not in plain
-    assert "of measured matmul" not in plain
-    assert "cost/M tokens" in analyse("--set", "cost_per_gpu_hour=2.5", cwd=tmp_path).stdout
 
 
 def test_energy_and_configured_prices_become_columns(tmp_path):
@@ -181,21 +134,6 @@ def test_a_cpu_promises_no_day_and_no_more_nodes(tmp_path, monkeypatch, capsys):
         assert promise not in out
 
 
-def test_a_slow_rate_keeps_three_digits_as_in_the_comparison(tmp_path):
-    run = a_run("slow", machine=LAPTOP, data_parallel=2)
-    write_run(tmp_path, run, steps_of(run, step_times(4000.0, 1), 1, gigabytes=None))
-    found = []
-    for program in ("analyze_peak_throughput.py", "compare.py"):
-        done = run_command(program, "--results-dir", tmp_path, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        found.append(re.findall(r"\d\d\.\d \[\d\d\.\d, \d\d\.\d\]", done.stdout)[0])
-    assert found[0] == found[1]
-    rate = found[0].split()[0]
-    done = run_command("visualize_peak_throughput.py", "--results-dir", tmp_path, "--output", "peak.svg", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"<!-- {rate} -->" in (tmp_path / "peak.svg").read_text(), "the picture says what the table says"
-
-
 @pytest.mark.parametrize("runs", [1, 3])
 def test_the_mean_step_time_has_its_interval(tmp_path, runs):
     for number in range(runs):
@@ -213,14 +151,6 @@ def test_the_mean_step_time_has_its_interval(tmp_path, runs):
     assert inverse == pytest.approx([best["step_seconds_low"], best["step_seconds_high"]]), "the interval is that of the rate"
 
 
-def test_warnings_of_repeated_runs_that_differ_in_a_number_are_one_line(tmp_path):
-    done = analyse("--results-dir", ROOT / "benchmarks" / "records" / "h200" / "repeated" / "dp_mbs4", cwd=tmp_path)
-    assert done.stdout.count("clocks were held back in ") == 1
-    assert re.search(
-        r"^clocks were held back in 46 to 72 % of the readings: power cap \(llama on 4 x H200 SXM\)$", done.stdout, re.MULTILINE
-    )
-
-
 def test_unlike_work_of_one_model_is_ranked_by_flops_and_said_not_to_compare(tmp_path):
     """A run that drops tokens makes more tokens/s and fewer FLOP/s."""
     folders = [ROOT / "benchmarks" / "records" / "h200" / "moe" / name for name in ("capacity", "later")]
@@ -230,12 +160,3 @@ def test_unlike_work_of_one_model_is_ranked_by_flops_and_said_not_to_compare(tmp
         "^  not compared  .*1 configuration of this model that did other work [(]expert capacity[)]", out, re.MULTILINE
     )
     assert "throughput          92,311 tokens/s" in out
-
-
-def test_several_models_have_a_best_configuration_each(tmp_path):
-    out = analyse("--results-dir", RUNS / "h100", cwd=tmp_path).stdout
-    assert sorted(re.findall(r"^  best configuration  (\w+) on 8 x H100 SXM", out, re.MULTILINE)) == ["llama", "qwen"]
-    assert "Models do not compare by tokens/s: these are the best of each." in out
-    alone = analyse("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-0", cwd=tmp_path).stdout
-    assert "Models do not compare" not in alone
-    assert "not compared" not in alone

@@ -1,6 +1,5 @@
 """visualize_peak_throughput.py as a user starts it: real processes, real pictures."""
 
-import json
 import os
 import re
 import shutil
@@ -13,13 +12,12 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from report.pictures import axes_titled, covered, outside, titles, words
-from runs.make_runs import H100, LAPTOP, a_run, step_times, steps_of, write_run
+from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.models import model_shape
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import RunDirectory, append_probe
-from tprimat.report.peak import text as summary
 from tprimat.report.plots import peak
 from tprimat.report.plots.sheet import drawn
 from tprimat.runner.analysis import analyse_peaks, read_results
@@ -36,10 +34,6 @@ TITLES = (
     "Utilization, every configuration",
     "Mean step time",
     "Memory against speed",
-)
-CPUS_ALONE = (
-    "written: x.svg (3 of 9 panels; not drawn: compute, compute-per-gpu, machines, utilization: for GPUs only; "
-    "configurations: needs two configurations of the same work; memory: no peak memory is recorded)\n"
 )
 TITLE = re.compile(r"\d+  [A-Z]")
 
@@ -83,53 +77,6 @@ def test_the_default_is_the_png_that_users_know(tmp_path):
     done = draw_as_a_process(cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "peak_throughput_analysis.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_on_a_processor_the_panels_without_data_take_no_place(tmp_path):
-    assert draw("--results-dir", RUNS / "cpu", "--output", "cpu.svg", cwd=tmp_path).returncode == 0
-    words = words_of(tmp_path / "cpu.svg")
-    shown = numbered(TITLES[0], "The same for each process", TITLES[7])
-    assert {word for word in words if TITLE.match(word)} == set(shown)
-    assert any(word.startswith("A CPU run shows that a strategy works, never how fast it is.") for word in words)
-
-
-def test_one_cpu_has_no_panel_of_machines_and_no_gpus(tmp_path):
-    for processes in (1, 2):
-        machine = replace(LAPTOP, gpus_per_node=processes)
-        run = a_run(f"r{processes}", machine=machine, data_parallel=processes)
-        write_run(tmp_path, run, steps_of(run, step_times(4.0 * processes, 1), 1, gigabytes=None))
-    analysis = analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
-    with drawn(peak.peak_sheet(analysis)) as picture:
-        assert titles(picture) == numbered(TITLES[0], "The same for each process", TITLES[7])
-        assert any("(one process)" in text for text in words(picture))
-        assert [text for text in words(picture) if "GPU" in text and "are for GPUs" not in text] == []
-    assert "because they differ: 1 process against 2 processes." in summary(analysis, show_all=True)
-
-
-def test_machines_that_are_not_compared_are_named_below_the_panels(tmp_path):
-    for gpus in (4, 8):
-        run = a_run(f"r{gpus}", machine=replace(H100, gpus_per_node=gpus), data_parallel=gpus)
-        write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus))
-    sheet = peak.peak_sheet(analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions()))
-    assert [panel.present for panel in sheet.panels if panel.key == "machines"] == [False]
-    assert any("H100 SXM: not compared, different: GPU count." in note for note in sheet.notes)
-
-
-def test_on_a_processor_no_text_leaves_the_picture(tmp_path):
-    """Two strategies of one model and one of another, as a first day on a laptop leaves them: panel 5 is narrow."""
-    shutil.copytree(RUNS / "cpu", tmp_path / "one")
-    for path in sorted((tmp_path / "one").rglob("run.json"))[:1]:
-        other = shutil.copytree(path.parent, tmp_path / "two" / "runs" / "other")
-        run = json.loads((other / "run.json").read_text())
-        run |= {"run_id": "other", "strategy": "tp2_pp2"}
-        (other / "run.json").write_text(json.dumps(run))
-        steps = [json.loads(line) for line in (other / "steps.jsonl").read_text().splitlines()]
-        slower = [json.dumps(step | {"step_seconds": 1.1 * step["step_seconds"]}) for step in steps]
-        (other / "steps.jsonl").write_text("\n".join(slower) + "\n")
-    results = read_results([tmp_path / "one", tmp_path / "two"], MetricOptions(), {}, []).measured
-    with drawn(peak.peak_sheet(analyse_peaks(results, MetricOptions()))) as picture:
-        assert any("the axis does not start at 0" in text for text in words(picture))
-        assert outside(picture) == []
 
 
 def test_every_panel_of_a_sweep_keeps_like_with_like_and_names_its_points(tmp_path):
@@ -188,15 +135,6 @@ def test_the_fastest_product_probed_on_the_machine_is_a_line(tmp_path):
     assert "(black: fastest matmul probed, and the share of it)" in words
 
 
-def test_with_what_was_measured_on_h200_no_text_leaves_the_picture_or_covers_another():
-    folders = [ROOT / "benchmarks" / "records" / "h200" / name for name in ("engine", "nemo", "two-gpus/engine")]
-    probes = [ROOT / "benchmarks" / "records" / "h200" / "probes-1gpu"]
-    analysis = analyse_peaks(read_results(folders, MetricOptions(), {}, probes).measured, MetricOptions())
-    with drawn(peak.peak_sheet(analysis)) as picture:
-        assert outside(picture) == []
-        assert covered(picture) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"), [(["--output", "x.gif"], "not a picture"), (["--results-dir", "no"], "There is no file or folder")]
 )
@@ -205,26 +143,6 @@ def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, words):
     done = draw(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
-
-
-def test_names_are_drawn_as_they_are(tmp_path):
-    for number, name in enumerate(("$HOME", "$x^{$", "{0}%s", "日本語 \N{LLAMA}", "a_b^c")):
-        folder = tmp_path / "runs" / str(number)
-        shutil.copytree(RUNS / "cpu" / "runs" / "cpu-llama-0", folder)
-        document = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(document | {"run_id": str(number), "strategy": name, "model": name}))
-    arguments = [sys.executable, str(ROOT / "visualize_peak_throughput.py"), "--results-dir", "runs", "--output", "x.svg"]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, CPUS_ALONE)
-
-
-def test_memory_against_speed_shows_a_run_that_tells_only_what_it_reserved():
-    graphs = ROOT / "benchmarks" / "records" / "h200" / "nemo-cuda-graphs"
-    analysis = analyse_peaks(read_results([graphs], MetricOptions(), {}).measured, MetricOptions())
-    with drawn(peak.peak_sheet(analysis)) as picture:
-        (axes,) = axes_titled(picture, "8  Memory against speed")
-        assert axes.get_xlabel() == "GiB reserved at the peak, worst rank"
-        assert len(axes.lines) == 2
 
 
 def test_the_picture_ranks_only_what_the_comparison_ranks():
@@ -239,12 +157,6 @@ def test_the_picture_ranks_only_what_the_comparison_ranks():
         (box,) = effect.patches
         assert len(effect.texts) == 2
         assert not any(text.get_window_extent().overlaps(box.get_window_extent()) for text in effect.texts)
-
-
-def test_with_two_accelerators_every_bar_names_its_own(tmp_path):
-    draw("--results-dir", RUNS / "published", RUNS / "foreign", "--output", "two.svg", cwd=tmp_path)
-    words = words_of(tmp_path / "two.svg")
-    assert {"H100 SXM, minimal_communication (DP8)", "MI300X, minimal_communication (DP8)"} <= words
 
 
 def test_a_picture_of_many_workloads_has_whole_titles():

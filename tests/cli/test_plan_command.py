@@ -2,12 +2,8 @@
 
 import json
 import math
-import os
-import pty
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 from commands import ROOT, run_command, run_script
@@ -58,35 +54,6 @@ def test_a_plan_that_takes_long_says_what_it_does_apart_from_its_answer(command,
     assert json.loads(slow.stdout) == json.loads(soon.stdout)
 
 
-@pytest.mark.parametrize("words", [("--gpus", "8"), ("--accelerator", "H100 SXM,H200 SXM")])
-def test_a_terminal_shows_what_a_plan_does_until_the_answer(words):
-    slow = "from tprimat.cli import common, main; common.SLOW_SECONDS = 0.0; main.main()"
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-c", slow, "plan", *SMALL, *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=follower, check=True, timeout=60, cwd=ROOT)
-    os.close(follower)
-    said = os.read(leader, 65536).decode()
-    os.close(leader)
-    erase = "\r\x1b[2K"
-    assert said.startswith((f"{erase}predicting all layouts of llama-3.1-8b", f"{erase}1 of 2: llama-3.1-8b"))
-    assert said.endswith(f"...{erase}" if "--gpus" in words else f"2 of 2: llama-3.1-8b on 8 x H200 SXM{erase}")
-    assert b"\x1b" not in done.stdout
-
-
-@pytest.mark.parametrize(("words", "gpus", "nodes"), [(("--gpus", "72"), 72, 18), (("--nodes", "2"), 8, 2), ((), 8, 2)])
-def test_a_node_of_gb200_has_four_gpus(words, gpus, nodes):
-    done = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "GB200", *words)
-    assert done.stdout.startswith(f"llama-3.1-8b on {gpus} GPUs in {nodes} nodes (GB200)"), done.stderr
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_the_parts_of_the_memory_add_up_to_what_the_fastest_needs(precision):
-    shown = run_command("plan", "--model", "llama", "--accelerator", "H100 SXM", "--gpus", "8", "--precision", precision).stdout
-    (whole,) = re.findall(r"([\d.]+) GiB of [\d.]+ GiB a GPU", shown)
-    (parts,) = re.findall(r"^memory +(.*); at its peak", shown, re.MULTILINE)
-    assert sum(map(float, re.findall(r"([\d.]+) GiB", parts))) == pytest.approx(float(whole), rel=0.02)
-
-
 def test_layouts_that_the_prediction_cannot_rank_are_counted_with_the_command_that_measures_them(tmp_path):
     words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8")
     found = json.loads(run_command(*words, "--json").stdout)
@@ -106,15 +73,6 @@ def test_layouts_that_the_prediction_cannot_rank_are_counted_with_the_command_th
     assert command.endswith("--global-batch-size 128 --sequence-length 8192 --precision bf16")
     other = run_command("plan", "--architecture", "olmoe-1b-7b", *words[3:]).stdout
     assert "How far these rates may be off is not known: measure to rank the layouts:\n  ./benchmark.py --model olmoe" in other
-
-
-def test_a_layout_that_fills_the_memory_says_what_to_do_where_it_runs_out():
-    words = ("plan", "--accelerator", "H100 SXM", "--gpus", "8", "--architecture")
-    warning = "% of the memory is left, and its prediction may be 5 % off;\n          if it runs out, recompute more or "
-    assert f"          2 {warning}" in run_command(*words, "llama-3.1-8b").stdout
-    assert "if it runs out" not in run_command(*words, "llama-3.2-1b", "--gpus", "1").stdout
-    page = (ROOT / "docs" / "accuracy.md").read_text()
-    assert re.search(r"99 % of them within 5 %", page)
 
 
 def test_the_document_has_every_layout():
@@ -189,40 +147,6 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     assert (some.returncode, "are enough" in some.stdout) == (0, False)
 
 
-LONG = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--sequence-length", "131072", "--global-batch-size", "8")
-
-
-def test_where_the_engine_fits_nothing_another_that_does_is_named():
-    """NeMo keeps its logits whole, which long sequences make large."""
-    done = run_command("plan", *LONG, "--gpus", "4", "--engine", "nemo")
-    assert done.returncode == 1
-    ((engine, layout),) = re.findall(r"--engine (\S+) fits 4 GPUs: (TP[\w ]+DP\d), ", done.stdout)
-    assert f"fastest   {layout}, " in run_command("plan", *LONG, "--gpus", "4", "--engine", engine).stdout
-    several = run_command("plan", *LONG, "--gpus", "4,8", "--engine", "nemo").stdout
-    assert re.findall(r"--engine (\S+) fits (\d) GPUs: ", several) == [(engine, "4")]
-
-
-def test_the_benchmark_names_the_embedded_engine_where_nemo_fits_nothing(tmp_path):
-    """NeMo counts as installed where its modules are found; a plan imports none."""
-    for name in ("nemo", "nemo_run", "fiddle", "modelopt", "lightning"):
-        (tmp_path / f"{name}.py").touch()
-    words = ("--plan", "H100 SXM", "--model", "llama", "--gpus", "4", "--sequence-length", "131072", "--global-batch-size", "4")
-    environment = {"PYTHONPATH": str(tmp_path)}
-    by_nemo = run_script("benchmark.py", *words, "--engine", "nemo", environment=environment)
-    assert by_nemo.returncode == 1, by_nemo.stderr
-    assert "NeMo with Transformer Engine" in by_nemo.stdout
-    assert "--engine megatron fits 4 GPUs: " in by_nemo.stdout
-
-
-def test_nemo_on_gpus_that_are_not_here_has_transformer_engine():
-    """A plan on a laptop is for a cluster, where NeMo's container has it: fp8 and context parallelism need it."""
-    words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8", "--engine", "nemo", "--json")
-    fp8 = json.loads(run_command(*words, "--precision", "fp8").stdout)
-    assert fp8["question"]["implementation"] == "NeMo with Transformer Engine"
-    assert {1, 2} <= {row["context_parallel"] for row in fp8["fitting"]}
-    assert fp8["refused"] == []
-
-
 @pytest.mark.parametrize(("engine", "accelerator"), [("nemo", "H100 SXM"), ("primus", "MI300X"), ("torchtitan", "H100 SXM")])
 def test_the_benchmark_plans_for_a_cluster_with_an_engine_that_is_not_installed_here(engine, accelerator):
     words = ("--plan", accelerator, "--model", "llama", "--gpus", "8", "--engine", engine, "--precision", "fp8")
@@ -247,15 +171,6 @@ def test_where_no_step_was_measured_on_several_nodes_there_is_no_interval_of_our
     assert json.loads(run_command(*words, "16", "--json").stdout)["rates"]["relative_error"] is None
 
 
-def test_the_command_for_a_model_that_config_yaml_lacks_runs_it():
-    done = run_command("plan", "--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--gpus", "64")
-    program, *words = shlex.split(next(line for line in done.stdout.splitlines() if "./benchmark.py" in line))
-    assert program == "./benchmark.py"
-    tried = run_script("benchmark.py", *words, "--platform", "nvidia", "--gpus", "8", "--nodes", "8", "--dry-run")
-    assert tried.returncode == 0, tried.stderr
-    assert tried.stdout.startswith("llama-3_1-70b (llama-3.1-70b) on nvidia, engine megatron")
-
-
 def test_several_processes_answer_as_one_does(monkeypatch):
     """The JSON has one variant of each layout."""
     models = "llama-3.2-1b,llama-3.1-8b,qwen-2.5-7b,olmoe-1b-7b"
@@ -268,45 +183,6 @@ def test_several_processes_answer_as_one_does(monkeypatch):
     for choice in json.loads(answers[0])["choices"]:
         layouts = [tuple(row[name] for name in DEGREES) for row in choice["fitting"]]
         assert len(layouts) == len(set(layouts)) > 0
-
-
-def test_what_a_switch_forbids_is_said_where_the_layouts_are():
-    words = ("--model", "llama", "--plan", "H100 SXM", "--gpus", "8")
-    graphs = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
-    done = run_script("benchmark.py", *words, "--set", graphs)
-    assert done.returncode == 0, done.stderr
-    (said,) = [line for line in done.stdout.splitlines() if line.startswith("Left out, because the engine refuses them: ")]
-    assert said.count("cuda_graphs is on") == 1
-    for what in ("the layout has pipeline parallelism", "the layout has context parallelism", "recompute is full"):
-        assert what in done.stdout
-    assert "Left out" not in run_script("benchmark.py", *words).stdout
-
-
-def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():
-    done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "1024", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["question"]["implementation"] == "Megatron-Core with Transformer Engine"
-    assert any(row["pipeline_parallel"] == 16 for row in found["fitting"])  # of 126 layers
-
-
-@pytest.mark.parametrize(
-    ("architecture", "implementation"),
-    [("qwen3-30b-a3b", "embedded"), ("deepseek-v3", "Megatron-Core with Transformer Engine")],
-)
-def test_a_mixture_is_planned_for_the_engine_that_cuts_its_layers_into_stages(architecture, implementation):
-    done = run_command("plan", "--architecture", architecture, "--accelerator", "H100 SXM", "--gpus", "16", "--json")
-    assert json.loads(done.stdout)["question"]["implementation"] == implementation
-
-
-def test_all_numbers_of_gpus_are_compared_with_one_engine():
-    """24 GPUs hold this model with Megatron-LM's stages only, the others with the embedded engine's."""
-    words = ("plan", "--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--json", "--gpus")
-    alone, several = (json.loads(run_command(*words, gpus).stdout) for gpus in ("24", "24,32"))
-    assert alone["fitting"]
-    assert alone["question"]["implementation"] == "Megatron-Core with Transformer Engine"
-    assert [one["question"]["implementation"] for one in several["scaling"]] == ["embedded", "embedded"]
-    assert [bool(one["fitting"]) for one in several["scaling"]] == [False, True]
 
 
 def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
@@ -322,16 +198,6 @@ def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
     grown = json.loads(run_command("plan", *words, "--json").stdout)["scaling"]
     assert grown[-1]["fitting"][0]["tokens_per_second_per_gpu"] > rates[-1]
     assert run_command("plan", *words[:4], "--gpus", "8,x").returncode == 2
-
-
-def test_without_a_model_the_answer_is_which_models_fit():
-    done = run_command("plan", "--accelerator", "RTX 4090", "--gpus", "1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("38 models on 1 GPU (RTX 4090), bf16\n")
-    rows = done.stdout.split("\n\n")[1].splitlines()[2:]
-    assert re.match(r"qwen-2.5-0.5b +DP1 +[\d,]+ ", rows[0])
-    assert re.match(r"kimi-k2 +nothing fits", rows[-1])
-    assert "gpt-30m" not in done.stdout
 
 
 def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
@@ -355,54 +221,6 @@ def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
     best = rows[-1]["fitting"][0]["tokens_per_second_per_gpu"]
     assert rows[-1]["gpu_hours_per_billion_tokens"] == pytest.approx(1e9 / best / 3600)
     assert run_command("plan", *words[:4], "--gpus", "8").returncode == 1
-
-
-TIGHT = "† Less than 5 % of the memory is left, and its prediction may be 5 % off; if it runs out, recompute more, "
-
-
-def test_rows_of_several_models_are_marked_where_the_prediction_of_memory_could_be_too_low():
-    words = ("plan", "--architecture", "llama-3.1-8b,llama-3.2-1b", "--accelerator", "H100 SXM", "--gpus", "8")
-    shown = run_command(*words).stdout
-    rows = json.loads(run_command(*words, "--json").stdout)["choices"]
-    tight = {row["model"]: row["fitting"][0]["device_bytes"] > 0.95 * row["question"]["memory_bytes"] for row in rows}
-    assert tight == {"llama-3.1-8b": True, "llama-3.2-1b": False}
-    assert {name: bool(re.search(rf"^{name} +[A-Z\d ]+ † ", shown, re.MULTILINE)) for name in tight} == tight
-    assert shown.count(TIGHT) == 1
-    assert "†" not in run_command(*words, "--accelerator", "MI300X,H200 SXM", "--architecture", "llama-3.2-1b").stdout
-
-
-def test_rows_of_several_numbers_of_gpus_are_marked_alike():
-    words = ("plan", "--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--gpus")
-    shown = run_command(*words, "8,64,512").stdout
-    rows = json.loads(run_command(*words, "8,64,512", "--json").stdout)["scaling"]
-    best = {row["question"]["gpus"]: row["fitting"][0]["device_bytes"] for row in rows if row["fitting"]}
-    tight = {gpus: need > 0.95 * rows[0]["question"]["memory_bytes"] for gpus, need in best.items()}
-    assert tight == {64: True, 512: False}
-    assert {gpus: bool(re.search(rf"^ *{gpus} .* DP\d+ † ", shown, re.MULTILINE)) for gpus in tight} == tight
-    assert shown.count(TIGHT) == 1
-    assert "†" not in run_command(*words, "8,512").stdout
-
-
-def test_what_one_accelerator_cannot_be_asked_leaves_the_others_their_answers():
-    words = ("--model", "llama", "--accelerator", "A100 SXM 80GB,L40S,H100 SXM", "--gpus", "8", "--precision", "fp8")
-    done = run_command("plan", *words)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^A100 SXM 80GB +A100 SXM 80GB does not multiply fp8\.", done.stdout, re.MULTILINE)
-    assert re.search(r"^L40S .* [\d,]+ \* ", done.stdout, re.MULTILINE)  # joined by PCIe, where no step was measured
-    assert re.search(r"^H100 SXM +TP2 DP4 † +[\d,]+  ", done.stdout, re.MULTILINE)
-    drawn = run_command("plan", *words, "--picture", "x.png")
-    assert (drawn.returncode, drawn.stdout) == (2, "")
-    assert "one model, one accelerator and one number of GPUs" in drawn.stderr
-
-
-def test_numbers_of_gpus_say_how_the_batch_grows_and_what_is_recomputed():
-    words = ("plan", "--architecture", "llama-3.1-70b", "--accelerator", "MI300X", "--gpus")
-    shown = {counts: run_command(*words, counts).stdout for counts in ("8,64,512", "64,512", "8,64")}
-    heads = ("128 to 1,024 sequences", "weak scaling, the batch grows with the GPUs", "strong scaling, 128 sequences")
-    for text, head in zip(shown.values(), heads, strict=True):
-        assert text.startswith(f"llama-3.1-70b (MI300X): {head}, 8,192 tokens each")
-    assert re.search(r"^ *8 .* TP8 DP1 +\d+ layers ", shown["8,64"], re.MULTILINE)
-    assert "recompute" not in shown["64,512"]
 
 
 @pytest.mark.parametrize(
@@ -493,30 +311,6 @@ def test_what_fits_fits_the_memory_that_torch_reports(accelerator, reported):
     assert max(row["device_bytes"] for row in found["fitting"]) <= reported * 2**30
 
 
-def test_published_results_are_counted_as_the_prediction_is():
-    """A row of our own first guide divides by the peak with sparsity, and NVIDIA's counts more FLOP a token."""
-    shown = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8,16").stdout
-    rows = re.findall(r" +8 +(bf16|fp8) +(\d+) % +(\d+) %$", shown, re.MULTILINE)
-    assert rows == [("bf16", "60", "53"), ("fp8", "41", "36"), ("bf16", "18", "35")]
-    others = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "512,1024").stdout
-    assert re.search(r"megatron-bridge.* 1,024 +fp8 +– +40 %$", others, re.MULTILINE)  # which prints no MFU
-    assert max(map(len, others.split("Published")[1].splitlines())) <= 120
-
-
-def test_no_flags_are_given_for_an_engine_that_is_only_predicted():
-    words = ("--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "1024")
-    assert not re.findall(r"^ +--", run_command("plan", *words).stdout, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("flags", "what"), [((), "of this machine is not known"), (("H10",), "There is no accelerator 'H10'.")])
-def test_a_mistake_is_explained_by_the_flag_that_the_user_typed(flags, what):
-    done = run_command("benchmark.py", "--plan", *flags)
-    assert done.returncode == 2
-    assert what in done.stderr
-    assert "--plan" in done.stderr
-    assert "--accelerator" not in done.stderr
-
-
 def test_a_mixture_without_evidence_has_no_interval(tmp_path):
     words = ("--architecture", "qwen3-30b-a3b", "--accelerator", "H200 SXM", "--engine", "torchtitan")
     picture = tmp_path / "plan.png"
@@ -531,16 +325,6 @@ def test_a_mixture_without_evidence_has_no_interval(tmp_path):
 
 
 INTERVAL = re.compile(r"\[[\d,]+, [\d,]+\]")
-
-
-def test_gpus_joined_by_pcie_have_no_interval(tmp_path):
-    """The interval is that of H200, whose links a data sheet describes; PCIe's rate is the host's."""
-    words = ("--architecture", "llama-3.2-3b", "--accelerator", "L40S", "--gpus")
-    several = run_command("plan", *words, "8", "--picture", tmp_path / "plan.png").stdout
-    scaling = run_command("plan", *words, "4,8").stdout
-    for shown in (several, scaling):
-        assert "No step was measured on GPUs that PCIe joins" in shown
-        assert not INTERVAL.search(shown)
 
 
 def test_the_interval_is_for_the_accelerators_whose_steps_gave_it():
@@ -599,18 +383,6 @@ def test_every_layout_that_is_listed_is_one_that_the_engine_runs(engine, model, 
         for plan in plans_of(same, document["question"], engine=engine, model=model, precision=precision, recompute=recompute):
             refused = engine_named(engine).refusal(plan, lambda *keys: ".".join(keys))
             assert refused is None, (plan.layout, plan.batch, str(refused))
-
-
-def test_where_the_engine_refuses_every_layout_its_reason_is_said():
-    words = ("--architecture", "llama-3.1-8b", "--accelerator", "H200 SXM")
-    done = run_command(
-        "plan", *words, "--precision", "fp8", "--gpus", "8", "--sequence-length", "1001", "--global-batch-size", "8"
-    )
-    assert done.returncode == 2
-    assert "A micro-batch of 1001 cannot be multiplied in fp8." in done.stderr
-    done = run_command("plan", *words, "--engine", "torchtitan", "--gpus", "16")
-    assert done.returncode == 2
-    assert "torchtitan is measured on one node only." in done.stderr
 
 
 def test_a_command_for_other_machines_names_them():
@@ -685,13 +457,3 @@ def test_fp8_where_the_matrix_units_take_other_types_is_planned_for_primus_alone
     same = run_command("benchmark.py", "--plan", "MI300X", "--gpus", "8", "--precision", "fp8", "--engine", "megatron")
     assert "cannot multiply in fp8 on MI300X" in same.stderr
     assert " --engine megatron --platform amd " in run_command("plan", *words, "--accelerator", "MI355X").stdout
-
-
-def test_a_picture_without_a_layout_that_fits_has_no_panel_of_steps(tmp_path):
-    words = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM")
-    for gpus, panels in (("16", 1), ("32", 2)):
-        picture = tmp_path / f"{gpus}.svg"
-        done = run_command("plan", *words, "--gpus", gpus, "--picture", picture)
-        titles = [name for name in ("Memory of the fullest rank, by part", "One step, by part") if name in picture.read_text()]
-        assert len(titles) == panels
-        assert "Warning" not in done.stderr

@@ -78,27 +78,8 @@ def test_on_a_terminal_the_line_is_renewed_each_second(plan, monkeypatch):
     assert "\n" not in terminal.getvalue()
 
 
-def test_a_framework_that_only_prints_is_quoted(plan, capsys):
-    progress = Progress(replace(plan, engine="primus"), None, quiet=False)
-    progress.on_line("building the datasets")
-    (line,) = lines_after(progress, capsys, 11.0)
-    assert "waits for primus's first step (building the datasets)" in line
-
-
 STEP = StepRecord(step=3, step_seconds=2.65, tokens=131072, loss=6.4, peak_allocated_bytes=110_700_000_000)
 RATES = StepRates(tokens_per_second=49_412.0, model_flops_per_second_per_gpu=576.1e12)
-
-
-def test_a_step_is_one_plain_line_without_a_terminal(plan):
-    line = step_line(replace(plan, steps=10), STEP, RATES)
-    assert line == ("  llama step 3/10 · 2.65 s · 49,412 tokens/s · 576.1 TFLOP/s/GPU · loss 6.400 · 103.1 GiB · 18.6 s left")
-
-
-def test_memory_is_what_was_reserved_where_cuda_graphs_hold_tensors(plan):
-    graphs = replace(plan.nemo, cuda_graph_impl="local")
-    step = replace(STEP, peak_reserved_bytes=120 * 2**30)
-    assert " · 120.0 GiB reserved · " in step_line(replace(plan, engine="nemo", nemo=graphs), step, RATES)
-    assert " · 103.1 GiB · " in step_line(replace(plan, nemo=graphs), step, RATES)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +100,6 @@ def test_the_end_of_a_run_is_one_line_with_its_speed_or_its_cause():
     )
     (failed,), _ = load_results([RUNS / "h100" / "runs" / "h100-qwen-oom"])
     assert outcome_line(failed.run, None).endswith(": out of memory: CUDA out of memory on rank 3")
-
-
-def test_quiet_is_quiet(plan, capsys):
-    assert lines_after(Progress(plan, None, quiet=True), capsys, 11.0, 61.0, 999.0) == []
 
 
 def test_every_stage_that_is_announced_is_understood(capsys):

@@ -10,7 +10,6 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.published import nearest_published
 from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.published import results
-from tprimat.report.comparison import theirs
 from tprimat.runner.analysis import command, read_results, refusal, reproduce
 
 ROOT = Path(__file__).parents[2]
@@ -37,14 +36,6 @@ def test_the_nearest_stand_beside_ours_by_one_yardstick_with_what_differs_and_ho
     assert "--sequence-length 8192 --micro-batch-size 1 --global-batch-size 128 --precision bf16" in done.stdout
 
 
-@pytest.mark.parametrize(("folder", "named"), [("in-turn", True), ("in-turn-nemo", False)])
-def test_optimizer_states_in_bf16_are_a_difference_that_no_source_states(folder, named):
-    records = ROOT / "benchmarks" / "records" / "h100" / folder / "megatron"
-    groups = group_runs(read_results([records], MetricOptions(), {}).measured)
-    for found in nearest_published(groups):
-        assert {"optimizer states" in theirs(one) for one in found.neighbours} == {named}
-
-
 def test_rivals_on_chips_and_models_that_compute_alike_come_first():
     """H100 and H200 have the same peaks, Llama 3 and 3.1 8B the same layers; an accelerator that is not stated is another one."""
     records = ROOT / "benchmarks" / "records" / "h200" / "in-turn-two-gpus" / "megatron" / "dp_s8192_mbs1_fp8"
@@ -52,18 +43,6 @@ def test_rivals_on_chips_and_models_that_compute_alike_come_first():
     nearest = [one.result.name for one in found.neighbours]
     assert nearest == ["dgx-cloud-llama-3.1-8b-fp8", "megatron-bridge-llama-3-8b-fp8", "torchtitan-llama-3.1-8b-h200-float8"]
     assert {"model", "accelerator", "gradients"} <= {one.name for one in found.neighbours[1].differences}
-
-
-def test_a_model_of_fewer_layers_stands_beside_the_whole_one():
-    records = ROOT / "benchmarks" / "records" / "h200" / "moe" / "fp8" / "engine"
-    (found,) = nearest_published(group_runs(read_results([records], MetricOptions(), {}).measured))
-    assert found.ours.run.shape.name == "qwen3-30b-a3b-12-layers"
-    assert found.neighbours[0].result.shape == "qwen3-30b-a3b"
-
-
-def test_a_processor_has_no_published_neighbours(tmp_path):
-    done = compare("--results-dir", RUNS / "cpu", "--published", "--output", "c.md", cwd=tmp_path)
-    assert "No published neighbours" in done.stdout
 
 
 @pytest.mark.parametrize("platform", ["nvidia", "amd"])

@@ -84,18 +84,6 @@ def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what)
     assert "  try   " in done.stderr
 
 
-@pytest.mark.parametrize("layers", ["local", "transformer_engine"])
-def test_experts_in_fp8_are_planned_with_either_layers(layers):
-    option = f"platform_optimizations.nvidia.engine_options.layers={layers}"
-    flags = ("--platform", "nvidia", "--model", "mixtral", "--precision", "fp8", "--set", option)
-    (plan,) = plans_of(call("--dry-run", "--json", *flags))
-    assert (plan["model"], plan["precision"], plan["engine_options"]["layers"]) == ("mixtral", "fp8", layers)
-
-
-def test_the_default_is_the_dense_models():
-    assert {plan["model"] for plan in plans_of(dry())} == {"llama", "qwen"}
-
-
 def test_a_dry_run_checks_what_a_run_would_check(tmp_path):
     done = call("--dry-run", "--platform", "nvidia", "--model", "llama", "--output-dir", tmp_path / "out", cwd=tmp_path)
     checks = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("ok ", "absent ", "problem "))]
@@ -138,12 +126,6 @@ def test_a_dry_run_on_several_nodes_needs_no_address():
     assert "--nnodes=2 --rdzv-endpoint=gpu07:29500 --rdzv-conf=rank=1" in there.stdout
 
 
-def test_a_strategy_of_the_environment_that_is_none_is_put_down_to_the_variable():
-    done = dry(environment={"PARALLEL": "nowhere"})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "There is no strategy 'nowhere'.\n  at    the variable PARALLEL\n  try   one of: maximum_performance, " in done.stderr
-
-
 def test_strategy_and_folder_come_from_the_environment_and_a_flag_wins(tmp_path):
     environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(tmp_path / "from-environment")}
     (plan,) = plans_of(dry("--model", "llama", environment=environment))
@@ -174,12 +156,6 @@ def test_a_cpu_takes_the_tiny_size_and_real_text_by_itself_and_a_gpu_neither():
     (gpu,) = plans_of(call("--dry-run", "--json", "--platform", "nvidia", "--model", "llama"))
     assert (cpu["size"], cpu["dataset"], gpu["size"], gpu["dataset"]) == ("tiny", "text:stdlib", "full", "mock")
     assert (cpu["shape"]["heads"], cpu["shape"]["kv_heads"], cpu["shape"]["layers"]) == (32, 8, 32)
-
-
-def test_repetitions_have_folders_of_their_own():
-    plans = plans_of(dry("--runs", "3"))
-    assert [plan["model"] for plan in plans] == ["llama"] * 3 + ["qwen"] * 3
-    assert len({plan["run_directory"] for plan in plans}) == 6
 
 
 def test_a_users_own_configuration_brings_its_model_and_strategy(tmp_path):
@@ -232,12 +208,6 @@ def test_a_strategy_for_one_model_runs_it_and_says_what_the_other_is_missing(see
     assert (other.returncode, other.stdout) == (2, "")
     assert f"error: {missing}" in other.stderr
     assert "  try   add qwen: {nvidia: {tensor_model_parallel_size: ..., " in other.stderr
-
-
-def test_validating_leaves_out_what_a_strategy_has_no_layout_for(seeds_config):
-    done = call("--config", seeds_config, script="validate_config.py")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "61 of 61 valid, 11 left out"
 
 
 def test_stated_model_sizes_are_checked_against_ours(seeds_config):
@@ -336,15 +306,6 @@ def test_validation_exits_1_when_a_cell_is_not_valid_and_says_why():
     assert 0 < valid < total == 60
 
 
-def test_validation_exits_2_when_the_file_is_wrong(tmp_path):
-    path = tmp_path / "my.yaml"
-    path.write_text((ROOT / "config.yaml").read_text().replace("schedule: cosine", "shedule: cosine"))
-    done = call("--config", path, script="validate_config.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: shedule is not a key of training.optimizer.\n  at    {path}:")
-    assert "\n  try   schedule\n" in done.stderr
-
-
 def commands_of(script):
     docstring = ast.get_docstring(ast.parse((ROOT / script).read_text())) or ""
     return [line for line in docstring.splitlines() if line.startswith(("./", "python3 ", "PARALLEL="))]
@@ -366,17 +327,6 @@ def test_a_command_in_a_scripts_docstring_works(command, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-
-
-def test_a_number_of_nodes_that_a_shell_left_over_is_named():
-    shell = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu1"}
-    done = run_command("benchmark.py", "--model", "llama", "--dry-run", environment=shell)
-    assert done.returncode == 2
-    assert "The run is on 8 nodes by WORLD_SIZE." in done.stderr
-    done = run_command("benchmark.py", "--model", "llama", "--gpus", 1, "--dry-run", environment=shell)
-    assert "8 nodes, by the variable WORLD_SIZE; unset it if it is left over in this shell" in done.stderr
-    done = run_command("benchmark.py", "--model", "llama", "--gpus", 1, "--dry-run", environment={**shell, "LOCAL_RANK": "0"})
-    assert (done.returncode, "DP=1," in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import run_command
-from matplotlib.image import imread
-from runs.make_runs import LAPTOP, a_run, step_times, steps_of, write_run
 
-from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.store import RunDirectory
 from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
-from tprimat.runner.analysis import read_results
-from tprimat.runner.scaling import fit_series, read_scaling_table, scaling_of
+from tprimat.runner.scaling import fit_series, read_scaling_table
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -65,15 +60,6 @@ def test_laws_are_printed_with_their_uncertainty_and_a_warning_where_they_do_not
     assert document[0]["laws"][0]["contention"]["low"] < document[0]["laws"][0]["contention"]["value"]
 
 
-def test_points_that_fall_are_no_case_of_a_law(tmp_path):
-    falling = tmp_path / "falling.csv"
-    rows = [f"{gpus} GPUs across 1 node,{1000 * gpus},{rate}" for gpus, rate in ((1, 1000), (2, 800), (4, 500))]
-    falling.write_text("\n".join(["Configuration,Total Tokens Processed,Overall Throughput (tokens/sec)", *rows]) + "\n")
-    out = scaling("--table", falling, "--output", tmp_path).stdout
-    assert "Amdahl's law does not describe these points: throughput falls as GPUs are added." in out
-    assert "contention 1" not in out
-
-
 def test_runs_of_several_sizes_are_a_series(tmp_path):
     source = RunDirectory(RUNS / "h100" / "runs" / "h100-llama-0")
     for gpus in (2, 4, 8):
@@ -96,37 +82,6 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     point = json.loads(scaling(tmp_path, "--output", tmp_path, "--format", "json").stdout)[0]["points"][-1]
     assert point["efficiency_low"] < point["efficiency"] < point["efficiency_high"] < point["multiplier_low"]
     assert "Weak scaling" in done.stdout
-
-
-def test_processes_of_a_cpu_are_no_finding(tmp_path):
-    for gpus in (1, 2):
-        run = a_run(f"r{gpus}", machine=replace(LAPTOP, gpus_per_node=gpus), data_parallel=gpus, global_batch_sequences=16 * gpus)
-        write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus, gigabytes=None))
-    done = scaling(tmp_path, "--output", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "A CPU run shows that a strategy works, never how fast it is." in done.stdout
-    assert "GPU" not in done.stdout
-    assert "2 processes across 1 node" in done.stdout
-    assert "per process" in done.stdout
-    draw_throughput(scaling_of(read_results([tmp_path], MetricOptions(), {}).measured), tmp_path / "x.svg")
-    words = (tmp_path / "x.svg").read_text()
-    assert "1 to 2 processes; a CPU does not show how training scales" in words
-    assert "GPU" not in words
-    assert "tokens per second and process" in words
-    assert "no interval from so few points" in done.stdout
-    assert "not shown to differ from 0" not in done.stdout, "two points show nothing of contention"
-
-
-def test_a_small_model_has_its_name_of_the_comparison_and_the_headline_has_room(tmp_path):
-    for gpus in (1, 2):
-        machine = replace(LAPTOP, gpus_per_node=gpus)
-        run = a_run(f"r{gpus}", size="tiny", machine=machine, data_parallel=gpus, global_batch_sequences=16 * gpus)
-        write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus, gigabytes=None))
-    assert scaling(tmp_path, "--output", tmp_path).stdout.startswith("llama tiny on Example CPU, ")
-    for name in ("img_throughput.png", "img_multiplier.png"):
-        pixels = imread(tmp_path / name)
-        rows = np.flatnonzero((pixels[:, :, :3] < 0.5).any(axis=(1, 2)))
-        assert rows[0] >= 10, "pixels above the headline"
 
 
 @pytest.mark.parametrize(
@@ -155,44 +110,3 @@ def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):
     assert "No configuration ran on two numbers of GPUs" in done.stderr
     assert "--gpus" in done.stderr
     assert "No configuration ran on two numbers of processes." in scaling(RUNS / "cpu", "--output", tmp_path).stderr
-
-
-def test_an_axis_of_less_than_a_decade_has_several_marks(tmp_path):
-    table = tmp_path / "two.csv"
-    rows = [f"{gpus} GPUs across 1 node,{1000 * gpus},{rate}" for gpus, rate in ((1, 668), (2, 927))]
-    table.write_text("\n".join(["Configuration,Total Tokens Processed,Overall Throughput (tokens/sec)", *rows]) + "\n")
-    draw_throughput(fit_series([read_scaling_table(table)]), tmp_path / "x.svg")
-    words = re.findall(r"<!-- (.*?) -->", (tmp_path / "x.svg").read_text())
-    assert {"700", "1,000"} < set(words), words
-
-
-@pytest.mark.parametrize(
-    ("rates", "untested", "deviating"),
-    [
-        ((668, 927), ["Amdahl"], []),
-        ((1000, 1700, 2500), ["USL"], ["Amdahl"]),
-        ((1000, 1990), ["Amdahl"], []),
-        ((668, 1500), [], ["Amdahl"]),
-    ],
-)
-def test_a_curve_through_every_point_has_no_deviation(tmp_path, rates, untested, deviating):
-    table = tmp_path / "few.csv"
-    rows = [f"{2**place} GPUs across 1 node,{2**place * 1000},{rate}" for place, rate in enumerate(rates)]
-    table.write_text("\n".join(["Configuration,Total Tokens Processed,Overall Throughput (tokens/sec)", *rows]) + "\n")
-    laws = [line for line in scaling("--table", table, "--output", tmp_path).stdout.splitlines() if "contention" in line]
-    assert [law for law in ("Amdahl", "USL") for line in laws if law in line and "do not test the law" in line] == untested
-    assert [law for law in ("Amdahl", "USL") for line in laws if law in line and "rms deviation" in line] == deviating
-
-
-def test_many_configurations_that_are_no_point_are_summed_up_by_reason(tmp_path):
-    records = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
-    folders = [records / name for name in ("engine", "two-gpus", "cuda-graphs", "fp8")]
-    out = run_command("scaling", *folders, "--output", tmp_path, cwd=tmp_path).stdout
-    summaries = [line for line in out.splitlines() if line.startswith("Not points here are ")]
-    assert summaries
-    assert all(line.endswith(". --format json names each.") for line in summaries)
-    assert any(re.search(r"\d+ slower than the point on as many GPUs \(such as \S+ \S+ on \d GPUs\)", line) for line in summaries)
-    document = json.loads(run_command("scaling", *folders, "--format", "json", "--output", tmp_path, cwd=tmp_path).stdout)
-    counted = [int(line.split()[4]) for line in summaries]
-    assert counted == [sum(map(int, re.findall(r"(?:: |, )(\d+) (?=differing|slower|that)", line))) for line in summaries]
-    assert sorted(counted) == sorted(many for one in document if (many := len(one["left_out"])) > 4)

@@ -68,12 +68,6 @@ def test_a_link_to_a_script_starts_its_own_package_whatever_the_folder_holds(bar
     assert (done.returncode, done.stdout[:7]) == (0, "usage: "), done.stdout + done.stderr
 
 
-def test_a_script_finds_its_package_where_python_leaves_its_folder_out(bare_python, checkout, tmp_path):
-    done = start(bare_python, [checkout / "compare.py", "--help"], tmp_path, PYTHONSAFEPATH="1")
-    assert done.stderr.startswith("error: "), done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_the_package_finds_it_too_and_keeps_the_words_of_the_user(bare_python, checkout):
     (checkout / ".venv").symlink_to(sys.prefix)
     done = start(bare_python, ["python3", "-m", "tprimat", "compare", "--results-dir", "no such folder"], checkout)
@@ -88,15 +82,6 @@ def test_without_an_environment_one_line_says_what_to_type(bare_python, checkout
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {bare_python}/python3 lacks ")
     assert line.endswith(f"try: make -C '{checkout}' install")
-
-
-def installed_without(module, folder):
-    """The folder with what is installed here except for a module, for PYTHONPATH."""
-    folder.mkdir()
-    for path in Path(pytest.__file__).parent.parent.iterdir():
-        if path.name != module:
-            (folder / path.name).symlink_to(path)
-    return folder
 
 
 @pytest.mark.parametrize("path", [*READ_BY_AN_OLD_PYTHON, *(name for name in WAYS_IN if name.endswith(".py"))])

@@ -10,11 +10,8 @@ import pytest
 
 from tprimat.cli import sweep
 from tprimat.cli.main import start
-from tprimat.core.errors import UserError
 from tprimat.engines.base import Command
-from tprimat.report.screen import Screen
 from tprimat.runner import run as training
-from tprimat.runner.matrix import MatrixEntry, matrix_table
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
@@ -114,25 +111,6 @@ def test_a_cell_that_cannot_run_here_is_said_and_the_others_run(no_pictures, end
     ]
     assert len(lines) == 10
     assert len(ends["started"]) == 6
-
-
-def test_the_winner_comes_before_the_table_of_cells(no_pictures, ends, capsys):
-    assert run("llama") == 0
-    out = capsys.readouterr().out
-    assert out.index("vs fastest") < out.index("output-00")
-    assert out.count("or more make an interval") == 1
-
-
-def test_on_a_terminal_each_reason_is_said_once_below_the_table():
-    refusals = {name: UserError("world size (4) is not divisible by 8.") for name in ("memory_optimized", "balanced")}
-    refusals["other"] = UserError("a reason of its own")
-    entries = [MatrixEntry(folder="output-00", model="llama", strategy=name, refusal=why) for name, why in refusals.items()]
-    plain, fitted = matrix_table(entries, []), matrix_table(entries, [], Screen(width=80))
-    assert plain.count("world size") == 2
-    assert fitted.splitlines()[-2:] == [
-        "llama memory_optimized, llama balanced: world size (4) is not divisible by 8.",
-        "llama other: a reason of its own",
-    ]
 
 
 def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):

@@ -1,7 +1,5 @@
 """Reading a configuration: variables, settings, the tiny workload, and what a user may add."""
 
-from pathlib import Path
-
 import pytest
 from a_config import TEXT, planned, written
 
@@ -22,21 +20,6 @@ def test_the_configuration_of_the_project_has_five_strategies_for_each_model_on_
     for strategy in config.parallelism.values():
         assert set(strategy) == set(config.models) == {*MODELS, "qwen3_moe", "mixtral"}
         assert all(set(platforms) == {"amd", "cpu", "nvidia"} for platforms in strategy.values())
-
-
-SEEDS_NUMBERS = {  # strategy -> (llama nvidia, llama amd, qwen nvidia, qwen amd), as TP, PP
-    "maximum_performance": ((4, 1), (1, 1), (4, 2), (1, 1)),
-    "truly_identical": ((4, 1), (4, 1), (4, 2), (4, 2)),
-    "memory_optimized": ((4, 2), (4, 2), (4, 2), (4, 2)),
-    "minimal_communication": ((1, 1), (1, 1), (1, 1), (1, 1)),
-    "balanced": ((2, 1), (2, 1), (2, 2), (2, 2)),
-}
-
-
-@pytest.mark.parametrize("strategy", SEEDS_NUMBERS)
-def test_the_strategies_are_split_as_documented(strategy):
-    layouts = [load_config().parallelism[strategy][model][platform] for model in MODELS for platform in ("nvidia", "amd")]
-    assert tuple((at.tensor_model_parallel_size, at.pipeline_model_parallel_size) for at in layouts) == SEEDS_NUMBERS[strategy]
 
 
 @pytest.mark.parametrize(
@@ -100,30 +83,11 @@ def test_a_merge_key_takes_over_keys_with_their_lines(layout, sizes, lines, tmp_
     assert loaded.config.parallelism["split"]["mine"]["amd"].micro_batch_size == 1
 
 
-def test_setting_a_merged_key_leaves_its_anchor_alone(tmp_path):
-    text = DEFAULT_FILE.read_text().replace("cpu: *tp4\n", "cpu: {<<: *tp4, micro_batch_size: 2}\n", 1)
-    setting = parse_setting("parallelism.maximum_performance.llama.cpu.tensor_model_parallel_size=2")
-    layouts = read_config(written(tmp_path, text), settings=[setting]).config.parallelism["maximum_performance"]["llama"]
-    assert (layouts["cpu"].tensor_model_parallel_size, layouts["cpu"].micro_batch_size) == (2, 2)
-    assert (layouts["nvidia"].tensor_model_parallel_size, layouts["nvidia"].micro_batch_size) == (4, None)
-
-
-def test_a_number_without_a_dot_before_its_exponent_is_a_number(tmp_path):
-    loaded = read_config(written(tmp_path), settings=[parse_setting("training.optimizer.learning_rate=1e-4")])
-    assert loaded.config.training.optimizer.learning_rate == 1e-4
-
-
 def test_the_tiny_workload_lies_over_the_real_one_and_keeps_the_rest(tmp_path):
     full, tiny = (read_config(written(tmp_path), size=size).config.training for size in ("full", "tiny"))
     assert (full.data.sequence_length, tiny.data.sequence_length) == (64, 32)
     assert full.data.global_batch_size == tiny.data.global_batch_size == 8
     assert full.optimizer == tiny.optimizer
-
-
-def test_a_key_of_the_tiny_workload_keeps_its_line(tmp_path):
-    path = written(tmp_path)
-    assert read_config(path, size="tiny").where("training", "data", "sequence_length").startswith(f"{path}:11 ")
-    assert read_config(path).where("training", "data", "sequence_length").startswith(f"{path}:10 ")
 
 
 def test_the_tiny_workload_can_be_set_too(tmp_path):
@@ -154,11 +118,3 @@ def test_a_strategy_and_a_model_that_a_user_adds_work_without_touching_code(tmp_
     plan = planned(written(tmp_path, text), model="small", strategy="my_own", platform="nvidia")
     assert (plan.layout.tensor, plan.layout.pipeline, plan.layout.data) == (1, 4, 2)
     assert plan.shape.name == "llama-3-8b"
-
-
-def test_a_relative_path_of_text_is_that_of_the_user(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings = [parse_setting("training.data.dataset=text:book.txt"), parse_setting("training.data.tokenizer=~/t.json")]
-    plan = planned(written(tmp_path), settings=settings)
-    assert plan.dataset == f"text:{tmp_path}/book.txt"
-    assert plan.tokenizer == str(Path.home() / "t.json")

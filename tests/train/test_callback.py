@@ -1,129 +1,438 @@
-"""BenchmarkCallback on Trainers that are not ours, under both names of Lightning."""
+"""BenchmarkCallback on users' own Trainers: accumulate, validate, resume, return anything, run out of disk, be killed."""
 
+import csv
 import importlib
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as lightning
 import torch
+from commands import run_command
 from planning import LIGHTLY
 
-from tprimat.core.errors import RecordError
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
+from tprimat.train.callback import AnyTrainer
 from utils import BenchmarkCallback
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("pytorch_lightning", "lightning.pytorch")
+VALIDATION, SLOW_VALIDATION = 0.5, 4.0
+"""Seconds. On a busy machine a step of two ranks has taken 2.3."""
+LATE = 100.0
+"""Seconds between the record's start and training."""
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
-def plain_module(lightning, *, loss_factor=1.0):
-    class Regression(lightning.LightningModule):
-        def __init__(self):
+def line_of(package):
+    class Line(package.LightningModule):
+        """Returns from each training step what `outputs(loss, index)` makes of it."""
+
+        def __init__(self, outputs=lambda loss, index: loss):
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)
+            self.outputs = outputs
 
         def training_step(self, batch, index):
-            del index
-            loss = self.layer(batch).pow(2).mean() * loss_factor
-            return {"loss": loss, "grad_norm": 3.5}
+            return self.outputs(self.layer(batch).square().mean(), index)
+
+        def validation_step(self, batch, index):
+            time.sleep(VALIDATION)
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.125)
+            return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    return Regression()
-
-
-def fit(lightning, callback, *, batches=6, loss_factor=1.0, **options):
-    torch.manual_seed(0)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-    data = torch.utils.data.DataLoader(torch.randn(batches * 2, 4), batch_size=2)
-    trainer.fit(plain_module(lightning, loss_factor=loss_factor), data)
+    return Line
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_any_trainer_is_measured_under_both_names(tmp_path, name):
-    fit(importlib.import_module(name), BenchmarkCallback(tmp_path, tokens_per_step=64))
-    steps = RunDirectory(tmp_path).read_steps()
-    assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
-    assert {step.tokens for step in steps} == {64}
-    assert {step.learning_rate for step in steps} == {0.125}
-    assert {step.grad_norm for step in steps} == {3.5}
-    assert all(step.step_seconds > 0 and step.finite and step.loss is not None for step in steps)
-    assert all(1e7 < step.peak_allocated_bytes < 1e12 for step in steps)  # on a CPU, what the process holds in memory
-    assert {step.peak_reserved_bytes for step in steps} == {None}
+Line = line_of(lightning)
 
 
-def test_the_folder_of_any_trainer_can_be_read_by_the_tools(tmp_path, monkeypatch):
+def rows(batches, loader=torch.utils.data.DataLoader):
+    return loader(torch.ones(batches * 2, 4), batch_size=2)
+
+
+def train(
+    callback, outputs=lambda loss, index: loss, *, batches=6, validation=None, ckpt_path=None, package=lightning, **options
+):
+    trainer = package.Trainer(accelerator="cpu", callbacks=[callback], **{"max_epochs": 1, **QUIET, **options})
+    trainer.fit(line_of(package)(outputs), rows(batches), validation, ckpt_path=ckpt_path)
+    return trainer
+
+
+def only_result(folder):
+    results, problems = load_results([folder])
+    assert not problems
+    return results[0]
+
+
+def counts(folder):
+    """Whether the analyses count the run."""
+    done = run_command("export", "--results-dir", folder, "--to", "csv", folder / "runs.csv")
+    assert done.returncode == 0, done.stderr
+    with (folder / "runs.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    return row["counted"] == "True"
+
+
+@pytest.mark.parametrize("name", ["pytorch_lightning", "lightning.pytorch"])
+def test_any_trainer_is_measured_under_both_names_and_the_tools_read_its_folder(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    fit(importlib.import_module(NAMES[0]), BenchmarkCallback(tmp_path / "mine", tokens_per_step=64))
-    (result,) = load_results([tmp_path / "mine"])[0]
+    callback = BenchmarkCallback(tmp_path / "mine", tokens_per_step=64)
+    train(callback, lambda loss, index: {"loss": loss, "grad_norm": 3.5}, package=importlib.import_module(name))
+    result = only_result(tmp_path / "mine")
+    assert [step.step for step in result.steps] == [1, 2, 3, 4, 5, 6]
+    assert {(step.tokens, step.learning_rate, step.grad_norm) for step in result.steps} == {(64, 0.01, 3.5)}
+    assert all(step.step_seconds > 0 and step.finite and step.loss is not None for step in result.steps)
+    assert all(1e7 < step.peak_allocated_bytes < 1e12 for step in result.steps)  # what the process holds in memory
+    assert {step.peak_reserved_bytes for step in result.steps} == {None}
+    ends = [step.ended_at_seconds for step in result.steps]
+    assert ends[0] > 0
+    assert ends == sorted(ends)
     assert result.run.environment["NCCL_P2P_DISABLE"] == "1"
     (node,) = result.run.nodes
     assert (node.processor, node.cores) == (result.run.machine.accelerator, len(os.sched_getaffinity(0)))
-    assert (result.run.run_id, result.run.model, result.run.outcome) == ("mine", "Regression", "completed")
-    assert len(result.steps) == 6
+    assert (result.run.run_id, result.run.model, result.run.outcome) == ("mine", "Line", "completed")
 
 
-def test_a_second_run_does_not_mix_with_the_first(tmp_path):
-    lightning = importlib.import_module(NAMES[0])
-    fit(lightning, BenchmarkCallback(tmp_path), batches=2)
-    with pytest.raises(RecordError, match="already holds the steps of a run"):
-        fit(lightning, BenchmarkCallback(tmp_path), batches=2)
-    assert len(RunDirectory(tmp_path).read_steps()) == 2
-
-
-def test_micro_batches_count_as_one_step(tmp_path):
-    fit(importlib.import_module(NAMES[0]), BenchmarkCallback(tmp_path), accumulate_grad_batches=3)
-    assert [step.step for step in RunDirectory(tmp_path).read_steps()] == [1, 2]
-
-
-def test_a_loss_that_is_not_a_number_is_a_finding(tmp_path):
-    fit(importlib.import_module(NAMES[0]), BenchmarkCallback(tmp_path), batches=2, loss_factor=float("nan"))
+def test_each_step_says_when_it_ended_since_the_run_was_started(tmp_path):
+    started_at = (datetime.now(timezone.utc) - timedelta(seconds=LATE)).isoformat(timespec="milliseconds")
+    described = AnyTrainer("r").describe
+    began = time.time()
+    train(
+        BenchmarkCallback(tmp_path, describe=lambda trainer, module: replace(described(trainer, module), started_at=started_at))
+    )
     steps = RunDirectory(tmp_path).read_steps()
-    assert [(step.loss, step.finite) for step in steps] == [(None, False), (None, False)]
-
-
-def test_tokens_that_nobody_tells_are_absent(tmp_path):
-    fit(importlib.import_module(NAMES[0]), BenchmarkCallback(tmp_path), batches=2)
-    assert {step.tokens for step in RunDirectory(tmp_path).read_steps()} == {None}
+    ends = [step.ended_at_seconds for step in steps]
+    assert LATE < ends[0] < ends[-1] < LATE + time.time() - began + 0.01
+    assert [end - before for before, end in pairwise(ends)] == pytest.approx([step.step_seconds for step in steps[1:]])
 
 
 KILLED = """
-import os, signal, torch, pytorch_lightning as lightning
-from utils import BenchmarkCallback
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        if index == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.layer(batch).sum()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-options = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
-lightning.Trainer(accelerator="cpu", max_epochs=1, callbacks=[BenchmarkCallback("FOLDER")], **options).fit(
-    Module(), torch.utils.data.DataLoader(torch.randn(8, 4))
-)
+import os, signal, sys
+sys.path[:0] = ["tests", "tests/train"]
+from test_callback import BenchmarkCallback, train
+def outputs(loss, index):
+    if index == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss
+train(BenchmarkCallback("FOLDER"), outputs, batches=8)
 """
 
 
 def test_a_kill_loses_the_running_step_and_no_other(tmp_path):
     code = LIGHTLY + KILLED.replace("FOLDER", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False
-    )
-    assert done.returncode == -9
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr
     assert [step.step for step in RunDirectory(tmp_path).read_steps()] == [1, 2, 3, 4, 5]
+
+
+def test_a_step_has_the_mean_loss_and_all_tokens_of_its_batches(tmp_path):
+    def outputs(loss, index):
+        return {"loss": 0 * loss + index, "tokens": 10}
+
+    train(BenchmarkCallback(tmp_path / "told"), outputs, batches=5, accumulate_grad_batches=2)
+    steps = RunDirectory(tmp_path / "told").read_steps()
+    assert [(step.loss, step.tokens) for step in steps] == [(0.5, 20), (2.5, 20), (4.0, 10)]
+    stated = BenchmarkCallback(tmp_path / "stated", tokens_per_step=64)
+    train(stated, batches=5, accumulate_grad_batches=2, max_epochs=2)
+    assert [step.tokens for step in RunDirectory(tmp_path / "stated").read_steps()] == [64, 64, 32] * 2
+
+
+def test_the_record_tells_the_tokens_of_a_step(tmp_path):
+    cases = [
+        (64, None, "64 tokens a step,"),
+        (64, lambda index: 10, "10 tokens a step,"),
+        (None, lambda index: 10, "10 tokens a step,"),
+        (64, lambda index: 10 + index, "tokens a step not recorded,"),
+        (None, None, None),
+    ]
+    for number, (stated, returned, work) in enumerate(cases):
+        folder = tmp_path / str(number)
+        outputs = (lambda loss, index, told=returned: {"loss": loss, "tokens": told(index)}) if returned else None
+        train(BenchmarkCallback(folder, tokens_per_step=stated), *filter(None, [outputs]), batches=4)
+        done = run_command("analyze_peak_throughput.py", "--results-dir", folder, cwd=tmp_path)
+        found = re.search(r"^ +work +(.*)$", done.stdout, re.MULTILINE)
+        assert (found and found[1].startswith(work)) if work else found is None, done.stdout + done.stderr
+    for tokens in ("64", 64.5, -3, 0):
+        with pytest.raises(ConfigError, match="tokens_per_step is"):
+            BenchmarkCallback(tmp_path, tokens_per_step=tokens)
+
+
+class SlowToStart(torch.utils.data.DataLoader):
+    def __iter__(self):
+        time.sleep(VALIDATION)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_validation_and_the_start_of_its_loader_are_no_part_of_a_step(tmp_path, accumulated):
+    options = {"val_check_interval": 3, "num_sanity_val_steps": 0, "accumulate_grad_batches": accumulated}
+    train(BenchmarkCallback(tmp_path), validation=rows(1, SlowToStart), max_epochs=2, **options)
+    steps = RunDirectory(tmp_path).read_steps()
+    assert max(step.step_seconds for step in steps[1:]) < VALIDATION  # the first step also starts torch
+    assert len(steps) == 12 // accumulated
+    assert counts(tmp_path)
+
+
+ENDS = [
+    (ValueError("no such row\nin the table"), "failed", "ValueError: no such row"),
+    (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+    (torch.OutOfMemoryError("no room"), "out_of_memory", "OutOfMemoryError: no room"),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome", "cause"), ENDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_run_that_ends_early_says_how(tmp_path, error, outcome, cause):
+    def outputs(loss, index):
+        if index == 3:
+            raise error
+        return loss
+
+    with pytest.raises((type(error), SystemExit)):
+        train(BenchmarkCallback(tmp_path), outputs)
+    run, steps = RunDirectory(tmp_path).read_whole()
+    assert (run.outcome, run.cause, len(steps)) == (outcome, cause, 3)
+    assert run.ended_at is not None
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise RuntimeError("cannot be read")
+
+
+def test_what_fails_after_training_is_not_the_runs_failure(tmp_path):
+    callback = BenchmarkCallback(tmp_path)
+    trainer = train(callback, batches=2)
+    with pytest.raises(RuntimeError):
+        trainer.validate(Line(), torch.utils.data.DataLoader(Broken()))
+    with pytest.raises(RecordError, match="already holds the steps of a run"):
+        train(BenchmarkCallback(tmp_path), batches=2)
+    run, steps = RunDirectory(tmp_path).read_whole()
+    assert (run.outcome, len(steps)) == ("completed", 2)
+
+
+def test_a_run_resumed_from_a_checkpoint_has_each_step_once(tmp_path):
+    folder, checkpoint = tmp_path / "run", tmp_path / "at-2.ckpt"
+    train(BenchmarkCallback(tmp_path / "other"), max_steps=2, max_epochs=-1).save_checkpoint(checkpoint)
+    train(BenchmarkCallback(folder), max_steps=4, max_epochs=-1)
+    started_at = RunDirectory(folder).read_run().started_at
+    train(BenchmarkCallback(folder), max_steps=6, max_epochs=-1, ckpt_path=checkpoint)
+    run, steps = RunDirectory(folder).read_whole()
+    assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert (run.started_at, run.outcome) == (started_at, "completed")
+    assert len((folder / "steps-replaced.jsonl").read_text().splitlines()) == 4
+    assert counts(folder)
+
+
+STRANGE = {"tokens": torch.ones(2, 4), "grad_norm": "large", "dropped": 17, "learning_rate": [0.1], "rank_load": float("inf")}
+
+
+def test_outputs_that_are_no_numbers_break_neither_training_nor_the_file(tmp_path):
+    train(BenchmarkCallback(tmp_path / "a", tokens_per_step=64), lambda loss, index: {"loss": loss, **STRANGE}, batches=2)
+    (step, _) = only_result(tmp_path / "a").steps
+    assert [getattr(step, name) for name in STRANGE] == [64, None, None, 0.01, None]
+    train(BenchmarkCallback(tmp_path / "b"), lambda loss, index: loss * float("nan"), batches=2)
+    steps = only_result(tmp_path / "b").steps
+    assert [(step.loss, step.finite, step.tokens) for step in steps] == [(None, False, None)] * 2
+
+
+def test_a_module_without_an_optimizer_trains(tmp_path):
+    class Fixed(Line):
+        def configure_optimizers(self):
+            return None
+
+    lightning.Trainer(accelerator="cpu", callbacks=[BenchmarkCallback(tmp_path)], max_epochs=1, **QUIET).fit(Fixed(), rows(2))
+    assert RunDirectory(tmp_path).read_run().outcome == "completed"
+
+
+def test_training_goes_on_when_steps_can_no_longer_be_written(tmp_path):
+    folder = tmp_path / "run"
+
+    def outputs(loss, index):
+        if index == 3:
+            shutil.rmtree(folder)
+        return loss
+
+    with pytest.warns(UserWarning, match="Training goes on") as warned:
+        trainer = train(BenchmarkCallback(folder), outputs)
+    assert trainer.global_step == 6
+    assert sum("Training goes on" in str(warning.message) for warning in warned) == 1
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="part of this path is a file"):
+        train(BenchmarkCallback(tmp_path / "file" / "run"))
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", "fp32"), ("bf16-mixed", "bf16")])
+def test_the_trainers_precision_is_the_dtype(tmp_path, precision, dtype):
+    train(BenchmarkCallback(tmp_path), batches=2, precision=precision)
+    assert only_result(tmp_path).run.matmul_dtype == dtype
+
+
+NEW_SETTING = """
+import torch
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.cuda.is_available = lambda: True
+from tprimat.train.callback import requested_dtype
+print(requested_dtype("32-true"))
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has the setting since 2.9")
+def test_tf32_is_read_where_the_newer_setting_chose_it():
+    done = subprocess.run([sys.executable, "-c", LIGHTLY + NEW_SETTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "tf32\n", done.stderr
+
+
+class Manual(Line):
+    """Steps its optimizer itself, returns no loss, and logs what a test gives it."""
+
+    automatic_optimization = False
+
+    def __init__(self, log):
+        super().__init__()
+        self.log_step = log
+
+    def training_step(self, batch, index):
+        self.manual_backward(self.layer(batch).square().mean())
+        self.optimizers().step()
+        self.log_step(self, index)
+
+    def validation_step(self, batch, index):
+        self.log("loss", 99.0)
+
+
+def fit_manual(callbacks, log, **options):
+    lightning.Trainer(accelerator="cpu", callbacks=callbacks, **QUIET, **options).fit(Manual(log), rows(3), rows(1))
+
+
+def test_a_step_has_only_what_the_module_logged_in_it(tmp_path):
+    def log(module, index):
+        module.log("train_loss", float(index), on_step=False, on_epoch=True)
+        if index == 1:
+            module.log("grad_norm", 7.0)
+
+    fit_manual([BenchmarkCallback(tmp_path)], log, max_epochs=2)
+    steps = RunDirectory(tmp_path).read_steps()
+    assert [(step.loss, step.grad_norm) for step in steps] == [(None, None), (None, 7.0), (None, None)] * 2
+
+
+def test_no_number_of_the_progress_bar_is_fetched_from_the_device(tmp_path, monkeypatch):
+    module = importlib.import_module("pytorch_lightning.trainer.connectors.logger_connector.result")
+    fetch, fetched = module.convert_tensors_to_scalars, []
+    monkeypatch.setattr(module, "convert_tensors_to_scalars", lambda value: fetched.append(value) or fetch(value))
+
+    def log(module, index):
+        module.log("train_loss", float(index), prog_bar=True)
+
+    fit_manual([], log, max_epochs=1)
+    without = len(fetched)
+    fit_manual([BenchmarkCallback(tmp_path)], log, max_epochs=1)
+    assert len(fetched) == 2 * without
+    assert [step.loss for step in RunDirectory(tmp_path).read_steps()] == [0.0, 1.0, 2.0]
+
+
+def test_a_learning_rate_that_a_scheduler_changes_in_place_is_that_of_the_steps_begin(tmp_path):
+    class Scheduled(Line):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=torch.tensor(1.0))
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    callbacks = [BenchmarkCallback(tmp_path)]
+    lightning.Trainer(accelerator="cpu", callbacks=callbacks, max_epochs=1, **QUIET).fit(Scheduled(), rows(3))
+    assert [step.learning_rate for step in RunDirectory(tmp_path).read_steps()] == [1.0, 0.5, 0.25]
+
+
+def test_losses_of_accumulated_batches_are_added_in_double_precision(tmp_path):
+    def outputs(loss, index):
+        return (0 * loss + (10 if index == 0 else 0.1)).bfloat16()
+
+    train(BenchmarkCallback(tmp_path), outputs, batches=64, accumulate_grad_batches=64)
+    (step,) = RunDirectory(tmp_path).read_steps()
+    assert step.loss == pytest.approx((10 + 63 * 0.1) / 64, rel=0.005)
+
+
+TWO_RANKS = """
+import sys, time, torch, pytorch_lightning as lightning
+from pathlib import Path
+sys.path[:0] = ["tests", "tests/train"]
+from test_callback import SLOW_VALIDATION, Line, rows
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+from utils import BenchmarkCallback
+
+class Unequal(Line):
+    def training_step(self, batch, index):
+        norm = DTensor.from_local(torch.tensor(1.0 + self.global_rank), init_device_mesh("cpu", (2,)), [Partial()])
+        return {"loss": super().training_step(batch, index), "grad_norm": norm}
+
+    def validation_step(self, batch, index):
+        time.sleep(SLOW_VALIDATION * self.global_rank)
+
+def trainer(folder, **options):
+    callback = BenchmarkCallback(Path(sys.argv[1], folder))
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    options = dict(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, callbacks=[callback], **options)
+    return lightning.Trainer(**options, **quiet)
+
+trainer("unequal", val_check_interval=2, num_sanity_val_steps=0).fit(Unequal(), rows(8), rows(1))
+for attempt in range(2):
+    try:
+        trainer("refused").fit(Line(), rows(6))
+    except Exception as error:
+        print("attempt", attempt, str(error).splitlines()[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two ranks leave and print: unequal ones first, and then two trainings into one folder, of which it refuses one."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    joined = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LIGHTLY + TWO_RANKS, str(folder)],
+            cwd=ROOT,
+            env={**joined, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    return folder, [rank.communicate(timeout=300)[0] for rank in ranks]
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_hears_that_the_folder_is_refused(two_ranks):
+    folder, outputs = two_ranks
+    refused = f"attempt 1 {folder / 'refused'} already holds the steps of a run."
+    assert [[line for line in output.splitlines() if line.startswith("attempt")] for output in outputs] == [[refused]] * 2
+    run, steps = RunDirectory(folder / "refused").read_whole()
+    assert (run.machine.gpus, [step.step for step in steps]) == (2, [1, 2, 3])
+
+
+@pytest.mark.slow
+def test_a_step_counts_the_ranks_together_where_they_differ(two_ranks):
+    steps = RunDirectory(two_ranks[0] / "unequal").read_steps()
+    assert [step.grad_norm for step in steps] == [3.0] * 4  # a sum that each rank holds a part of
+    assert max(step.step_seconds for step in steps[1:]) < SLOW_VALIDATION  # without the validation of the slower rank

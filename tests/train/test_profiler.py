@@ -55,7 +55,9 @@ def steps_in(trace):
 
 
 def test_one_file_stands_under_the_names_of_chrome_and_of_tensorboard(trained):
-    plan, *_ = trained["once"]
+    plan, run, _ = trained["once"]
+    assert (plan.layout.world_size, load_trace(plan)["distributedInfo"]["rank"]) == (2, 0), "only rank 0 is profiled"
+    assert run.profiled_steps.count(3) == 1
     folder = Path(plan.output_directory)
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "prof" in path.name or "trace" in path.name)
     assert found == ["profile_cpu_llama_once.json", "profiler", "profiler/once/rank_0.1.pt.trace.json"]
@@ -68,12 +70,6 @@ def test_one_file_stands_under_the_names_of_chrome_and_of_tensorboard(trained):
         "rank": 0,
         "step_of_profiler_step_0": 1,
     }
-
-
-def test_only_rank_0_is_profiled(trained):
-    plan, run, _ = trained["once"]
-    assert (plan.layout.world_size, load_trace(plan)["distributedInfo"]["rank"]) == (2, 0)
-    assert run.profiled_steps.count(3) == 1
 
 
 def test_the_trace_holds_the_active_steps_with_shapes_stacks_and_memory(trained):
@@ -102,19 +98,15 @@ def test_a_second_cycle_has_a_trace_of_its_own_even_if_training_ends_in_it(train
     assert len(steps) == 8
 
 
-def test_what_is_switched_off_is_not_in_the_trace(trained):
+def test_what_is_switched_off_or_never_begins_leaves_nothing(trained):
     plan, *_ = trained["twice"]
     trace = load_trace(plan)
     kinds = {event.get("cat") for event in trace["traceEvents"]}
     assert not {"python_function", "cpu_instant_event"} & kinds
     assert not any("Input Dims" in event.get("args", {}) for event in trace["traceEvents"])
     assert not list(Path(plan.output_directory).glob("profile_*"))
-
-
-def test_a_schedule_that_never_records_leaves_no_trace_and_slows_no_step(trained):
     plan, run, steps = trained["never"]
-    assert run.profiled_steps == ()
-    assert len(steps) == 8
+    assert (run.profiled_steps, len(steps)) == ((), 8)
     assert not list(Path(plan.output_directory).rglob("*trace.json"))
 
 

@@ -24,7 +24,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 from tprimat.records.schema import MicroBatchTrial, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.train.callback import BenchmarkCallback, launched_record, lightning, note_completed, quieten
+from tprimat.train.callback import BenchmarkCallback, launched_record, lightning, note_ended, quieten
 from tprimat.train.device import available_bytes, local_rank, peak_bytes, reset_peak
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
@@ -67,7 +67,7 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
     with attention_preference():
         trainer.fit((MicroBatchTrials if searches else MegatronModule)(plan, options))
     if trainer.global_rank == 0 and not searches:
-        note_completed(RunDirectory(directory))
+        note_ended(RunDirectory(directory))
 
 
 def attention_preference() -> AbstractContextManager[Any]:

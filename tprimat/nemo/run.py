@@ -14,7 +14,7 @@ from tprimat.records.environment import software_versions
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
-from tprimat.train.callback import BenchmarkCallback, launched_record, note_completed
+from tprimat.train.callback import BenchmarkCallback, launched_record, note_ended
 from tprimat.train.device import local_rank
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
@@ -52,7 +52,7 @@ def train(plan: RunPlan) -> None:
     with attention_preference():
         fiddle.build(build_recipe(plan, here, [Seeds(plan.seed), callback, *profiling_callbacks(plan)]))()
     if int(os.environ.get("RANK", "0")) == 0:
-        note_completed(RunDirectory(Path(plan.run_directory)))
+        note_ended(RunDirectory(Path(plan.run_directory)))
 
 
 class NemoCallback(BenchmarkCallback):

@@ -37,7 +37,7 @@ from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Evidence, Outcom
 from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
 from tprimat.train.compat import last_logged
-from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
+from tprimat.train.device import Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
 from tprimat.train.step_log import StepLog
 
 LIGHTNING = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
@@ -77,13 +77,8 @@ def launched_record(plan: RunPlan) -> RunRecord:
     )
 
 
-def note_completed(directory: RunDirectory) -> None:
-    """Mark the run as completed; if our launcher runs, it later writes the final outcome."""
-    note_outcome(directory, "completed")
-
-
-def note_outcome(directory: RunDirectory, outcome: Outcome, cause: str | None = None) -> None:
-    """Write how the run ended."""
+def note_ended(directory: RunDirectory, outcome: Outcome = "completed", cause: str | None = None) -> None:
+    """Write how the run ended; if our launcher runs, it later writes the final outcome."""
     ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     directory.write_run(replace(directory.read_run(), outcome=outcome, cause=cause, ended_at=ended_at))
 
@@ -148,7 +143,7 @@ LOADS = ("expert_load", "rank_load", "dropped")
 """What a trainer of a mixture of experts returns in addition; fields of StepRecord."""
 
 ON_DEVICE = float("nan")
-"""Placeholder for a number that the host has not read yet; recognised by identity."""
+"""Placeholder for a number on the device, which would have to wait for the whole step; recognised by identity."""
 
 Describe = Callable[[Any, Any], RunRecord]
 """(trainer, module) -> the record of the run; called on every rank when training starts and ends."""
@@ -207,21 +202,10 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._completes = describe is None
         self._variables = tuning_variables()
         self._log = log
-        self._pending: list[_PendingStep] = []
-        self._last_end: Timestamp | None = None
-        self._last_step = 0
-        self._ended_at_seconds: float | None = None
-        self._learning_rate: Any = None
-        self._computed: Timestamp | None = None
-        self._own_seconds: deque[float] = deque(maxlen=OWN_STEPS)
         self._training = False
-        self._recording = True
-        self._losses: list[Any] = []
-        self._tokens: list[Any] = []
+        self._own_seconds: deque[float] = deque(maxlen=OWN_STEPS)
         self._counted: set[int] = set()
         self._logged: dict[str, Any] = {}
-        self._batch_end: Timestamp | None = None
-        self._pauses: list[tuple[Timestamp, Timestamp]] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Record what runs, and start the clock."""
@@ -231,6 +215,12 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             raise refusal
         startup.reached("training")
         self._recording = True
+        self._pending: list[_PendingStep] = []
+        self._pauses: list[tuple[Timestamp, Timestamp]] = []
+        self._losses: list[Any] = []
+        self._tokens: list[Any] = []
+        self._learning_rate: Any = None
+        self._computed: Timestamp | None = None
         run = self._describe(trainer, pl_module)
         if self._log is not None and trainer.global_rank == 0:
             self._log.start(run)
@@ -243,7 +233,6 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._last_end = self._batch_end = record_timestamp(_device(pl_module))
         resumed = trainer.global_step > 0 and self.directory.steps_file.exists()
         self._ended_at_seconds = None if resumed else _seconds_since(run.started_at)
-        self._pending, self._pauses, self._losses, self._tokens = [], [], [], []
         self._training = True
 
     def _prepare_folder(self, steps_done: int) -> RecordError | None:
@@ -286,16 +275,14 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             self._batch_end = record_timestamp(device)
             return
         self._last_step = trainer.global_step
-        loads = (_scalar(_output(outputs, name)) for name in LOADS)
         logged = self._newly_logged(trainer)
-        norm, rate = _scalar(_output(outputs, "grad_norm")), _scalar(_output(outputs, "learning_rate"))
+        norm, rate, *loads = (_scalar(_output(outputs, name)) for name in ("grad_norm", "learning_rate", *LOADS))
         norm = logged.get("grad_norm") if norm is None else norm
         rate = self._learning_rate if rate is None else rate
         planned_tokens = self._planned_tokens(trainer, pl_module)
         metrics = (self._loss(trainer, pl_module, logged), norm, _sum(self._tokens), rate, *loads)
-        self._losses, self._tokens = [], []
-        on_device = [value.detach().double().reshape(1) for value in metrics if _is_on_device(value)]
-        counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
+        on_device = [value.double().reshape(1) for value in metrics if _is_on_device(value)]
+        counters = torch.cat([*on_device, _worst_memory(device)])
         values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
         values.copy_(counters, non_blocking=True)
         self._batch_end = record_timestamp(device)
@@ -304,14 +291,14 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 step=trainer.global_step,
                 end=self._batch_end,
                 values=values,
-                known=tuple(_known_to_host(value) for value in metrics),
+                known=tuple(ON_DEVICE if _is_on_device(value) else _number(value) for value in metrics),
                 planned_tokens=planned_tokens,
                 pauses=tuple(self._pauses),
                 computed=self._computed,
             )
         )
         self._computed = None
-        self._pauses = []
+        self._pauses, self._losses, self._tokens = [], [], []
         self._write(trainer, keep=1 if device.type == "cuda" else 0)
 
     def _newly_logged(self, trainer: Any) -> dict[str, Any]:
@@ -345,9 +332,9 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         Lightning starts the loader's processes before on_validation_start.
         """
         del trainer
-        if self._training and self._batch_end is not None:
+        if self._training:
             device = _device(pl_module)
-            _worst_memory(read_peak_memory(device), device)
+            _worst_memory(device)
             began, self._batch_end = self._batch_end, record_timestamp(device)
             self._pauses.append((began, self._batch_end))
 
@@ -362,7 +349,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         if self._log is not None and trainer.global_rank == 0:
             self._log.end()
         if self._completes and trainer.global_rank == 0:
-            self._save(lambda: note_completed(self.directory))
+            self._save(lambda: note_ended(self.directory))
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
         medians = rank_medians(self._own_seconds, _device(pl_module))
@@ -411,15 +398,15 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             self._write(trainer, keep=0)
         if self._completes and trainer.global_rank == 0:
             with contextlib.suppress(RecordError):
-                note_outcome(self.directory, *_outcome(exception))
+                note_ended(self.directory, *_outcome(exception))
 
     def _write(self, trainer: Any, keep: int) -> None:
         while len(self._pending) > keep:
             pending = self._pending.pop(0)
             pending.end.wait()
-            if pending.computed is not None and self._last_end is not None:
+            if pending.computed is not None:
                 self._own_seconds.append(pending.computed.seconds_since(self._last_end))
-            if self._last_end is not None and trainer.global_rank == 0:
+            if trainer.global_rank == 0:
                 step = self._record(pending, self._last_end)
                 self._save(lambda step=step: self.directory.append_step(step))  # type: ignore[misc]
                 if self._log is not None:
@@ -430,7 +417,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         *read, allocated, reserved = pending.values.tolist()
         from_device = iter(read)
         loss, norm, tokens, rate, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
-        expert_load, rank_load, dropped = loads  # as LOADS names them
+        expert_load, rank_load, dropped = loads
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
             self._ended_at_seconds += seconds
@@ -460,12 +447,10 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 def rank_medians(own: Collection[float], device: torch.device) -> tuple[float, ...]:
     """Return the median of each rank's times, gathered once; empty where no rank has any. Every rank must call it."""
     median = torch.tensor([statistics.median(own) if own else 0.0], dtype=torch.float64).to(device)
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    medians = [torch.empty_like(median) for _ in range(world)]
-    if world > 1:
+    medians = [median]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        medians = [torch.empty_like(median) for _ in range(dist.get_world_size())]
         dist.all_gather(medians, median)
-    else:
-        medians = [median]
     values = tuple(float(value.item()) for value in medians)
     return values if any(values) else ()
 
@@ -474,17 +459,14 @@ def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cuda"
 
 
-def _known_to_host(value: Any) -> float | None:
-    """Return a number that is on the host, and leave one on the device there: fetching it would wait for the whole step."""
-    if _is_on_device(value):
-        return ON_DEVICE
+def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:
+def _worst_memory(device: torch.device) -> Tensor:
     """Return the peak bytes of the worst rank. The all-reduce also ends the step when the slowest rank ends."""
-    own = (memory.allocated, memory.reserved) if memory else (None, None)
-    peaks = torch.tensor([math.nan if peak is None else peak for peak in own], dtype=torch.float64).to(device, non_blocking=True)
+    own = [math.nan if peak is None else peak for peak in read_peak_memory(device)]
+    peaks = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
     return peaks
@@ -501,8 +483,8 @@ def _device(module: Any) -> torch.device:
     return torch.device(module.device)
 
 
-def _output(outputs: Any, name: str, default: Any = None) -> Any:
-    return outputs.get(name, default) if isinstance(outputs, Mapping) else default
+def _output(outputs: Any, name: str) -> Any:
+    return outputs.get(name) if isinstance(outputs, Mapping) else None
 
 
 def _scalar(value: Any) -> Any:

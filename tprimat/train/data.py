@@ -8,14 +8,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder, get_bin_path, get_idx_path
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -108,7 +107,7 @@ def open_sequences(plan: RunPlan, vocabulary: int) -> Sequences:
     return open_text(plan, vocabulary)
 
 
-# Text: files -> tokens -> Megatron's indexed dataset (.bin/.idx), built once and memory-mapped.
+# Text: files -> tokens -> one array of numpy, written once and memory-mapped.
 
 END_OF_DOCUMENT = 256
 """Byte-level token after each file; bytes are their own tokens 0..255."""
@@ -121,50 +120,39 @@ MAX_TEXT_BYTES = 256 * 2**20
 END_OF_TEXT_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
 """Names of the token after each file: in the tokenizers of Llama 3, of Qwen and GPT, of Llama 2, of Gemma."""
 
+Encoder = Callable[[bytes], NDArray[np.int32]]
+
 
 @dataclass(frozen=True)
 class TextSequences:
     """Windows of a token stream, reshuffled in each epoch."""
 
-    prefix: Path
+    file: Path
     seed: int
     sequence_tokens: int
     description: str
 
     @cached_property
-    def _dataset(self) -> IndexedDataset:
-        return IndexedDataset(str(self.prefix), mmap=True)
-
-    @cached_property
-    def tokens(self) -> int:
-        """Length of the stream, which is one document, so that a window is one memory-mapped slice."""
-        return int(self._dataset.sequence_lengths[0])
+    def stream(self) -> NDArray[np.integer]:
+        """All tokens, memory-mapped."""
+        stream: NDArray[np.integer] = np.load(self.file, mmap_mode="r")
+        return stream
 
     @property
     def windows(self) -> int:
         """Sequences in one epoch."""
-        return (self.tokens - 1) // self.sequence_tokens
-
-    def highest_token(self) -> int:
-        """Return the highest token, after reading all of them once."""
-        return int(self._dataset.get(0).max())
+        return (len(self.stream) - 1) // self.sequence_tokens
 
     def sequence(self, index: int) -> NDArray[np.int64]:
         """Return the tokens of one sequence, shape (sequence_tokens + 1,)."""
         epoch, place = divmod(index, self.windows)
-        start = int(self._order(epoch)[place]) * self.sequence_tokens
-        window = self._dataset.get(0, offset=start, length=self.sequence_tokens + 1)
-        return np.asarray(window, dtype=np.int64)
+        start = int(_order(self.seed, epoch, self.windows)[place]) * self.sequence_tokens
+        return self.stream[start : start + self.sequence_tokens + 1].astype(np.int64)
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if epoch not in self._orders:
-            self._orders.clear()
-            self._orders[epoch] = np.random.default_rng((self.seed, epoch)).permutation(self.windows)
-        return self._orders[epoch]
 
-    @cached_property
-    def _orders(self) -> dict[int, NDArray[np.int64]]:
-        return {}
+@lru_cache(maxsize=1)
+def _order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(windows)
 
 
 def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
@@ -175,22 +163,23 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     Raises:
         LaunchError: nothing to read, fewer tokens than one sequence, or tokens outside the model's vocabulary.
     """
-    source = plan.dataset.removeprefix("text:")
-    encoding = Encoding(tokenizer=plan.tokenizer, vocabulary=vocabulary)
-    cached, tokenizer = _cached(source, encoding)
+    source, most = plan.dataset.removeprefix("text:"), min(vocabulary, MOST_WORD_TOKENS)
+    cached, tokenizer = _cached(source, plan.tokenizer, most)
     places = (cached, Path(plan.run_directory) / cached.name)
-    if local_rank() == 0 and not any(map(_is_built, places)):
-        _build_somewhere(places, source, encoding)
+    if local_rank() == 0 and not any(map(_exists, places)):
+        stream = np.concatenate(list(map(_encoder(source, plan.tokenizer, most), _texts(source))))
+        _write_somewhere(places, stream.astype(np.int32 if stream.max() > 65535 else np.uint16), source)
     if dist.is_initialized():
         dist.barrier()
-    prefix = next(filter(_is_built, places), cached)
-    data = TextSequences(prefix, plan.seed, plan.batch.sequence_tokens, f"{plan.dataset} ({tokenizer})")
-    highest = data.highest_token()
+    data = TextSequences(
+        next(filter(_exists, places), cached), plan.seed, plan.batch.sequence_tokens, f"{plan.dataset} ({tokenizer})"
+    )
+    highest = int(data.stream.max())
     if highest >= vocabulary:
         what = f"The tokens of {plan.dataset} go up to {highest}, and the model knows {vocabulary}."
         raise LaunchError(what, fix="another tokenizer.json in training.data.tokenizer, or a larger model")
     if data.windows < 1:
-        held = f"{data.tokens} token{'s' * (data.tokens != 1)}"
+        held = f"{len(data.stream)} token{'s' * (len(data.stream) != 1)}"
         what = f"{plan.dataset} has {held}, fewer than one sequence of {plan.batch.sequence_tokens}."
         raise LaunchError(what, fix="more text, or a shorter --sequence-length")
     return data
@@ -212,79 +201,6 @@ def text_files(source: str) -> list[Path]:
     return files
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """How text becomes tokens."""
-
-    tokenizer: str | None
-    """A tokenizer.json, WORDS, or None for bytes."""
-    vocabulary: int
-    """Tokens that the model knows."""
-
-
-def _cached(source: str, encoding: Encoding) -> tuple[Path, str]:
-    """Return the cache path for exactly this content, and the tokenizer's name."""
-    tokenizer = encoding.tokenizer
-    digest = hashlib.sha256()
-    for text in _texts(source):
-        digest.update(text)
-        digest.update(b"\0")
-    name = "bytes"
-    if tokenizer == WORDS:
-        name = f"{WORDS}, at most {_most_tokens(encoding):,}"
-        digest.update(name.encode())
-    elif tokenizer is not None:
-        digest.update(_read_tokenizer(tokenizer))
-        name = Path(tokenizer).name
-    if sum(file.stat().st_size for file in text_files(source)) > MAX_TEXT_BYTES:
-        name += f", the first {MAX_TEXT_BYTES // 2**20} MiB"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tprimat"
-    return root / f"text-{digest.hexdigest()[:16]}", name
-
-
-def _read_tokenizer(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise LaunchError(f"The tokenizer {path} cannot be read: {error.strerror}.", fix="training.data.tokenizer") from error
-
-
-def _is_built(prefix: Path) -> bool:
-    try:
-        return Path(get_idx_path(str(prefix))).exists()
-    except OSError:  # a folder that may not be entered
-        return False
-
-
-def _build_somewhere(places: Sequence[Path], source: str, encoding: Encoding) -> None:
-    """Build at the first place that can be written."""
-    refused = []
-    for prefix in places:
-        try:
-            _build(prefix, source, encoding)
-        except OSError as error:
-            refused.append(f"{prefix.parent}: {error.strerror or error}")
-        else:
-            return
-    raise LaunchError(
-        f"The tokens of {source} cannot be stored.", why="; ".join(refused), fix="XDG_CACHE_HOME with a folder that has room"
-    )
-
-
-def _build(prefix: Path, source: str, encoding: Encoding) -> None:
-    """Write the dataset under a temporary name, then move it, so that another run never sees half of it."""
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    stream = np.concatenate(list(map(_encoder(source, encoding), _texts(source))))
-    with tempfile.TemporaryDirectory(dir=prefix.parent) as folder:
-        partial = str(Path(folder) / "part")
-        builder = IndexedDatasetBuilder(get_bin_path(partial), dtype=np.int32 if stream.max() > 65535 else np.uint16)
-        builder.add_item(torch.from_numpy(stream.astype(np.int64)))
-        builder.end_document()
-        builder.finalize(get_idx_path(partial))
-        Path(get_bin_path(partial)).replace(get_bin_path(str(prefix)))
-        Path(get_idx_path(partial)).replace(get_idx_path(str(prefix)))
-
-
 def _texts(source: str) -> Iterator[bytes]:
     """Yield the contents of each file, up to MAX_TEXT_BYTES in all."""
     left = MAX_TEXT_BYTES
@@ -297,19 +213,65 @@ def _texts(source: str) -> Iterator[bytes]:
             return
 
 
-def _encoder(source: str, encoding: Encoding) -> Callable[[bytes], NDArray[np.int32]]:
-    if encoding.tokenizer is None:
-        return _byte_tokens
-    if encoding.tokenizer == WORDS:
-        return word_tokens(_texts(source), _most_tokens(encoding))
-    return _trained_tokens(encoding.tokenizer)
+def _cached(source: str, tokenizer: str | None, most: int) -> tuple[Path, str]:
+    """Return the cache file for exactly this content, and the tokenizer's name."""
+    digest = hashlib.sha256()
+    for text in _texts(source):
+        digest.update(text)
+        digest.update(b"\0")
+    name = "bytes"
+    if tokenizer == WORDS:
+        name = f"{WORDS}, at most {most:,}"
+        digest.update(name.encode())
+    elif tokenizer is not None:
+        try:
+            digest.update(Path(tokenizer).read_bytes())
+        except OSError as error:
+            what = f"The tokenizer {tokenizer} cannot be read: {error.strerror}."
+            raise LaunchError(what, fix="training.data.tokenizer") from error
+        name = Path(tokenizer).name
+    if sum(file.stat().st_size for file in text_files(source)) > MAX_TEXT_BYTES:
+        name += f", the first {MAX_TEXT_BYTES // 2**20} MiB"
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tprimat"
+    return root / f"text-{digest.hexdigest()[:16]}.npy", name
 
 
-def _most_tokens(encoding: Encoding) -> int:
-    return min(encoding.vocabulary, MOST_WORD_TOKENS)
+def _exists(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:  # a folder that may not be entered
+        return False
 
 
-def word_tokens(texts: Iterator[bytes], most: int) -> Callable[[bytes], NDArray[np.int32]]:
+def _write_somewhere(places: Sequence[Path], stream: NDArray[np.integer], source: str) -> None:
+    """Write at the first place that can be written, under a temporary name, so that another run never sees half of it."""
+    refused = []
+    for file in places:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+                np.save(Path(folder) / file.name, stream)
+                (Path(folder) / file.name).replace(file)
+        except OSError as error:
+            refused.append(f"{file.parent}: {error.strerror or error}")
+        else:
+            return
+    raise LaunchError(
+        f"The tokens of {source} cannot be stored.", why="; ".join(refused), fix="XDG_CACHE_HOME with a folder that has room"
+    )
+
+
+def _encoder(source: str, tokenizer: str | None, most: int) -> Encoder:
+    if tokenizer == WORDS:
+        return word_tokens(_texts(source), most)
+    return _byte_tokens if tokenizer is None else _trained_tokens(tokenizer)
+
+
+def _byte_tokens(text: bytes) -> NDArray[np.int32]:
+    return np.append(np.frombuffer(text, dtype=np.uint8).astype(np.int32), np.int32(END_OF_DOCUMENT))
+
+
+def word_tokens(texts: Iterator[bytes], most: int) -> Encoder:
     """Return an encoder with a token for each byte and for the most frequent words of some texts, `most` tokens in all."""
     counts: Counter[bytes] = Counter()
     for text in texts:
@@ -324,11 +286,7 @@ def word_tokens(texts: Iterator[bytes], most: int) -> Callable[[bytes], NDArray[
     return encode
 
 
-def _byte_tokens(text: bytes) -> NDArray[np.int32]:
-    return np.append(np.frombuffer(text, dtype=np.uint8).astype(np.int32), np.int32(END_OF_DOCUMENT))
-
-
-def _trained_tokens(path: str) -> Callable[[bytes], NDArray[np.int32]]:
+def _trained_tokens(path: str) -> Encoder:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:

@@ -80,40 +80,30 @@ def record_timestamp(device: torch.device) -> Timestamp:
     return Timestamp(event, time.perf_counter())
 
 
-@dataclass(frozen=True, slots=True)
-class PeakMemory:
-    """Peak bytes on this rank since the last reading."""
-
-    allocated: int
-    """Of a CPU, the peak resident set of this process."""
-    reserved: int | None
-    """None on a CPU."""
-
-
-def read_peak_memory(device: torch.device) -> PeakMemory | None:
-    """Read and reset the peak of this rank, without waiting for the device: torch's allocator on a GPU, Linux's counter on a CPU.
-
-    Returns None where the system does not count the memory of a process. Where it counts but does not reset, each reading is the
-    peak since the process began.
-    """
-    if device.type != "cuda":
-        try:
-            peak = PeakMemory(_status("VmHWM"), None)
-        except (LaunchError, OSError):
-            return None
-        with contextlib.suppress(OSError):
-            (PROCESS / "clear_refs").write_text("5")  # proc(5): resets the peak
-        return peak
-    peak = PeakMemory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
-
-
 # How much memory this rank's training takes, and how much it may take: torch's counters on a GPU, those of Linux on a CPU.
 
 PROCESS = Path("/proc/self")
 CGROUPS = Path("/sys/fs/cgroup")
 KIBIBYTE = 1024
+
+
+def read_peak_memory(device: torch.device) -> tuple[int | None, int | None]:
+    """Read and reset the peak bytes of this rank, allocated and reserved, without waiting for the device.
+
+    On a CPU nothing is reserved, and what is allocated is resident in this process; None where the system does not count it.
+    Where it counts but does not reset, each reading is the peak since the process began.
+    """
+    if device.type == "cuda":
+        peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peaks
+    try:
+        peak = _status("VmHWM")
+    except (LaunchError, OSError):
+        return None, None
+    with contextlib.suppress(OSError):
+        _reset_resident_peak()
+    return peak, None
 
 
 def reset_peak(device: torch.device) -> None:
@@ -127,14 +117,18 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     try:
-        (PROCESS / "clear_refs").write_text("5")  # proc(5): resets the peak resident set size
+        _reset_resident_peak()
     except OSError as error:
         why = f"{PROCESS / 'clear_refs'}: {error.strerror}"
         raise LaunchError("A process's peak memory cannot be read here.", why=why, fix="--micro-batch-size 1") from error
 
 
+def _reset_resident_peak() -> None:
+    (PROCESS / "clear_refs").write_text("5")  # proc(5)
+
+
 def peak_bytes(device: torch.device) -> int:
-    """Return the most bytes allocated since `start_peak`; on a CPU, resident in this process."""
+    """Return the most bytes allocated since `reset_peak`; on a CPU, resident in this process."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status("VmHWM")
 
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,7 @@ RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 def profiling_callbacks(plan: RunPlan) -> list[Any]:
-    """Return the callback that a plan's profiling section asks for, or none.
-
-    It belongs after BenchmarkCallback in the Trainer's list, so that a step is closed before its trace is written.
-    """
+    """Return the callback that a plan asks for, or none; it belongs after BenchmarkCallback, which closes a step first."""
     return [ProfilerCallback(plan)] if plan.profiling.enabled else []
 
 
@@ -54,7 +51,16 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             return
         self._last_step = trainer.global_step
         self._first_step = trainer.global_step + 1
-        self._profile = make_profile(self.plan, self._save)
+        wanted = self.plan.profiling
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])],
+            schedule=profiler_schedule(self.plan),
+            on_trace_ready=self._save,
+            record_shapes=wanted.record_shapes,
+            profile_memory=wanted.profile_memory,
+            with_stack=wanted.with_stack,
+            with_flops=wanted.with_flops,
+        )
         self._profile.start()
         self._step_began(self._profile)
 
@@ -85,22 +91,13 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
     def _step_began(self, running: profile) -> None:
         """Note the step that begins, and label the trace."""
         if running.current_action in RECORDING:
-            running.add_metadata_json("tprimat", json.dumps(self._origin()))
+            origin = {name: getattr(self.plan, name) for name in ("run_id", "model", "strategy", "platform")}
+            origin |= {"rank": 0, "step_of_profiler_step_0": self._first_step}
+            running.add_metadata_json("tprimat", json.dumps(origin))
         if is_slowed(self.plan, running.step_num) and self._directory.run_file.exists():
             run = self._directory.read_run()
             step = self._first_step + running.step_num
             self._directory.write_run(replace(run, profiled_steps=(*run.profiled_steps, step)))
-
-    def _origin(self) -> dict[str, Any]:
-        plan = self.plan
-        return {
-            "run_id": plan.run_id,
-            "model": plan.model,
-            "strategy": plan.strategy,
-            "platform": plan.platform,
-            "rank": 0,
-            "step_of_profiler_step_0": self._first_step,
-        }
 
     def _finish(self) -> None:
         running, self._profile = self._profile, None
@@ -112,41 +109,34 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
 
     def _save(self, running: profile) -> None:
-        """Called by torch at the end of each cycle."""
-        number = len(self.traces) + 1
-        output = Path(self.plan.output_directory)
-        trace = output / "profiler" / self.plan.run_id / f"rank_0.{number}.pt.trace.json"
-        write_trace(running, trace)
-        self.traces.append(trace)
-        _print(f"profiling: {trace}")
-        if self.plan.profiling.export_chrome_trace:
-            cycle = f"_{number}" if self.plan.profiling.schedule.repeat > 1 else ""
-            named = output / f"profile_{BACKEND_OF[self.plan.platform]}_{self.plan.model}_{self.plan.run_id}{cycle}.json"
-            hard_link(trace, named)
-            _print(f"profiling: {named} (the same file)")
+        """Called by torch at the end of each cycle.
+
+        Raises:
+            RecordError: the folder cannot be written, or the disk is full.
+        """
+        plan, number = self.plan, len(self.traces) + 1
+        output = Path(plan.output_directory)
+        trace = output / "profiler" / plan.run_id / f"rank_0.{number}.pt.trace.json"
+        unfinished = trace.with_name(f".{trace.name}")
+        cycle = f"_{number}" if plan.profiling.schedule.repeat > 1 else ""
+        named = output / f"profile_{BACKEND_OF[plan.platform]}_{plan.model}_{plan.run_id}{cycle}.json"
+        try:
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.unlink(missing_ok=True)
+            running.export_chrome_trace(str(unfinished))
+            unfinished.replace(trace)
+            self.traces.append(trace)
+            _print(f"profiling: {trace}")
+            if plan.profiling.export_chrome_trace:
+                hard_link(trace, named)
+                _print(f"profiling: {named} (the same file)")
+        except OSError as error:
+            raise cannot_write(trace, error) from error
 
 
 def profiler_schedule(plan: RunPlan) -> Callable[[int], ProfilerAction]:
     """Return step index -> the profiler's action; the first step of training has index 0."""
-    requested = plan.profiling.schedule
-    return schedule(wait=requested.wait, warmup=requested.warmup, active=requested.active, repeat=requested.repeat)
-
-
-def make_profile(plan: RunPlan, on_trace_ready: Any) -> profile:
-    """Return the profiler that a plan asks for, not yet started."""
-    wanted = plan.profiling
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    return profile(
-        activities=activities,
-        schedule=profiler_schedule(plan),
-        on_trace_ready=on_trace_ready,
-        record_shapes=wanted.record_shapes,
-        profile_memory=wanted.profile_memory,
-        with_stack=wanted.with_stack,
-        with_flops=wanted.with_flops,
-    )
+    return schedule(**asdict(plan.profiling.schedule))
 
 
 def is_slowed(plan: RunPlan, index: int) -> bool:
@@ -164,36 +154,13 @@ def slowed_steps(plan: RunPlan) -> tuple[int, ...]:
     return tuple(index + 1 for index in range(plan.steps) if plan.profiling.enabled and is_slowed(plan, index))
 
 
-def write_trace(running: profile, path: Path) -> None:
-    """Write the trace of the finished cycle, completely or not at all.
-
-    Raises:
-        RecordError: the folder cannot be written, or the disk is full.
-    """
-    temporary = path.with_name(f".{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        running.export_chrome_trace(str(temporary))
-        temporary.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-
-
 def hard_link(path: Path, other: Path) -> None:
-    """Give a file a second name; a copy where the file system has no hard links.
-
-    Raises:
-        RecordError: the folder cannot be written, or the disk is full.
-    """
+    """Give a file a second name; a copy where the file system has no hard links."""
+    other.unlink(missing_ok=True)
     try:
-        other.unlink(missing_ok=True)
-        try:
-            os.link(path, other)
-        except OSError:
-            shutil.copyfile(path, other)
-    except OSError as error:
-        raise cannot_write(other, error) from error
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 def _print(text: str) -> None:

@@ -3,8 +3,9 @@
 import contextlib
 import ctypes
 import gc
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
@@ -15,8 +16,6 @@ from typing import Any, get_args
 from tprimat.records.schema import StartUp
 
 _reached: dict[StartUp, datetime] = {}
-listeners: list[Callable[[StartUp], None]] = []
-"""Called when a stage is reached."""
 ANNOUNCEMENT = "tprimat start-up: "
 
 
@@ -27,11 +26,11 @@ def announce(stage: StartUp) -> None:
 
 
 def reached(stage: StartUp) -> None:
-    """Record that a stage is reached; only the first call for a stage counts."""
+    """Record that a stage is reached; only the first call for a stage counts. The first rank of our worker announces it."""
     if stage not in _reached:
         _reached[stage] = datetime.now(timezone.utc)
-        for listener in listeners:
-            listener(stage)
+        if "rank_started" in _reached and os.environ.get("RANK", "0") == "0":  # our worker's first stage
+            announce(stage)
 
 
 def stage_of_line(text: str) -> StartUp | None:
@@ -102,15 +101,12 @@ def import_torchmetrics() -> None:
 
 
 @contextlib.contextmanager
-def _not_installed(names: tuple[str, ...]) -> Any:
+def _not_installed(names: tuple[str, ...]) -> Iterator[None]:
     """Within this context, Lightning's utilities answer that none of these packages is installed."""
-    if find_spec("torchmetrics") is None or find_spec("lightning_utilities") is None:
-        yield
-        return
     imports: Any = import_module("lightning_utilities.core.imports")
-    genuine = imports.RequirementCache
+    available = imports.package_available
 
-    class HidingCache(genuine):  # type: ignore[misc, valid-type]
+    class HidingCache(imports.RequirementCache):  # type: ignore[misc]
         """A RequirementCache in which some packages are not installed."""
 
         def __init__(self, requirement: str | None = None, *arguments: Any, **named: Any) -> None:
@@ -118,12 +114,12 @@ def _not_installed(names: tuple[str, ...]) -> Any:
             if requirement and imports.Requirement(requirement).name in names:
                 self.available, self.message = False, f"{requirement} is not imported"
 
-    package_available = imports.package_available
-    imports.RequirementCache, imports.package_available = HidingCache, lambda name: name not in names and package_available(name)
+    genuine = imports.RequirementCache
+    imports.RequirementCache, imports.package_available = HidingCache, lambda name: name not in names and available(name)
     try:
         yield
     finally:
-        imports.RequirementCache, imports.package_available = genuine, package_available
+        imports.RequirementCache, imports.package_available = genuine, available
 
 
 # Transformer Engine: a package that is installed and does not load is hidden from Megatron-Core.

@@ -20,8 +20,6 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0 when training is done, 2 for a mistake that the user can correct.
     """
-    if os.environ.get("RANK", "0") == "0":
-        startup.listeners.append(startup.announce)
     startup.reached("rank_started")
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, written by ./benchmark.py")

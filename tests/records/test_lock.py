@@ -30,9 +30,10 @@ def another(folder, *prefix):
 
 
 def left_by(folder, seconds_ago=0.0, **fields):
-    """A lock file without its launcher, which was another process unless the fields say more."""
-    holder = dataclasses.replace(lock._myself(), pid=os.getpid(), started_ticks=1, **fields)
-    (folder / LOCK_FILE).write_text(to_json(holder))
+    """A lock file without its launcher, which has ended unless the fields say more."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (folder / LOCK_FILE).write_text(to_json(dataclasses.replace(lock._myself(), pid=ended.pid, **fields)))
     then = time.time() - seconds_ago
     os.utime(folder / LOCK_FILE, (then, then))
 
@@ -62,44 +63,40 @@ def test_the_lock_of_a_launcher_that_was_killed_is_taken_over(tmp_path):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
 
 
-@pytest.fixture(params=["flock", "a file system without flock"])
-def file_system(request, monkeypatch):
-    if request.param != "flock":
-        monkeypatch.setattr(lock, "_lock", lambda file: None)
-
-
-@pytest.mark.usefixtures("file_system")
-@pytest.mark.parametrize(
-    ("fields", "free"),
-    [
-        ({}, True),  # the pid is alive, but started at another time
-        ({"boot": "before"}, True),
-        ({"boot": "other", "host": "gpu07"}, False),
-        ({"boot": "other", "host": "gpu07", "seconds_ago": SILENT_SECONDS - 60}, False),
-        ({"boot": "other", "host": "gpu07", "seconds_ago": SILENT_SECONDS + 60}, True),
-        ({"boot": "other", "host": "gpu07", "seconds_ago": -86_400}, False),  # its clock is a day ahead
-        ({"namespace": "pid:[1]"}, False),  # a container of this machine
-    ],
+ELSEWHERE = {"boot": "other", "host": "gpu07"}
+LEFT = (
+    ({}, True),
+    ({"boot": "before"}, True),
+    (ELSEWHERE, False),
+    ({**ELSEWHERE, "seconds_ago": SILENT_SECONDS - 60}, False),
+    ({**ELSEWHERE, "seconds_ago": SILENT_SECONDS + 60}, True),
+    ({**ELSEWHERE, "seconds_ago": -86_400}, False),  # its clock is a day ahead
 )
-def test_a_lock_without_a_process_here_is_stale_or_belongs_elsewhere(fields, free, tmp_path):
-    left_by(tmp_path, **fields)
-    assert (holder_of(tmp_path) is None) == free
-    if free:
-        with locked(tmp_path):
+
+
+@pytest.mark.parametrize("flock", [True, False])
+def test_a_lock_without_a_process_here_is_stale_or_belongs_elsewhere(flock, tmp_path, monkeypatch):
+    if not flock:
+        monkeypatch.setattr(lock, "_lock", lambda file: None)
+    for fields, free in (*LEFT, *(() if flock else [({"namespace": "pid:[1]"}, False)])):
+        left_by(tmp_path, **fields)
+        assert (holder_of(tmp_path) is None) == free, fields
+        if free:
+            with locked(tmp_path):
+                pass
+            continue
+        with pytest.raises(LaunchError) as refused, locked(tmp_path):
             pass
-        return
-    with pytest.raises(LaunchError) as refused, locked(tmp_path):
-        pass
-    assert fields.get("host", "this machine") in refused.value.why
-    assert (f"remove {tmp_path / LOCK_FILE}" in refused.value.fix) == ("host" in fields)  # whose clock may be years ahead
+        assert fields.get("host", "this machine") in refused.value.why
+        assert (f"remove {tmp_path / LOCK_FILE}" in refused.value.fix) == ("host" in fields)  # whose clock may be years ahead
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"pid": "x"}', "\0" * 9000])
-def test_a_lock_file_that_names_nobody_is_taken(text, tmp_path):
-    (tmp_path / LOCK_FILE).write_text(text)
-    assert holder_of(tmp_path) is None
-    with locked(tmp_path):
-        assert holder_of(tmp_path) is not None
+def test_a_lock_file_that_names_nobody_is_taken(tmp_path):
+    for text in ("", "{", '{"pid": "x"}', "\0" * 9000):
+        (tmp_path / LOCK_FILE).write_text(text)
+        assert holder_of(tmp_path) is None
+        with locked(tmp_path):
+            assert holder_of(tmp_path) is not None
 
 
 def test_what_the_holder_starts_is_let_in_and_leaves_the_lock_to_it(tmp_path):
@@ -153,21 +150,12 @@ def test_of_many_at_once_one_gets_the_folder_at_any_time(tmp_path):
     assert sum(got) > 0
 
 
-@pytest.mark.parametrize(
-    ("held", "job", "free"),
-    [
-        (("slurm 7", 0), ("slurm 7", 1), True),
-        (("slurm 7", 1), ("slurm 7", 1), False),
-        (("slurm 7", 0), ("slurm 8", 1), False),
-        (("slurm 7", 0), None, False),
-        (None, ("slurm 7", 1), False),
-    ],
-)
-def test_a_requeued_job_takes_over_what_its_earlier_start_held_on_another_machine(held, job, free, tmp_path):
-    left_by(tmp_path, boot="other", host="gpu07", job=held)
-    if free:
-        with locked(tmp_path, job):
-            assert holder_of(tmp_path).job == job
-        return
-    with pytest.raises(LaunchError), locked(tmp_path, job):
-        pass
+def test_a_requeued_job_takes_over_what_its_earlier_start_held_on_another_machine(tmp_path):
+    start, again = ("slurm 7", 0), ("slurm 7", 1)
+    for held, job in ((again, again), (start, ("slurm 8", 1)), (start, None), (None, again)):
+        left_by(tmp_path, **ELSEWHERE, job=held)
+        with pytest.raises(LaunchError), locked(tmp_path, job):
+            pass
+    left_by(tmp_path, **ELSEWHERE, job=start)
+    with locked(tmp_path, again):
+        assert holder_of(tmp_path).job == again

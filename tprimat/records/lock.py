@@ -39,8 +39,6 @@ class Holder:
     """Identifier of the kernel's start: after a reboot the same pid is another process."""
     namespace: str
     """In which the pid counts; containers have their own."""
-    started_ticks: int | None
-    """When the process started, in clock ticks since the boot: pids are used again."""
     since: str
     """When it took the folder, ISO 8601 in UTC."""
     job: tuple[str, int] | None = None
@@ -87,11 +85,10 @@ def locked(folder: Path, job: tuple[str, int] | None = None) -> Iterator[None]:
 
 def holder_of(folder: Path) -> Holder | None:
     """Return the launcher that holds a folder now, or None."""
-    path = folder / LOCK_FILE
     try:
-        with path.open("rb") as file:
+        with (folder / LOCK_FILE).open("rb") as file:
             holder = _read(file.fileno())
-            return holder if holder is not None and _lives(holder, file.fileno(), folder) else None
+            return holder if holder is not None and _lives(holder, _lock(file.fileno()), file.fileno(), folder) else None
     except OSError:
         return None
 
@@ -108,13 +105,11 @@ def _take(folder: Path, job: tuple[str, int] | None) -> int | None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         with contextlib.ExitStack() as unless_kept:
             unless_kept.callback(os.close, file)
-            free = _lock(file)
-            holder = _read(file)
-            if holder is not None and _same_kernel(holder) and holder.pid in ancestors() and _lives(holder, file, folder):
+            free, holder = _lock(file), _read(file)
+            lives = holder is not None and _lives(holder, free, file, folder)
+            if holder is not None and lives and (holder.boot, holder.namespace) == _kernel() and holder.pid in _ancestors():
                 return None
-            ours = holder is not None and _is_an_earlier_start(holder.job, job)
-            elsewhere = holder is not None and not ours and not (free and _same_kernel(holder)) and _lives(holder, file, folder)
-            if free is False or elsewhere:
+            if free is False or (lives and not _is_an_earlier_start(holder, job)):
                 raise _in_use(folder, holder)
             if _is_at(file, path):  # otherwise its holder removed it in the meantime
                 os.truncate(file, 0)
@@ -134,6 +129,24 @@ def _lock(file: int) -> bool | None:
             return None
         raise
     return True
+
+
+def _lives(holder: Holder, free: bool | None, file: int, folder: Path) -> bool:
+    """Return whether a holder still runs, as far as can be seen from here; `free` is what the kernel says of the lock."""
+    boot, namespace = _kernel()
+    if holder.boot == boot and free is not None:
+        return not free
+    if (holder.boot, holder.namespace) == (boot, namespace):
+        return Path("/proc", str(holder.pid)).exists()
+    if holder.host == platform.node() and holder.boot != boot:
+        return False  # this machine has started again since
+    return _now(folder) - os.fstat(file).st_mtime < SILENT_SECONDS
+
+
+def _is_an_earlier_start(holder: Holder | None, job: tuple[str, int] | None) -> bool:
+    """Return whether the holder belongs to an earlier start of this very job, all of whose processes the scheduler has ended."""
+    held = None if holder is None else holder.job
+    return held is not None and job is not None and held[0] == job[0] and held[1] < job[1]
 
 
 def _in_use(folder: Path, holder: Holder | None) -> LaunchError:
@@ -163,21 +176,6 @@ def _read(file: int) -> Holder | None:
         return None
 
 
-def _lives(holder: Holder, file: int, folder: Path) -> bool:
-    """Return whether a holder still runs, as far as can be seen from here."""
-    if _same_kernel(holder):
-        started = started_ticks(holder.pid)
-        return started is not None and started == holder.started_ticks
-    if holder.host == platform.node() and holder.boot != boot_id():
-        return False  # this machine has started again since
-    return _now(folder) - os.fstat(file).st_mtime < SILENT_SECONDS
-
-
-def _is_an_earlier_start(holder: tuple[str, int] | None, job: tuple[str, int] | None) -> bool:
-    """Return whether the holder belongs to an earlier start of this very job, all of whose processes the scheduler has ended."""
-    return holder is not None and job is not None and holder[0] == job[0] and holder[1] < job[1]
-
-
 def _now(folder: Path) -> float:
     """Return the time by the clock of the file system, which this machine's may differ from."""
     try:
@@ -185,11 +183,6 @@ def _now(folder: Path) -> float:
             return os.fstat(file.fileno()).st_mtime
     except OSError:  # a reader who may not write there
         return time.time()
-
-
-def _same_kernel(holder: Holder) -> bool:
-    """Return whether the holder's pid means something here."""
-    return (holder.boot, holder.namespace) == (boot_id(), pid_namespace())
 
 
 def _is_at(file: int, path: Path) -> bool:
@@ -201,53 +194,28 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _myself(job: tuple[str, int] | None = None) -> Holder:
-    return Holder(
-        pid=os.getpid(),
-        host=platform.node(),
-        boot=boot_id(),
-        namespace=pid_namespace(),
-        started_ticks=started_ticks(os.getpid()),
-        since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        job=job,
-    )
+    boot, namespace = _kernel()
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Holder(pid=os.getpid(), host=platform.node(), boot=boot, namespace=namespace, since=since, job=job)
 
 
-def boot_id() -> str:
-    """Return the kernel's identifier of this boot; empty where there is no /proc."""
+def _kernel() -> tuple[str, str]:
+    """Return the identifier of this boot and the namespace in which this process has its pid; empty where there is no /proc."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return boot, str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        return ""
+        return "", ""
 
 
-def pid_namespace() -> str:
-    """Return the name of the namespace in which this process has its pid; empty where there is no /proc."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third, the state, on; None where there is no such process; proc(5)."""
-    try:
-        text = Path("/proc", str(pid), "stat").read_text(encoding="utf8", errors="replace")
-    except OSError:
-        return None
-    return text[text.rfind(")") + 2 :].split()
-
-
-def started_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the boot; None where it has ended."""
-    fields = stat_fields(pid)
-    return None if fields is None or fields[0] in "ZX" else int(fields[19])
-
-
-def ancestors() -> set[int]:
-    """Return the pids of this process, its parent, and so on."""
-    found, pid = set(), os.getpid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
-        fields = stat_fields(pid)
-        pid = int(fields[1]) if fields else 0
-    return found
+def _ancestors() -> set[int]:
+    """Return the pids of this process, its parent, and so on; proc(5)."""
+    pids, pid = set(), os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        try:
+            text = Path("/proc", str(pid), "stat").read_text(encoding="utf8", errors="replace")
+        except OSError:
+            break
+        pid = int(text[text.rfind(")") + 2 :].split()[1])
+    return pids

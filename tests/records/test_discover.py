@@ -191,3 +191,27 @@ def test_a_thousand_files_are_read_in_a_tenth_of_what_ten_thousand_may_take(tmp_
     results, _ = load_results([tmp_path])
     assert len(results) == 1000
     assert time.process_time() - before < 3
+
+
+def test_two_runs_of_one_name_are_both_named_and_a_copy_read_from_a_log_is_none(tmp_path):
+    for place, factor in (("a", 1.0), ("b", 1.0002), ("c", 1.05)):
+        shutil.copytree(RUNS / "cpu", tmp_path / place)
+        file = next((tmp_path / place).rglob("steps.jsonl"))
+        steps = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = [json.dumps(step | {"step_seconds": factor * step["step_seconds"]}) for step in steps]
+        file.write_text("\n".join(lines) + "\n")
+    (kept,), (problem,) = load_results([tmp_path])
+    assert problem.what == f"{kept.path} and {tmp_path}/c/runs/cpu-llama-0 are two runs named cpu-llama-0."
+
+
+def test_a_name_that_leads_elsewhere_is_refused_where_it_is_read(tmp_path):
+    record = json.loads((RUNS / "cpu" / "runs" / "cpu-llama-0" / "run.json").read_text())
+    for number, (key, name) in enumerate(
+        (key, name) for key in ("run_id", "model") for name in ("../x", "a/b", "..", "", "a\\b")
+    ):
+        (tmp_path / f"run-{number}").mkdir()
+        write(tmp_path / f"run-{number}" / "run.json", record | {key: name})
+    results, problems = load_results([tmp_path])
+    assert (results, len(problems)) == ([], 10)
+    write(tmp_path / "old numbers.json", minimal(model="meta-llama/Llama-2"))
+    assert read_result(tmp_path / "old numbers.json").run.model == "Llama-2"

@@ -1,5 +1,6 @@
 """Find results and probes in folders, files and archives, whichever program wrote them."""
 
+import math
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,10 +36,25 @@ def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordErr
         source = _in_archive(path, problems) if _is_packed(path) else _in_place(path, problems)
         for result in source:
             former = results.setdefault(result.run.run_id, result)
-            if len(former.steps) < len(result.steps):
+            if former is not result and not _is_copy(former, result):
+                what = f"{former.path} and {result.path} are two runs named {result.run.run_id}."
+                why = "Their step times differ. The first one counts."
+                problems.append(RecordError(what, where=str(result.path), why=why, fix="another run_id in one of them"))
+            elif len(former.steps) < len(result.steps):
                 problems.append(_shorter(former, result))
                 results[result.run.run_id] = replace(result, telemetry=former.telemetry)
     return list(results.values()), problems
+
+
+PRINTED_SECONDS = 1e-3
+"""To which a log, from which a copy may have been read, rounds the time of a step."""
+
+
+def _is_copy(former: RunResult, result: RunResult) -> bool:
+    """Return whether two results of one name have the same step times, as far as both have any."""
+    seconds = ({step.step: step.step_seconds for step in one.steps if step.merged == 1} for one in (former, result))
+    one, other = seconds
+    return all(math.isclose(one[step], other[step], rel_tol=1e-3, abs_tol=PRINTED_SECONDS) for step in one.keys() & other.keys())
 
 
 def _shorter(former: RunResult, result: RunResult) -> RecordError:

@@ -236,7 +236,7 @@ def _model(reader: _Reader) -> str:
     known = [model for model in MODELS if model in name]
     if len(known) == 1 and not OTHER_VERSION.search(name) and set(BILLIONS.findall(name)) <= SIZES[known[0]]:
         return known[0]
-    return stated or reader.path.stem
+    return (stated or "").rstrip("/").rpartition("/")[2] or reader.path.stem
 
 
 def _dtype(reader: _Reader) -> str | None:

@@ -56,6 +56,8 @@ WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_WHOLE)]
 Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]
 Name = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """Text of tables and pictures: one line, which a terminal shows as it is."""
+FileName = Annotated[str, Field(max_length=300, pattern=r"^\.*[^./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]*$")]
+"""A name that becomes part of a path: without separators, and neither `.` nor `..`."""
 StepNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
 Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]
@@ -288,8 +290,8 @@ class RunRecord(RefuseUnknownKeys):
     """One training run: what was requested, what ran, how it ended. Its steps are in steps.jsonl next to it."""
 
     schema_version: Version = SCHEMA_VERSION
-    run_id: Name
-    model: Name
+    run_id: FileName
+    model: FileName
     """Key in config.yaml, such as llama."""
     size: Literal["full", "tiny"] = "full"
     shape: ModelShape | None = None

@@ -1,5 +1,6 @@
 """Find results and probes in folders, files and archives, whichever program wrote them."""
 
+import contextlib
 import math
 import os
 import shlex
@@ -95,19 +96,19 @@ def find_results(path: Path) -> Iterator[Path]:
     Raises:
         RecordError: there is no such file or folder.
     """
-    if os.path.lexists(path) and not os.path.isdir(path):  # noqa: PTH112 (a path that cannot be looked at is no folder)
+    if os.path.isdir(path):  # noqa: PTH112 (a path that cannot be looked at is no folder)
+        files = []
+        for folder, folders, names in os.walk(path):
+            folders.sort()
+            if "run.json" in names:
+                yield Path(folder)
+            files += [Path(folder, name) for name in names if is_result_file(name)]
+        yield from sorted(files)
+    elif os.path.lexists(path):
         yield path.parent if path.name == "run.json" else path
-        return
-    if not os.path.isdir(path):  # noqa: PTH112
+    else:
         fix = "name a folder that holds run.json or benchmark_*.json files"
         raise RecordError(f"There is no file or folder {path}.", where=str(path), fix=fix)
-    files = []
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        if "run.json" in names:
-            yield Path(folder)
-        files += [Path(folder, name) for name in names if is_result_file(name)]
-    yield from sorted(files)
 
 
 def is_result_file(name: str) -> bool:
@@ -169,9 +170,8 @@ def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
     """
     for place in named:
         if not any(file.is_file() for file in _files_of(place)) and not _is_packed(place):
-            raise RecordError(
-                f"There is no {PROBES_FILE} in {place}.", where="probes", fix="./benchmark.py --probe gemm measures"
-            )
+            what = f"There is no {PROBES_FILE} in {place}."
+            raise RecordError(what, where="--probes", fix="./benchmark.py --probe gemm measures")
     return tuple(named)
 
 
@@ -180,14 +180,14 @@ def probes_in(paths: Iterable[Path]) -> tuple[list[ProbeRecord], list[RecordErro
     probes: list[ProbeRecord] = []
     problems: list[RecordError] = []
     places = list(dict.fromkeys(paths))
-    files = dict.fromkeys(Path(os.path.realpath(file)) for place in places if not _is_packed(place) for file in _files_of(place))
-    for file in files:
+    for file in dict.fromkeys(Path(os.path.realpath(file)) for place in places for file in _files_of(place)):
         try:
             probes += read_probes(file)
         except RecordError as error:
             problems.append(error)
     for archive in filter(_is_packed, places):
-        probes += _archived_probes(archive)
+        with contextlib.suppress(RecordError), unpacked(archive) as folder:  # the reader of its results reports damage
+            probes += [probe for file in sorted(folder.rglob(PROBES_FILE)) for probe in read_probes(file)]
     return probes, problems
 
 
@@ -201,14 +201,5 @@ def _files_of(place: Path) -> Iterator[Path]:
         yield from sorted(place.rglob(PROBES_FILE))
         if (place / "run.json").is_file():
             yield place.parent.parent / PROBES_FILE
-        return
-    yield place.parent / PROBES_FILE
-
-
-def _archived_probes(archive: Path) -> list[ProbeRecord]:
-    """Read the probes in an archive; none where it is damaged, which the reader of its results reports."""
-    try:
-        with unpacked(archive) as folder:
-            return [probe for file in sorted(folder.rglob(PROBES_FILE)) for probe in read_probes(file)]
-    except RecordError:
-        return []
+    elif not _is_packed(place):
+        yield place.parent / PROBES_FILE

@@ -63,14 +63,21 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tupl
     notes = ["read from a file of another program, which does not prove what ran"]
     model = _model(reader)
     machine = _machine(reader, notes)
-    _note_memory(reader, notes)
+    peak = reader.find("peak_memory_allocated_gb")
+    if peak is not None and not any(step.peak_allocated_bytes for step in steps):
+        notes.append(f"peak memory of the whole run {peak} GB; none by step")
+    stated_dtype = reader.text("matmul_dtype", "precision")
+    versions = {
+        "torch": reader.text("pytorch_version"),
+        reader.text("software_stack") or "software": reader.text("software_version"),
+    }
     run = RunRecord(
         run_id=f"foreign-{digest[:16]}",
         model=model,
         shape=model_shape(MODELS[model]) if model in MODELS else None,
         strategy=reader.text("strategy_name", "strategy", "parallel_strategy"),
         engine=_engine(reader),
-        matmul_dtype=_dtype(reader),
+        matmul_dtype=stated_dtype if stated_dtype in DTYPES else None,  # names of mixed precision are ambiguous
         tensor_parallel=reader.whole("tensor_model_parallel_size", "tensor_parallel_size"),
         pipeline_parallel=reader.whole("pipeline_model_parallel_size", "pipeline_parallel_size"),
         virtual_pipeline=reader.whole("virtual_pipeline_model_parallel_size"),
@@ -80,7 +87,7 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tupl
         global_batch_sequences=reader.whole("global_batch_size"),
         sequence_tokens=reader.whole("sequence_length"),
         machine=machine,
-        software=_software(reader),
+        software={name: version for name, version in versions.items() if version is not None},
         started_at=None,
         clock="framework",
         outcome="completed",
@@ -163,13 +170,27 @@ class _Reader:
             raise self.error(f"{names[0]} is {value!r}.", "It counts something: a whole number of 1 or more.")
         return int(value)
 
-    def series(self, *names: str) -> Sequence[Any] | None:
-        """Return a list with a value for each step; None where it is absent or empty."""
-        for name in names:
-            value = self.document.get(name)
-            if isinstance(value, list) and value:
-                return value
-        return None
+    def numbers(self, *names: str, steps: int | None = None) -> list[float | None]:
+        """Return the first list of numbers under some names, one a step; empty where there is none.
+
+        A list of another length than `steps` describes something else: its place is taken by as many absent values.
+        """
+        values: list[Any] = next((one for name in names if isinstance(one := self.document.get(name), list) and one), [])
+        if steps is not None and len(values) != steps:
+            return [None] * steps
+        for value in values:
+            if (value is None and steps is None) or isinstance(value, bool) or not isinstance(value, int | float | None):
+                raise self.error(f"{names[0]} holds {value!r}.", "Its entries are numbers.")
+        try:
+            return [None if value is None else float(value) for value in values]
+        except OverflowError as error:
+            raise self.error(f"{names[0]} holds a number of more than 308 digits.", "Its entries are numbers.") from error
+
+    def bytes_of(self, name: str, gigabytes: Any) -> int:
+        """Return gigabytes in bytes."""
+        if isinstance(gigabytes, bool) or not isinstance(gigabytes, int | float) or not 0 <= gigabytes < LARGEST_REAL:
+            raise self.error(f"{name} holds {gigabytes!r}.", "Memory is a finite number of gigabytes.")
+        return round(gigabytes * 1e9)
 
     def error(self, what: str, why: str) -> RecordError:
         """Return an error that names the file."""
@@ -177,56 +198,29 @@ class _Reader:
 
 
 def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
-    seconds = reader.series("raw_step_times", "step_times")
-    if seconds is None:
+    seconds = reader.numbers("raw_step_times", "step_times")
+    if not seconds:
         raise reader.error("no step times.", "A result holds raw_step_times or step_times: a list of seconds, one a step.")
     batch, length = reader.whole("global_batch_size"), reader.whole("sequence_length")
-    tokens = batch * length if batch and length else None
-    losses = _aligned(reader, len(seconds), "raw_loss_values", "loss_values")
-    rates = _aligned(reader, len(seconds), "raw_learning_rates", "learning_rates")
-    memory = _aligned(reader, len(seconds), "raw_memory_values", "memory_values")
+    losses = reader.numbers("raw_loss_values", "loss_values", steps=len(seconds))
+    rates = reader.numbers("raw_learning_rates", "learning_rates", steps=len(seconds))
+    memory = reader.numbers("raw_memory_values", "memory_values", steps=len(seconds))
     records = []
-    for index, (entry, loss, rate, gigabytes) in enumerate(zip(seconds, losses, rates, memory, strict=True)):
-        value = _number(reader, "raw_step_times", entry)
-        if not 0 < value < math.inf:
+    for index, (value, loss, rate, gigabytes) in enumerate(zip(seconds, losses, rates, memory, strict=True)):
+        if value is None or not 0 < value < math.inf:
             raise reader.error(f"step time {index + 1} is {value!r}.", "A step takes a positive, finite number of seconds.")
         records.append(
             StepRecord(
                 step=index + 1,
                 step_seconds=value,
-                tokens=tokens,
+                tokens=batch * length if batch and length else None,
                 loss=finite_or_none(loss),
                 learning_rate=rate,
                 finite=loss is None or math.isfinite(loss),
-                peak_allocated_bytes=None if gigabytes is None else _bytes(reader, "raw_memory_values", gigabytes),
+                peak_allocated_bytes=None if gigabytes is None else reader.bytes_of("raw_memory_values", gigabytes),
             )
         )
     return tuple(records)
-
-
-def _aligned(reader: _Reader, steps: int, *names: str) -> list[float | None]:
-    """Return a value for each step; a list of another length describes something else and is left out."""
-    values = reader.series(*names)
-    if values is None or len(values) != steps:
-        return [None] * steps
-    return [None if value is None else _number(reader, names[0], value) for value in values]
-
-
-def _number(reader: _Reader, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise reader.error(f"{name} holds {value!r}.", "Its entries are numbers.")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise reader.error(f"{name} holds a number of {len(str(value))} digits.", "Its entries are numbers.") from error
-
-
-def _bytes(reader: _Reader, name: str, value: Any) -> int:
-    """Return gigabytes in bytes."""
-    gigabytes = _number(reader, name, value)
-    if not 0 <= gigabytes < LARGEST_REAL:
-        raise reader.error(f"{name} holds {gigabytes!r}.", "Memory is a finite number of gigabytes.")
-    return round(gigabytes * 1e9)
 
 
 def _model(reader: _Reader) -> str:
@@ -237,12 +231,6 @@ def _model(reader: _Reader) -> str:
     if len(known) == 1 and not OTHER_VERSION.search(name) and set(BILLIONS.findall(name)) <= SIZES[known[0]]:
         return known[0]
     return (stated or "").rstrip("/").rpartition("/")[2] or reader.path.stem
-
-
-def _dtype(reader: _Reader) -> str | None:
-    """Return a plain dtype; names of mixed precision are ambiguous and give None."""
-    stated = reader.text("matmul_dtype", "precision")
-    return stated if stated in DTYPES else None
 
 
 def _engine(reader: _Reader) -> str:
@@ -272,17 +260,5 @@ def _machine(reader: _Reader, notes: list[str]) -> Machine:
         accelerator=reader.text("device_name"),
         gpus_per_node=on_node,
         nodes=nodes,
-        memory_bytes=None if memory is None else _bytes(reader, "total_memory_gb", memory),
+        memory_bytes=None if memory is None else reader.bytes_of("total_memory_gb", memory),
     )
-
-
-def _software(reader: _Reader) -> dict[str, str]:
-    stack = reader.text("software_stack")
-    named = {"torch": reader.text("pytorch_version"), stack or "software": reader.text("software_version")}
-    return {name: version for name, version in named.items() if version is not None}
-
-
-def _note_memory(reader: _Reader, notes: list[str]) -> None:
-    peak = reader.find("peak_memory_allocated_gb")
-    if peak is not None and reader.series("raw_memory_values", "memory_values") is None:
-        notes.append(f"peak memory of the whole run {peak} GB; none by step")

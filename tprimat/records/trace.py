@@ -1,12 +1,10 @@
 """Read a trace of torch's profiler: JSON for Chrome's trace viewer, plain or gzipped."""
 
-import contextlib
 import gc
 import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +17,40 @@ LARGEST = 4 * 2**30
 """Most bytes of a file with a trace, packed or unpacked."""
 
 
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector, which would walk millions of new objects again and again to no effect."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
 def read_document(path: Path) -> Any:
     """Read the JSON of a file, plain or gzipped.
 
     Raises:
         RecordError: missing, too large, or cut short.
     """
+    content = read_bytes(path, LARGEST)
+    if content.startswith(GZIP_START):
+        content = _unpacked(content, path)
+    running = gc.isenabled()
+    gc.disable()  # the collector of cycles would walk millions of new objects again and again to no effect
     try:
-        content = read_bytes(path, LARGEST)
-        if content.startswith(GZIP_START):
-            content = _unpacked(content, path)
         # Names of kernels come unescaped from the libraries, with control characters and bytes that are not UTF-8.
-        with collector_paused():
-            return json.loads(content.decode("utf8", errors="replace"), strict=False)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
+        return json.loads(content.decode("utf8", errors="replace"), strict=False)
     except (ValueError, RecursionError) as error:
         why = f"{error}; a trace that is cut short looks like this"
         raise RecordError(f"{path} is not JSON.", where=str(path), why=why) from error
+    finally:
+        if running:
+            gc.enable()
 
 
 def _unpacked(content: bytes, path: Path) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        parts, size = [], 0
-        while part := file.read(PART):
-            parts.append(part)
-            size += len(part)
-            if size > LARGEST:
-                raise RecordError(
-                    f"{path} unpacks to more than {LARGEST} bytes.", where=str(path), fix="profile fewer steps, without stacks"
-                )
+    parts, size = [], 0
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            while part := file.read(PART):
+                parts.append(part)
+                size += len(part)
+                if size > LARGEST:
+                    what = f"{path} unpacks to more than {LARGEST} bytes."
+                    raise RecordError(what, where=str(path), fix="profile fewer steps, without stacks")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
     return b"".join(parts)
 
 
@@ -75,13 +65,7 @@ def trace_of(document: Any, path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it is not a trace.
     """
-    if isinstance(document, list):  # the format's other form: the events alone
-        document = {"traceEvents": document}
     if not is_trace(document):
-        raise RecordError(
-            f"{path} is not a trace.",
-            where=str(path),
-            why="It has no list of traceEvents.",
-            fix="profile_*.json of the output folder",
-        )
-    return dict(document)
+        why, fix = "It has no list of traceEvents.", "profile_*.json of the output folder"
+        raise RecordError(f"{path} is not a trace.", where=str(path), why=why, fix=fix)
+    return {"traceEvents": document} if isinstance(document, list) else dict(document)  # the format allows the events alone

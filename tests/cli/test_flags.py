@@ -183,4 +183,4 @@ def test_flags_stay_few():
     flags = {name: [one for one in parser._actions if one.option_strings] for name, parser in parsers.items()}
     counted = {name: len(several) - len(("--help", "--version")) for name, several in flags.items()}
     assert counted["run"] <= 28
-    assert sum(counted.values()) <= 120, counted
+    assert sum(counted.values()) <= 110, counted

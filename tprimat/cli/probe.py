@@ -29,9 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--time-budget", type=float, metavar="S", help="start no measurement after this many seconds")
     parser.add_argument("--ranks", type=positive, metavar="N", help="ranks of collectives and ddp (every GPU; 2 on a CPU)")
-    sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--small", dest="small", action="store_true", default=None, help="small sizes (the default on a CPU)")
-    sizes.add_argument("--full", dest="small", action="store_false", help="full sizes even on a CPU")
+    sizes = "full sizes even on a CPU; --no-full: small ones even on a GPU"
+    parser.add_argument("--full", action=argparse.BooleanOptionalAction, help=sizes)
     parser.add_argument(
         "--dtype", metavar="LIST", help="dtypes of matrix products: bf16,fp8,fp16,tf32,fp32 (all; on a CPU bf16,fp16,fp32)"
     )
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     request = ProbeRequest(
         kinds=probes.parse_kinds(options.kinds),
         output=options.output,
-        small=options.small,
+        small=None if options.full is None else not options.full,
         seconds=options.time_budget,
         dtypes=probes.parse_dtypes(options.dtype) if options.dtype else None,
         config=options.config,

@@ -212,7 +212,7 @@ def words_of(kind: str, request: ProbeRequest, seconds: float | None) -> list[st
     words += ["--dtype", ",".join(request.dtypes)] if request.dtypes else []
     words += ["--config", str(request.config)] if request.config else []
     words += ["--resume"] if request.resume else []
-    return words + ([] if request.small is None else ["--small" if request.small else "--full"])
+    return words + ([] if request.small is None else ["--no-full" if request.small else "--full"])
 
 
 def rank_counts(kind: str, requested: int | None) -> list[int]:

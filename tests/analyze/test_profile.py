@@ -492,7 +492,7 @@ def test_a_file_that_is_no_trace_is_named(tmp_path, content, what):
 
 
 def test_a_gzip_file_that_unpacks_to_too_much_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("tprimat.records.trace.LARGEST", 1000)
+    monkeypatch.setattr("tprimat.records.trace.LARGEST_UNPACKED", 1000)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * 1001))
     with pytest.raises(RecordError, match="more than 1000 bytes"):

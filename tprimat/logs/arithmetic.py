@@ -8,7 +8,8 @@ from typing import Any
 from tprimat.logs.fields import OPTIONS, capacity, number, truth
 from tprimat.logs.shape import NONE, number_of, switch_of
 from tprimat.records.evidence import FP8_RECIPES
-from tprimat.records.schema import LARGEST_STEP, StepRecord
+from tprimat.records.limits import LARGEST_STEP
+from tprimat.records.schema import StepRecord
 
 NARROW = {"fp8", "fp4"}
 WIDE_WEIGHT_GRADIENTS = "_with_gw_hp"

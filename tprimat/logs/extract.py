@@ -39,7 +39,8 @@ from tprimat.logs.steps import (
     step_times,
 )
 from tprimat.records.evidence import CAUTION
-from tprimat.records.schema import LARGEST_WHOLE, Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
+from tprimat.records.limits import LARGEST_WHOLE
+from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""

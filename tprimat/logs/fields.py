@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tprimat.records.schema import LARGEST_WHOLE, RunRecord
+from tprimat.records.limits import LARGEST_WHOLE
+from tprimat.records.schema import RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.logs.fields import BEFORE_SWIGLU, NARROW_DTYPES, LineFields
-from tprimat.records.schema import LARGEST_STEP, LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS, RunRecord
+from tprimat.records.limits import LARGEST_STEP, LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS
+from tprimat.records.schema import RunRecord
 
 CONFIGURATION = (
     "world_size",

@@ -13,17 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from tprimat.core.errors import RecordError
+from tprimat.records.limits import ALWAYS_ALLOWED, LARGEST_UNPACKED, MOST_EXPANSION
 from tprimat.records.store import NO_ROOM, cannot_write
 
 SUFFIXES = (".tar.gz", ".tgz")
 RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", "benchmark_*.json", "train_*.json")
 """Files that results are read from; nothing else is unpacked."""
-LARGEST = 4 * 2**30
-"""Most bytes of an unpacked archive."""
-MOST_EXPANSION = 200
-"""Most bytes of an unpacked archive for each of its own. Records grow five- to twentyfold, zeros a thousandfold."""
-ALWAYS_ALLOWED = 16 * 2**20
-"""Bytes of an unpacked archive that need no such ratio."""
 ANOTHER_TMPDIR = "TMPDIR=FOLDER in front of the command, where there is room"
 
 
@@ -45,13 +40,13 @@ class _Bounded(io.RawIOBase):
         content = self.stream.read(min(requested, self.left + 1))
         self.left -= len(content)
         if self.left < 0:
-            why = f"Archives of results grow up to {MOST_EXPANSION}-fold, and up to {LARGEST:,} bytes."
+            why = f"Archives of results grow up to {MOST_EXPANSION}-fold, and up to {LARGEST_UNPACKED:,} bytes."
             raise RecordError(f"{self.where} unpacks to more than {self.most:,} bytes.", where=str(self.where), why=why)
         return content
 
 
 @contextmanager
-def unpacked(path: Path, most: int = LARGEST) -> Iterator[Path]:
+def unpacked(path: Path, most: int = LARGEST_UNPACKED) -> Iterator[Path]:
     """Unpack the results of an archive into a temporary folder: regular files only, and none outside the folder.
 
     Raises:

@@ -14,7 +14,8 @@ from typing import Any
 from tprimat.core.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
 from tprimat.core.errors import RecordError
 from tprimat.core.models import model_shape
-from tprimat.records.schema import LARGEST_REAL, Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
+from tprimat.records.limits import LARGEST_REAL
+from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 from tprimat.records.store import checked
 
 ENGINES = {

@@ -15,17 +15,9 @@ from pydantic_core import PydanticCustomError
 from tprimat.core.accelerators import Backend
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import RefuseUnknownKeys
+from tprimat.records.limits import DEEPEST, LARGEST_REAL, LARGEST_STEP, LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS
 
 SCHEMA_VERSION = 1
-LARGEST_WHOLE = 2**53
-"""The largest whole number up to which floating point is exact."""
-LARGEST_REAL = 1e100
-"""Sums of squares of such numbers are still finite."""
-LARGEST_STEP = 10**9
-SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
-"""31 years."""
-DEEPEST = 8
-"""Levels in a value of free form."""
 
 
 def _known_version(version: int) -> int:

@@ -20,17 +20,12 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from tprimat.core.errors import ConfigError, RecordError
+from tprimat.records.limits import LARGEST_DOCUMENT, LARGEST_LINE
 from tprimat.records.schema import SCHEMA_VERSION, Machine, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
 from tprimat.records.summary import summarised
 
 T = TypeVar("T")
-
-LARGEST_DOCUMENT = 256 * 2**20
-"""Bytes of a JSON document, which is read as a whole: ten times those of a run of a hundred thousand steps."""
-LARGEST_LINE = 2**20
-"""Bytes of one line of a .jsonl file, which is read line by line."""
-
 
 RESERVE_FILE = ".room"
 RESERVE_BYTES = 1 << 15

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.core.errors import RecordError
+from tprimat.records.limits import LARGEST_UNPACKED
 from tprimat.records.store import read_bytes
 
 GZIP_START = b"\x1f\x8b"
 PART = 2**24
-LARGEST = 4 * 2**30
-"""Most bytes of a file with a trace, packed or unpacked."""
 
 
 def read_document(path: Path) -> Any:
@@ -23,7 +22,7 @@ def read_document(path: Path) -> Any:
     Raises:
         RecordError: missing, too large, or cut short.
     """
-    content = read_bytes(path, LARGEST)
+    content = read_bytes(path, LARGEST_UNPACKED)
     if content.startswith(GZIP_START):
         content = _unpacked(content, path)
     running = gc.isenabled()
@@ -46,8 +45,8 @@ def _unpacked(content: bytes, path: Path) -> bytes:
             while part := file.read(PART):
                 parts.append(part)
                 size += len(part)
-                if size > LARGEST:
-                    what = f"{path} unpacks to more than {LARGEST} bytes."
+                if size > LARGEST_UNPACKED:
+                    what = f"{path} unpacks to more than {LARGEST_UNPACKED} bytes."
                     raise RecordError(what, where=str(path), fix="profile fewer steps, without stacks")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error

@@ -33,7 +33,8 @@ from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions, tuning_variables
 from tprimat.records.evidence import graded
-from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Evidence, Outcome, RunRecord, StepRecord
+from tprimat.records.limits import LARGEST_REAL, LARGEST_WHOLE
+from tprimat.records.schema import Evidence, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
 from tprimat.train.compat import last_logged

@@ -24,8 +24,6 @@ from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.plan.schema import PrimusStart  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "primus"
-MODELS = ("llama", "qwen")
-STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 LAUNCHERS = {
     "script": (PrimusStart(program="/opt/Primus/examples/run_pretrain.sh", launcher="script", directory="/opt/Primus"), ()),
     "container": (
@@ -77,9 +75,8 @@ def plan_of(model="llama", strategy="truly_identical", *changes, start=DIRECT, *
 
 
 def golden_plans():
-    for model in MODELS:
-        for strategy in STRATEGIES:
-            yield f"{model}-{strategy}", plan_of(model, strategy)
+    for model, strategy in (("llama", "truly_identical"), ("qwen", "maximum_performance")):
+        yield f"{model}-{strategy}", plan_of(model, strategy)
     for name, (start, changes) in LAUNCHERS.items():
         yield f"launcher-{name}", plan_of("llama", "balanced", *changes, start=start)
 
@@ -113,14 +110,10 @@ def test_the_command_line_and_the_experiment_say_the_same(name):
     assert all(not isinstance(value, str) or not value[0].isdigit() for value in written.values())
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1e-5, "1.0e-05"), (3e-4, "0.0003"), (0.0, "0.0"), (1e-8, "1.0e-08"), (True, "True"), (4, "4"), ("hybrid", "hybrid")],
-)
-def test_a_value_is_written_so_that_primus_reads_it_back(value, text):
-    assert word(value) == text
-    assert type(value_of(text)) is type(value)
-    assert value_of(text) == value
+def test_a_value_is_written_so_that_primus_reads_it_back():
+    texts = {1e-5: "1.0e-05", 3e-4: "0.0003", 0.0: "0.0", True: "True", 4: "4", "hybrid": "hybrid"}
+    assert {value: word(value) for value in texts} == texts
+    assert [(type(value_of(text)), value_of(text)) for text in texts.values()] == [(type(value), value) for value in texts]
 
 
 def test_an_interleaved_pipeline_uses_the_key_that_megatron_does_not_overwrite():
@@ -130,12 +123,12 @@ def test_an_interleaved_pipeline_uses_the_key_that_megatron_does_not_overwrite()
     assert "virtual_pipeline_model_parallel_size" not in found
 
 
-@pytest.mark.parametrize(("layers", "method", "count"), [(None, "uniform", 1), (6, "block", 6)])
-def test_full_recomputation_of_some_layers_is_megatrons_block_method(layers, method, count):
+def test_full_recomputation_of_some_layers_is_megatrons_block_method():
     own = "platform_optimizations.amd.recompute"
-    found = settings(plan_of("llama", "balanced", f"{own}=full", f"{own}_layers={layers or 'null'}"))
-    names = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-    assert tuple(found[name] for name in names) == ("full", method, count)
+    for layers, method, count in ((None, "uniform", 1), (6, "block", 6)):
+        found = settings(plan_of("llama", "balanced", f"{own}=full", f"{own}_layers={layers or 'null'}"))
+        names = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+        assert tuple(found[name] for name in names) == ("full", method, count)
 
 
 @pytest.mark.parametrize(

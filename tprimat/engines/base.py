@@ -218,25 +218,22 @@ def fallback_from(choice: Choice, refusal: UserError) -> Choice:
     return Choice(engine=engine_named(FALLBACK), reason=reason)
 
 
-def refuse_own_dtypes(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse bf16 optimizer states and gradients and an fp8 output layer, which are switches of the embedded engine."""
-    usual = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False}
-    for name, value in usual.items():
-        if (chosen := getattr(plan.engine_options, name)) != value:
-            place = where("platform_optimizations", plan.platform, "engine_options", name)
-            what = f"{name} is {'on' if chosen is True else chosen}."
-            return _no_switch(engine, what, place, f"{name}: {'false' if value is False else value}")
+OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False, "fully_shard": False}
+"""Switches of the embedded engine that change what is trained -> their usual values."""
+
+
+def refuse_own_switches(engine: str, plan: RunPlan, where: Where, *, shards: bool = False) -> ConfigError | None:
+    """Refuse switches of the embedded engine; an engine that always shards weights over the replicas takes that one."""
+    for name, usual in OWN_SWITCHES.items():
+        chosen = getattr(plan.engine_options, name)
+        if chosen != usual and not (shards and name == "fully_shard"):
+            return ConfigError(
+                f"{name} is {'on' if chosen is True else chosen}.",
+                where=where("platform_optimizations", plan.platform, "engine_options", name),
+                why=f"The engine {engine} has no such switch.",
+                fix=f"{name}: {str(usual).lower()}, or --engine megatron",
+            )
     return None
-
-
-def refuse_fully_shard(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse to split weights over the replicas, which is a switch of the embedded engine."""
-    place = where("platform_optimizations", plan.platform, "engine_options", "fully_shard")
-    return _no_switch(engine, "fully_shard is on.", place, "fully_shard: false") if plan.engine_options.fully_shard else None
-
-
-def _no_switch(engine: str, what: str, place: str, usual: str) -> ConfigError:
-    return ConfigError(what, where=place, why=f"The engine {engine} has no such switch.", fix=f"{usual}, or --engine megatron")
 
 
 def refuse_search(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:

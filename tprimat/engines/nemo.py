@@ -21,8 +21,7 @@ from tprimat.engines.base import (
     WorkerEngine,
     bytecode_cache,
     is_installed,
-    refuse_fully_shard,
-    refuse_own_dtypes,
+    refuse_own_switches,
     refuse_search,
 )
 from tprimat.plan.schema import PlatformName, RunPlan
@@ -70,8 +69,7 @@ class NemoEngine(WorkerEngine):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""
         return (
-            refuse_own_dtypes(self.name, plan, where)
-            or refuse_fully_shard(self.name, plan, where)
+            refuse_own_switches(self.name, plan, where)
             or refuse_search(self.name, plan, where)
             or inexpressible(plan)
             or _contradicting_options(plan, where)

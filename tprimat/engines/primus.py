@@ -16,7 +16,7 @@ from typing import ClassVar
 import yaml
 
 from tprimat.core.errors import ConfigError, LaunchError, UserError
-from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_fully_shard, refuse_own_dtypes
+from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_own_switches
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan, Scalar
@@ -302,17 +302,13 @@ def look(primus_path: str | None) -> Installation:
     if place is None:
         raise LaunchError("Primus was not found.", fix="export PRIMUS_PATH=/path/to/Primus, or put primus-cli on PATH")
     found = Path(place).resolve()
-    root = found if found.is_dir() else _checkout_around(found)
-    if root is None:
+    folders = [one for one in found.parents[:2] if (one / "runner").is_dir() and (one / "primus").is_dir()]
+    around = [found] if found.is_dir() else folders
+    if not around:
         return Installation(place=place, root=None, cli=Path(place).absolute(), script=None)
-    modes = (root / DIRECT).is_file()
-    cli = next((root / name for name in CLI if (root / name).is_file()), None) if modes else None
-    script = root / SCRIPT
-    return Installation(place=place, root=root, cli=cli, script=script if script.is_file() else None)
-
-
-def _checkout_around(program: Path) -> Path | None:
-    return next((folder for folder in program.parents[:2] if (folder / "runner").is_dir() and (folder / "primus").is_dir()), None)
+    root = around[0]
+    cli, script = (next((root / name for name in names if (root / name).is_file()), None) for names in (CLI, (SCRIPT,)))
+    return Installation(place=place, root=root, cli=cli if (root / DIRECT).is_file() else None, script=script)
 
 
 def find_installation(options: PrimusOptions, primus_path: str | None, nodes: int) -> PrimusStart:
@@ -399,7 +395,7 @@ class PrimusEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what has no counterpart in Primus, and keys that contradict the plan."""
-        if refused := refuse_own_dtypes(self.name, plan, where) or refuse_fully_shard(self.name, plan, where):
+        if refused := refuse_own_switches(self.name, plan, where):
             return refused
         try:
             self.command(plan)

@@ -24,7 +24,7 @@ from tprimat.engines.base import (
     Settings,
     Where,
     is_installed,
-    refuse_own_dtypes,
+    refuse_own_switches,
     refuse_search,
 )
 from tprimat.logs.fields import LineFields
@@ -67,7 +67,8 @@ class TorchtitanEngine(Engine):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
         refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
-        return refuse_own_dtypes(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
+        ours = refuse_own_switches(self.name, plan, where, shards=True) or refuse_search(self.name, plan, where)
+        return ours or next(refusals, None)
 
     def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
         """Look for torchao where the plan needs it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from tprimat.core.errors import RecordError
 from tprimat.records.archive import is_archive, unpacked
 from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
-from tprimat.records.legacy import read_legacy, stated_otherwise, stated_tokens_per_second
+from tprimat.records.legacy import read_legacy
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.store import RunDirectory, json_document, read_bytes, read_probes
 
@@ -42,7 +42,9 @@ def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordErr
                 why = "Their step times differ. The first one counts."
                 problems.append(RecordError(what, where=str(result.path), why=why, fix="another run_id in one of them"))
             elif len(former.steps) < len(result.steps):
-                problems.append(_shorter(former, result))
+                what = f"{former.path} holds {len(former.steps)} of the {len(result.steps)} steps of its run."
+                why = f"{result.path} has them all, and counts instead."
+                problems.append(RecordError(what, where=str(former.path), why=why, fix="copy the folder of the run again"))
                 results[result.run.run_id] = replace(result, telemetry=former.telemetry)
     return list(results.values()), problems
 
@@ -56,15 +58,6 @@ def _is_copy(former: RunResult, result: RunResult) -> bool:
     seconds = ({step.step: step.step_seconds for step in one.steps if step.merged == 1} for one in (former, result))
     one, other = seconds
     return all(math.isclose(one[step], other[step], rel_tol=1e-3, abs_tol=PRINTED_SECONDS) for step in one.keys() & other.keys())
-
-
-def _shorter(former: RunResult, result: RunResult) -> RecordError:
-    return RecordError(
-        f"{former.path} holds {len(former.steps)} of the {len(result.steps)} steps of its run.",
-        where=str(former.path),
-        why=f"{result.path} has them all, and counts instead.",
-        fix="copy the folder of the run again",
-    )
 
 
 def _in_place(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
@@ -133,14 +126,7 @@ def read_result(place: Path) -> RunResult:
         return own_result(document, place)
     if not isinstance(document, dict):
         raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
-    run, steps = read_legacy(document, place, content)
-    return RunResult(
-        run=run,
-        steps=steps,
-        path=place,
-        stated_tokens_per_second=stated_tokens_per_second(document),
-        contradictions=stated_otherwise(document, run, steps),
-    )
+    return read_legacy(document, place, content)
 
 
 def _refuse_text(content: bytes, place: Path) -> None:

@@ -7,13 +7,14 @@ value is missing, a `software_stack` of cuda, rocm, nemo or primus. What they om
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tprimat.core.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
 from tprimat.core.errors import RecordError
 from tprimat.core.models import model_shape
+from tprimat.records.benchmark_file import RunResult
 from tprimat.records.limits import LARGEST_REAL
 from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 from tprimat.records.store import checked
@@ -50,8 +51,8 @@ SETTINGS = (
 ABSENT = ("", "n/a", "unknown", "none")
 
 
-def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-    """Read a run and its steps from a file's JSON object; the hash of its bytes becomes the run's id, so that a copy counts once.
+def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunResult:
+    """Read a run from a file's JSON object; the hash of its bytes becomes the run's id, so that a copy counts once.
 
     The file's name may hold model and engine.
 
@@ -67,18 +68,15 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tupl
     peak = reader.find("peak_memory_allocated_gb")
     if peak is not None and not any(step.peak_allocated_bytes for step in steps):
         notes.append(f"peak memory of the whole run {peak} GB; none by step")
-    stated_dtype = reader.text("matmul_dtype", "precision")
-    versions = {
-        "torch": reader.text("pytorch_version"),
-        reader.text("software_stack") or "software": reader.text("software_version"),
-    }
+    dtype, stack = reader.text("matmul_dtype", "precision"), reader.text("software_stack") or "software"
+    versions = {"torch": reader.text("pytorch_version"), stack: reader.text("software_version")}
     run = RunRecord(
         run_id=f"foreign-{digest[:16]}",
         model=model,
         shape=model_shape(MODELS[model]) if model in MODELS else None,
         strategy=reader.text("strategy_name", "strategy", "parallel_strategy"),
         engine=_engine(reader),
-        matmul_dtype=stated_dtype if stated_dtype in DTYPES else None,  # names of mixed precision are ambiguous
+        matmul_dtype=dtype if dtype in DTYPES else None,  # names of mixed precision are ambiguous
         tensor_parallel=reader.whole("tensor_model_parallel_size", "tensor_parallel_size"),
         pipeline_parallel=reader.whole("pipeline_model_parallel_size", "pipeline_parallel_size"),
         virtual_pipeline=reader.whole("virtual_pipeline_model_parallel_size"),
@@ -95,49 +93,48 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tupl
         evidence=Evidence(source="log", notes=tuple(notes)),
         source=LogSource(path=str(path), sha256=digest, dialect="benchmark json"),
     )
-    return checked(RunRecord, run, path), checked(tuple[StepRecord, ...], steps, path)
+    run, steps = checked(RunRecord, run, path), checked(tuple[StepRecord, ...], steps, path)
+    rate = _figure(document, "tokens_per_second")
+    return RunResult(
+        run=run,
+        steps=steps,
+        path=path,
+        stated_tokens_per_second=rate if rate is not None and 0 < rate < math.inf else None,
+        contradictions=(*_stated_twice(reader), *_stated_otherwise(document, run, steps)),
+    )
 
 
-def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
-    """Return the throughput over all GPUs that the file states."""
+def _figure(document: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of performance_metrics, endless where no measurement is as large; None where the file states none."""
     metrics = document.get("performance_metrics")
-    value = metrics.get("tokens_per_second") if isinstance(metrics, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST_REAL:
+    value = metrics.get(name) if isinstance(metrics, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if abs(value) < LARGEST_REAL else math.inf
 
 
-def stated_otherwise(document: Mapping[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> tuple[str, ...]:
-    """List what a file states twice and not the same, and figures that its steps contradict: tokens/s, mean time of a step."""
-    found = _stated_twice(document)
-    metrics = document.get("performance_metrics")
-    if not isinstance(metrics, Mapping):
-        return tuple(found)
+def _stated_otherwise(document: Mapping[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+    """Yield the figures that a file's own steps contradict: tokens/s, mean time of a step."""
     seconds = [step.step_seconds for step in steps]
-    parts = [part for part in (seconds, seconds[1:], seconds[len(seconds) // 2 :]) if part]
-    means = [sum(part) / len(part) for part in parts]
+    means = [sum(part) / len(part) for part in (seconds, seconds[1:], seconds[len(seconds) // 2 :]) if part]
     tokens, gpus = steps[0].tokens, run.machine.gpus
+    rates = [tokens / mean / gpus for mean in means] if tokens and gpus else []
     for name, unit, form, made in (
         ("avg_step_time_seconds", "s", ".4g", means),
-        ("tokens_per_second_per_gpu", "tokens/s", ",.0f", [tokens / mean / gpus for mean in means] if tokens and gpus else []),
+        ("tokens_per_second_per_gpu", "tokens/s", ",.0f", rates),
     ):
-        stated = metrics.get(name)
-        if isinstance(stated, bool) or not isinstance(stated, int | float) or not made:
-            continue
-        if min(abs(stated / value - 1) for value in made) > STATED_TOLERANCE:
-            found.append(f"the file states {name} {stated:{form}}, and its own steps make {made[-1]:{form}} {unit}")
-    return tuple(found)
+        stated = _figure(document, name)
+        if stated is not None and made and min(abs(stated / value - 1) for value in made) > STATED_TOLERANCE:
+            yield f"the file states {name} {stated:{form}}, and its own steps make {made[-1]:{form}} {unit}"
 
 
-def _stated_twice(document: Mapping[str, Any]) -> list[str]:
-    """List the settings of which two sections of a file hold different whole numbers."""
-    sections = {name: document[name] for name in SECTIONS if isinstance(document.get(name), Mapping)} | {"the file": document}
-    found = []
+def _stated_twice(reader: "_Reader") -> Iterator[str]:
+    """Yield the settings of which two sections of a file hold different whole numbers."""
+    sections = dict(zip([*reader.names, "the file"], reader.sections, strict=True))
     for key in SETTINGS:
         stated = {name: section[key] for name, section in sections.items() if type(section.get(key)) is int}
         if len(set(stated.values())) > 1:
-            found.append(f"{key} is {' and '.join(f'{value} in {name}' for name, value in stated.items())}")
-    return found
+            yield f"{key} is {' and '.join(f'{value} in {name}' for name, value in stated.items())}"
 
 
 class _Reader:
@@ -146,7 +143,8 @@ class _Reader:
     def __init__(self, document: Mapping[str, Any], path: Path) -> None:
         self.document = document
         self.path = path
-        self.sections = [document[name] for name in SECTIONS if isinstance(document.get(name), Mapping)] + [document]
+        self.names = [name for name in SECTIONS if isinstance(document.get(name), Mapping)]
+        self.sections = [*(document[name] for name in self.names), document]
 
     def find(self, *names: str) -> Any:
         """Return the first value that is not a word for absent."""

@@ -77,9 +77,11 @@ def test_the_same_files_give_the_same_bytes_whatever_their_times(tmp_path):
 def test_folders_of_one_name_stay_apart(tmp_path):
     for place, run in (("a", "h100-llama-0"), ("b", "h100-llama-1")):
         shutil.copytree(RUNS / "h100" / "runs" / run, tmp_path / place / "output" / "run")
-    pack(tmp_path / "x.tar.gz", tmp_path / "a" / "output", tmp_path / "b" / "output")
+    (tmp_path / "a" / "output-2").mkdir()
+    places = [tmp_path / "a" / "output-2", *(tmp_path / one / "output" for one in ("a", "b", "a"))]
+    pack(tmp_path / "x.tar.gz", *places)
     paths = [result.path.relative_to(tmp_path) for result in load_results([tmp_path / "x.tar.gz"])[0]]
-    assert sorted(map(str, paths)) == ["x.tar.gz/output-2/run", "x.tar.gz/output/run"]
+    assert sorted(map(str, paths)) == ["x.tar.gz/output-3/run", "x.tar.gz/output/run"]
 
 
 @pytest.mark.parametrize("name", ["../evil/run.json", "/tmp/evil/run.json", "a/../../run.json", "a\\..\\run.json"])

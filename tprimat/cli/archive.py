@@ -7,6 +7,7 @@ Other machines read it as it is: ./compare.py --results-dir results.tar.gz
 """
 
 import argparse
+from itertools import chain
 from pathlib import Path
 
 from tprimat.cli.common import add_counting, read
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     results = read(options, options.results, to_share=True)
     probes, _ = probes_in(options.results)  # what is damaged is among the problems
     texts = [("README.txt", README), ("report.html", report_page(results))]
-    write_archive(options.output, [*texts, *packed(results.measured, probes, options.results)])
+    write_archive(options.output, chain(texts, packed(results.measured, probes, options.results)))
     size = options.output.stat().st_size / 1e6
     print(f"{options.output}: {plural(len(results.measured), 'run')} and the report, {size:.1f} MB")
     return 1 if results.problems else 0

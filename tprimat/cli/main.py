@@ -33,7 +33,7 @@ COMMANDS = {
     "doctor": "check this machine: Python, torch, GPUs, frameworks, network, disk",
     "validate": "check every cell of a configuration (./validate_config.py)",
     "export": "write one row per run for notebooks and experiment trackers",
-    "archive": "pack results for others, with secrets masked",
+    "archive": "pack results for others: records and the report",
     "completion": "complete the flags of tprimat in your shell",
 }
 """Each in the module of its name, with _ for -."""

@@ -52,9 +52,9 @@ def places_of(runs: Sequence[Measured], folders: Sequence[Path]) -> list[str]:
     """Return the path of each run from the given folder or file on that holds it; a number tells folders of one name apart."""
     names: dict[Path, str] = {}
     for folder in (place.parent if place.name == "run.json" else place for place in folders):
-        name = folder.resolve().name.removesuffix(".gz").removesuffix(".tar") or "results"
-        alike = [other for other in names.values() if other == name or other.startswith(f"{name}-")]
-        names.setdefault(folder, f"{name}-{len(alike) + 1}" if alike else name)
+        root = folder.resolve().name.removesuffix(".gz").removesuffix(".tar") or "results"
+        numbered = (root, *(f"{root}-{number}" for number in range(2, len(folders) + 1)))
+        names.setdefault(folder, next((name for name in numbered if name not in names.values()), root))
     above = [max((one for one in names if item.result.path.is_relative_to(one)), key=lambda one: len(one.parts)) for item in runs]
     return [Path(names[one], item.result.path.relative_to(one)).as_posix() for item, one in zip(runs, above, strict=True)]
 

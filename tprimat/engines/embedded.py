@@ -33,6 +33,9 @@ class EmbeddedEngine(WorkerEngine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse before the start what the worker would refuse."""
+        return _refuse_experts_in_fp8(plan, where) or self._refusal_of_split(plan, where)
+
+    def _refusal_of_split(self, plan: RunPlan, where: Where) -> UserError | None:
         return (
             _refuse_experts(plan, where)
             or _refuse_repeated_tokens(plan, where)
@@ -61,8 +64,8 @@ class EmbeddedEngine(WorkerEngine):
         )
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
-        """All of it: nothing here depends on the machine."""
-        return self.refusal(plan, where)
+        """All but experts in fp8, which other engines train: their layouts can be planned."""
+        return self._refusal_of_split(plan, where)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
@@ -140,15 +143,17 @@ def _refuse_repeated_tokens(plan: RunPlan, where: Where) -> ConfigError | None:
     )
 
 
+def _refuse_experts_in_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
+    if plan.precision != "fp8" or not plan.shape.experts or plan.engine_options.layers != "local":
+        return None
+    what = f"The embedded engine's own layers train {plan.shape.name}, which has experts, in bf16 alone."
+    place, fix = where("platform_optimizations", plan.platform, "precision"), "--precision bf16, or layers: transformer_engine"
+    return ConfigError(what, where=place, why="fp8 gained nothing there.", fix=fix)
+
+
 def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
     if plan.precision != "fp8":
         return None
-    if plan.shape.experts and plan.engine_options.layers == "local":
-        what = f"The embedded engine's own layers train {plan.shape.name}, which has experts, in bf16 alone."
-        place = where("platform_optimizations", plan.platform, "precision")
-        return ConfigError(
-            what, where=place, why="fp8 gained nothing there.", fix="--precision bf16, or layers: transformer_engine"
-        )
     for what, size in _fp8_dimensions(plan):
         if size % FP8_MULTIPLE:
             return ConfigError(

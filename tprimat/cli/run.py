@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--report", action="store_true", help="write report.html, one page on all results in --output-dir, to that folder"
     )
-    group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others: records and the report")
+    group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, with the report")
 
 
 def run_request(options: argparse.Namespace) -> "RunRequest":

@@ -136,3 +136,9 @@ def test_one_run_is_counted_as_one_and_a_path_that_is_no_file_says_so(tmp_path):
     assert done.returncode == 2
     assert "the name of a file: this is a folder" in done.stderr
     assert "--output-dir" not in done.stderr, "it is no flag of this command"
+
+
+def test_a_folder_whose_name_is_no_text_is_shown_by_its_bytes(tmp_path):
+    shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", tmp_path / "results" / "night\udcff")
+    assert export("csv", tmp_path / "runs.csv", tmp_path / "results").returncode == 0
+    assert rows_of(tmp_path / "runs.csv")["h100-llama-0"]["path"] == r"results/night\xff"

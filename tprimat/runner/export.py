@@ -56,7 +56,8 @@ def places_of(runs: Sequence[Measured], folders: Sequence[Path]) -> list[str]:
         numbered = (root, *(f"{root}-{number}" for number in range(2, len(folders) + 1)))
         names.setdefault(folder, next((name for name in numbered if name not in names.values()), root))
     above = [max((one for one in names if item.result.path.is_relative_to(one)), key=lambda one: len(one.parts)) for item in runs]
-    return [Path(names[one], item.result.path.relative_to(one)).as_posix() for item, one in zip(runs, above, strict=True)]
+    places = [Path(names[one], item.result.path.relative_to(one)) for item, one in zip(runs, above, strict=True)]
+    return [os.fsencode(place).decode("utf8", "backslashreplace") for place in places]
 
 
 def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Sequence[Path]) -> Iterator[tuple[str, str]]:

@@ -153,13 +153,6 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     assert "There is no trait 'colour'." in wrong.stderr
 
 
-def test_another_model_is_judged_only_where_unlike_workloads_are_asked_for(tmp_path):
-    words = ("--results-dir", RUNS / "h100", "--output", tmp_path / "x.md")
-    usual, anyway = compare(*words).stdout, compare(*words, "--even-if-different").stdout
-    assert "They differ: model qwen against llama" not in usual
-    assert "They differ: model qwen against llama" in anyway
-
-
 def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression, tmp_path):
     before, after = regression
     arguments = ("--results-dir", before, after, "--baseline", before, "--output", tmp_path / "x.md", "--fail-if-slower")
@@ -280,36 +273,6 @@ def test_the_commands_in_the_docstring_work(tmp_path, line):
     slower(tmp_path / "before" / "r0", tmp_path / "after" / "r1", 1.0001)
     done = compare(*line.split()[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_without_a_baseline_each_run_meets_the_first_that_it_may_be_compared_with(tmp_path):
-    """The first run of the model has another batch: it is refused once, and the two alike are compared with each other."""
-    source = RUNS / "h100" / "runs" / "h100-llama-0"
-    run = json.loads((source / "run.json").read_text())
-    for name, changes in (
-        ("a", {"global_batch_sequences": 64}),
-        ("b", {}),
-        ("c", {"strategy": "balanced"}),
-    ):
-        shutil.copytree(source, tmp_path / name)
-        if name == "a":
-            steps = tmp_path / name / "steps.jsonl"
-            steps.write_text(steps.read_text().replace('"tokens":262144', '"tokens":131072'))
-        (tmp_path / name / "run.json").write_text(json.dumps(run | {"run_id": name, **changes}))
-    compare("--results-dir", tmp_path, "--output", tmp_path / "x.json")
-    verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
-    assert [verdict["outcome"] for verdict in verdicts] == ["refused", "no difference shown"]
-    assert verdicts[0]["differences"] == ["tokens a step 262,144 against 131,072"]
-
-
-def test_a_log_that_is_taken_for_a_result_is_sent_to_the_command_that_reads_logs(tmp_path):
-    log = ROOT / "tests" / "logs" / "nemo.log"
-    done = compare("--results-dir", log, cwd=tmp_path)
-    assert done.returncode != 0
-    assert f"a log? ./extract_primus_metrics.py --log-file {log} --model-name NAME" in done.stderr
-    assert "It begins with " in done.stderr
-    assert "expected value" not in done.stderr
-    assert "./benchmark.py writes" not in done.stderr
 
 
 def test_the_name_of_a_panel_is_checked_before_the_report(tmp_path):

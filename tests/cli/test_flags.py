@@ -118,27 +118,6 @@ def test_a_layout_of_the_moment_that_does_not_divide_is_refused_in_its_own_flags
     assert not re.search(r"parallelism\.\w", said)
 
 
-@pytest.mark.parametrize("flags", [("--gpus", "6", "--pp", "3"), ("--gpus", "8", "--pp", "2", "--tp", "3")])
-def test_each_degree_that_is_named_instead_runs(flags):
-    flag, listed = re.search(r"try   (--\w+) (.*)", refused(*flags)).groups()
-    degrees = re.findall(r"\d+", listed)
-    assert len(degrees) > 1
-    for degree in degrees:
-        (plan,) = plans("--platform", "cpu", "--model", "llama", "--global-batch-size", "24", *flags, flag, degree)
-        assert plan["strategy"] in {f"pp{degree}", f"tp{degree}_pp2"}
-
-
-def test_a_strategy_of_the_file_is_refused_in_the_words_of_the_file():
-    setting = "parallelism.balanced.llama.cpu.tensor_model_parallel_size=3"
-    said = refused("--gpus", "6", "--parallel", "balanced", "--set", setting)
-    assert "must be a multiple of tensor_model_parallel_size (3)." in said
-    assert f"\n  at    --set {setting.removesuffix('=3')}\n" in said
-    assert "\n  try   tensor_model_parallel_size: 1 or 2\n" in said
-    batch = refused("--gpus", "8", "--parallel", "minimal_communication", "--global-batch-size", "7")
-    assert "\n  at    --global-batch-size training.data.global_batch_size\n" in batch
-    assert "\n  try   --global-batch-size 16\n" in batch
-
-
 def test_several_strategies_and_models_are_run_one_after_the_other():
     found = plans("--platform", "nvidia", "--parallel", "balanced,truly_identical", "--model", "qwen, llama", "--runs", "2")
     named = [(plan["strategy"], plan["model"]) for plan in found]
@@ -153,13 +132,6 @@ def test_several_strategies_and_models_are_run_one_after_the_other():
     wrong = run_command("benchmark.py", "--dry-run", "--parallel", "balanced,balance")
     assert wrong.returncode == 2
     assert "There is no strategy 'balance'" in wrong.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_knows_every_command(shell):
-    done = run_command("completion", shell)
-    assert done.returncode == 0
-    assert all(name in done.stdout for name in COMMANDS)
 
 
 def test_bash_completes_commands_flags_and_strategies(tmp_path):

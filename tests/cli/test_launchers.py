@@ -142,16 +142,6 @@ def test_a_run_whose_folder_goes_away_has_not_completed(what, launcher, tmp_path
         assert outcomes(folder) == ["failed"]
 
 
-def test_a_folder_in_the_place_of_the_log_costs_no_run(launcher, tmp_path):
-    folder = tmp_path / "out"
-    (folder / "training_llama.log").mkdir(parents=True)
-    process = benchmark(launcher, "--output-dir", folder)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert "training_llama.log cannot be written" in err
-    assert outcomes(folder) == ["completed"]
-
-
 SMALL_DISK = """\
 mount -t tmpfs -o size=$1 none "$2" || exit 99
 shift 2

@@ -77,16 +77,6 @@ def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_
     assert "memory_optimized" in (tmp_path / "peak_throughput_summary.txt").read_text()
 
 
-def test_a_file_whose_stated_rate_contradicts_its_steps_is_said_so_and_repeated_only_on_request(tmp_path):
-    document = json.loads((RUNS / "foreign" / "benchmark_rocm_llama.json").read_text())
-    document["performance_metrics"] = {"tokens_per_second": 105_000.0, "avg_step_time_seconds": 9.99}
-    (tmp_path / "benchmark_rocm_llama.json").write_text(json.dumps(document))
-    honest = analyse("--results-dir", tmp_path, cwd=tmp_path).stdout
-    assert "this cannot be: the file states 105,000 tokens/s, and its own steps make 26," in honest
-    repeated = analyse("--results-dir", tmp_path, "--seed-conventions", cwd=tmp_path).stdout
-    assert "throughput          105,000 tokens/s" in repeated
-
-
 def test_energy_and_configured_prices_become_columns(tmp_path):
     shutil.copytree(RUNS / "mi300x" / "runs" / "mi300x-llama-0", tmp_path / "output" / "runs" / "r0")
     place = RunDirectory(tmp_path / "output" / "runs" / "r0")
@@ -149,14 +139,3 @@ def test_the_mean_step_time_has_its_interval(tmp_path, runs):
     tokens = best["tokens_per_second_per_gpu"] * best["step_seconds"]
     inverse = [tokens / best[f"tokens_per_second_per_gpu_{end}"] for end in ("high", "low")]
     assert inverse == pytest.approx([best["step_seconds_low"], best["step_seconds_high"]]), "the interval is that of the rate"
-
-
-def test_unlike_work_of_one_model_is_ranked_by_flops_and_said_not_to_compare(tmp_path):
-    """A run that drops tokens makes more tokens/s and fewer FLOP/s."""
-    folders = [ROOT / "benchmarks" / "records" / "h200" / "moe" / name for name in ("capacity", "later")]
-    out = analyse("--results-dir", *folders, cwd=tmp_path).stdout
-    assert re.search("^  work  .*, expert capacity unlimited$", out, re.MULTILINE)
-    assert re.search(
-        "^  not compared  .*1 configuration of this model that did other work [(]expert capacity[)]", out, re.MULTILINE
-    )
-    assert "throughput          92,311 tokens/s" in out

@@ -9,7 +9,6 @@ import pytest
 from commands import ROOT, run_command, run_script
 from plans import request_of
 
-from tprimat.cli import common
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
 from tprimat.plan.build import build_plan
@@ -17,7 +16,6 @@ from tprimat.predict.published import score_published
 from tprimat.runner import plan_choices
 
 DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel")
-SMALL = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM")
 QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
 
 
@@ -32,26 +30,6 @@ def test_the_answer_is_one_screen(tmp_path):
     assert any(line.startswith("fastest   ") for line in lines)
     assert "missing, most of it" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (("plan", *SMALL, "--gpus", "8"), "predicting all layouts of llama-3.1-8b on 8 GPUs ...\n"),
-        (("plan", *SMALL), "predicting all layouts of llama-3.1-8b ...\n"),
-        (("plan", *SMALL, "--gpus", "16,8"), "predicting all layouts of llama-3.1-8b on 8 to 16 GPUs ...\n"),
-        (("plan", *SMALL[:3], "H100 SXM,H200 SXM"), "1 of 2: llama-3.1-8b on 8 x H100 SXM\n"),
-        (("benchmark.py", "--plan", "H100 SXM", "--gpus", "8"), "predicting all layouts of llama and qwen ...\n"),
-    ],
-)
-def test_a_plan_that_takes_long_says_what_it_does_apart_from_its_answer(command, said, monkeypatch):
-    monkeypatch.setattr(common, "SLOW_SECONDS", 0.0)
-    slow = run_command(*command, "--json")
-    assert (slow.returncode, slow.stderr) == (0, said)
-    monkeypatch.setattr(common, "SLOW_SECONDS", 600.0)
-    soon = run_command(*command, "--json")
-    assert (soon.returncode, soon.stderr) == (0, "")
-    assert json.loads(slow.stdout) == json.loads(soon.stdout)
 
 
 def test_layouts_that_the_prediction_cannot_rank_are_counted_with_the_command_that_measures_them(tmp_path):
@@ -113,24 +91,6 @@ def test_a_model_that_fits_nowhere_is_exit_status_1():
     assert "with Megatron-Core with Transformer Engine" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "gpus", "option"),
-    [
-        ("H200 SXM", "1", "gradients"),
-        ("H100 SXM", "1", "optimizer_states"),
-        ("A100 SXM 40GB", "2", None),
-        ("RTX 4090", "1", None),
-    ],
-)
-def test_what_fits_with_less_in_fp32_is_said_with_what_it_costs(accelerator, gpus, option):
-    done = run_command("plan", "--model", "llama", "--accelerator", accelerator, "--gpus", gpus)
-    assert done.returncode == 1
-    assert re.findall(r"It fits with engine_options\.(\w+): bf16 \((?:which rounds|for measuring only)", done.stdout) == (
-        [option] if option else []
-    )
-    assert "GPUs are enough" in done.stdout
-
-
 def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout():
     asked = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--global-batch-size", "128", "--gpus")
     nothing = run_command("plan", *asked, "8")
@@ -183,21 +143,6 @@ def test_several_processes_answer_as_one_does(monkeypatch):
     for choice in json.loads(answers[0])["choices"]:
         layouts = [tuple(row[name] for name in DEGREES) for row in choice["fitting"]]
         assert len(layouts) == len(set(layouts)) > 0
-
-
-def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
-    words = ("--architecture", "gpt-3-175b", "--accelerator", "H100 SXM", "--gpus", "96,4608", "--sequence-length", "2048")
-    strong = run_command("plan", *words, "--gpus", "96,192", "--global-batch-size", "2304")
-    assert strong.returncode == 0, strong.stderr
-    assert "strong scaling, 2,304 sequences" in strong.stdout
-    assert "Megatron-Core performance benchmarks page" in strong.stdout
-    fixed = json.loads(run_command("plan", *words, "--global-batch-size", "2304", "--json").stdout)["scaling"]
-    rates = [answer["fitting"][0]["tokens_per_second_per_gpu"] for answer in fixed]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[-1] < 0.95 * rates[0]
-    grown = json.loads(run_command("plan", *words, "--json").stdout)["scaling"]
-    assert grown[-1]["fitting"][0]["tokens_per_second_per_gpu"] > rates[-1]
-    assert run_command("plan", *words[:4], "--gpus", "8,x").returncode == 2
 
 
 def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
@@ -385,20 +330,6 @@ def test_every_layout_that_is_listed_is_one_that_the_engine_runs(engine, model, 
             assert refused is None, (plan.layout, plan.batch, str(refused))
 
 
-def test_a_command_for_other_machines_names_them():
-    done = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "16", "--nodes", "2")
-    commands = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("./benchmark.py")]
-    assert len(commands) == 2
-    assert all(" --platform nvidia --nodes 2 " in command and " --gpus " not in command for command in commands)
-    assert "start it on each node or with srun, or add --launcher slurm" in done.stdout
-    dry = run_command("benchmark.py", *shlex.split(commands[0])[1:], "--dry-run")
-    assert re.search(r"^fastest +TP2 DP8,", done.stdout, re.MULTILINE)
-    assert "Parallelism: TP=2, PP=1, DP=8" in dry.stdout
-    few = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "MI300X", "--gpus", "4").stdout
-    assert " --platform amd --gpus 4 " in few
-    assert "each node" not in few
-
-
 def test_what_fits_with_less_is_said_in_every_form_with_the_command_that_plans_it():
     words = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM")
     alone = run_command("plan", *words, "--gpus", "16").stdout
@@ -421,39 +352,3 @@ def test_a_plan_refuses_a_choice_that_is_its_own(flag, value):
     done = run_command("benchmark.py", "--plan", "H100 SXM", "--gpus", "8", "--model", "llama", flag.split()[0], value)
     assert (done.returncode, f"--plan chooses {flag} itself." in done.stderr) == (2, True)
     assert f"leave out {flag}" in done.stderr
-
-
-def test_a_plan_names_what_others_published_of_the_model_beside_what_is_predicted_of_it():
-    words = ("plan", "--architecture", "qwen3-30b-a3b", "--precision", "fp8", "--sequence-length", "4096")
-    alone = " ".join(run_command(*words, "--accelerator", "H100 SXM", "--gpus", "16").stdout.split())
-    scores = {score.name: score for score in score_published()}
-    score = scores["megatron-bridge-qwen3-30b-a3b-h100"]
-    said = f"{1 / score.measured:,.0f} tokens/s/GPU on 16 GPUs, where {1 / score.predicted:,.0f} are predicted"
-    assert said in alone
-    assert "published results of mixtures of experts there were within 63 % of the prediction, all slower" in alone
-    several = run_command(*words, "--accelerator", "H100 SXM,MI300X", "--gpus", "16").stdout
-    assert f"Others published of qwen3-30b-a3b on H100 SXM: {said}" in " ".join(several.split())
-
-
-def test_a_tight_plan_names_the_fastest_layout_with_memory_to_spare():
-    words = ("--architecture", "llama-3.1-70b", "--accelerator", "H200 SXM", "--gpus", "16")
-    text = run_command("plan", *words).stdout
-    (said,) = re.findall(r"with 5 % to spare: (.*), ([\d.]+) GiB a GPU, ([\d,]+) tokens/s/GPU \((-\d.* %)\)", text)
-    found = json.loads(run_command("plan", *words, "--json").stdout)
-    roomy = [one for one in found["fitting"] if one["device_bytes"] < 0.95 * found["question"]["memory_bytes"]]
-    best = max(one["tokens_per_second_per_gpu"] for one in roomy)
-    assert round(best) == int(said[2].replace(",", ""))
-    assert text.count("./benchmark.py --model llama-3_1-70b") >= 2
-
-
-def test_fp8_where_the_matrix_units_take_other_types_is_planned_for_primus_alone():
-    words = ("--architecture", "llama-3.1-8b", "--gpus", "8", "--precision", "fp8")
-    assert " --engine primus --platform amd " in run_command("plan", *words, "--accelerator", "MI300X").stdout
-    refused = run_command("plan", *words, "--accelerator", "MI300X", "--engine", "megatron")
-    assert (refused.returncode, refused.stderr.splitlines()[0]) == (
-        2,
-        "error: The embedded engine cannot multiply in fp8 on MI300X.",
-    )
-    same = run_command("benchmark.py", "--plan", "MI300X", "--gpus", "8", "--precision", "fp8", "--engine", "megatron")
-    assert "cannot multiply in fp8 on MI300X" in same.stderr
-    assert " --engine megatron --platform amd " in run_command("plan", *words, "--accelerator", "MI355X").stdout

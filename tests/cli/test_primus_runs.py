@@ -5,7 +5,7 @@ import os
 
 import pytest
 from commands import fake_nvml, run_command, run_script
-from fake_primus import make_checkout, make_machine
+from fake_primus import make_machine
 
 
 @pytest.fixture
@@ -56,11 +56,6 @@ def test_the_layers_that_primus_recomputed_are_read_from_its_log(machine, tmp_pa
     record, _ = run_of(tmp_path)
     found = (record["evidence"]["recompute"], record["evidence"]["recompute_layers"], record["mismatches"])
     assert found == ("full", 4, [])
-
-
-def test_lines_that_primus_prints_twice_count_once(machine, tmp_path):
-    assert machine(act="twice").returncode == 0
-    assert len((run_of(tmp_path)[1] / "steps.jsonl").read_text().splitlines()) == 6
 
 
 def test_a_strategy_that_did_not_run_is_not_counted(machine, tmp_path):
@@ -133,14 +128,6 @@ def test_two_nodes_without_slurm_are_refused_with_the_way_out(machine):
     assert "launcher=slurm" in done.stderr
 
 
-def test_an_old_primus_is_started_by_its_script(machine, tmp_path):
-    done = machine(act="twice", PRIMUS_PATH=str(make_checkout(tmp_path / "old", modes=False)))
-    assert done.returncode == 0, done.stderr
-    record, folder = run_of(tmp_path)
-    assert (record["outcome"], record["mismatches"]) == ("completed", [])
-    assert (folder / "primus.log").read_text() == "the console once more\n"
-
-
 def test_what_primus_cannot_do_is_a_mistake_and_no_failed_run(machine, tmp_path):
     done = machine("--micro-batch-size", "auto")
     assert done.returncode == 2
@@ -152,9 +139,3 @@ def test_gpus_that_primus_would_not_use_are_refused(machine):
     done = machine("--gpus", "2", HIP_VISIBLE_DEVICES="4,5")
     assert done.returncode == 2
     assert "ROCR_VISIBLE_DEVICES=4,5" in done.stderr
-
-
-def test_a_dry_run_shows_the_strategy_in_the_command(machine, tmp_path):
-    done = machine("--dry-run", "--parallel", "memory_optimized")
-    assert "--tensor_model_parallel_size 4 --pipeline_model_parallel_size 2" in done.stdout
-    assert not (tmp_path / "out").exists()

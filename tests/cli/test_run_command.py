@@ -158,20 +158,6 @@ def test_a_cpu_takes_the_tiny_size_and_real_text_by_itself_and_a_gpu_neither():
     assert (cpu["shape"]["heads"], cpu["shape"]["kv_heads"], cpu["shape"]["layers"]) == (32, 8, 32)
 
 
-def test_a_users_own_configuration_brings_its_model_and_strategy(tmp_path):
-    shape = (
-        "name: mine, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_dim: 16, ffn: 128, vocabulary: 512, context_tokens: 4096"
-    )
-    path = tmp_path / "my.yaml"
-    path.write_text(
-        "hardware: {platforms: {cpu: {gpus_per_node: 2}}}\n"
-        f"models: {{mine: {{name: Mine, architecture: {{{shape}}}}}}}\n"
-        "parallelism: {halves: {mine: {cpu: {tensor_model_parallel_size: 2}}}}\n"
-    )
-    (plan,) = plans_of(dry("--config", path, "--parallel", "halves"))
-    assert (plan["shape"]["name"], plan["layout"]["tensor"], plan["layout"]["data"]) == ("mine-tiny", 2, 1)
-
-
 SEEDS_STRATEGY = """\
 parallelism:
   my_custom_config:

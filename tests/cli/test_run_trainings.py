@@ -118,14 +118,6 @@ def test_a_run_that_completes_exits_0_and_prints_its_summary_as_one_document(rep
     ]
 
 
-def test_repetitions_are_all_kept(repeated):
-    folder, _, kept, _ = repeated
-    records = [run.read_run() for run in runs_in(folder, "llama")]
-    assert [record.outcome for record in records] == ["completed", "completed"]
-    assert [len(run.read_steps()) for run in runs_in(folder, "llama")] == [2, 2]
-    assert len({record.run_id for record in records} & set(kept)) == 2
-
-
 def test_a_second_call_in_the_same_folder_leaves_the_first_ones_records_as_they_were(repeated):
     folder, _, kept, (code, _, err) = repeated
     assert code == 0, err
@@ -160,14 +152,6 @@ def test_the_log_has_a_line_for_each_step_from_which_the_figures_can_be_extracte
 def test_every_file_that_a_run_wrote_is_what_its_schema_says(repeated):
     folder, _, _, _ = repeated
     assert check_against_the_schemas(folder) == 2 + 3 * (1 + 1) + 2 + 2 + 1  # benchmark files; plan and run of each; steps
-
-
-def test_the_log_begins_with_the_strategy_and_its_layout(repeated):
-    folder, _, _, _ = repeated
-    for name, layout in (("llama", "TP=1, PP=1, DP=1"), ("qwen", "TP=2, PP=1, DP=1")):
-        lines = (folder / f"training_{name}.log").read_text().splitlines()
-        assert lines[0].startswith("Using parallelism strategy: ")
-        assert lines[1] == f"Parallelism: {layout}, GradAccum=2"
 
 
 def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(repeated):

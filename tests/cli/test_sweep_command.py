@@ -92,13 +92,6 @@ def test_a_second_call_runs_only_what_has_not_completed(no_pictures, ends, capsy
     assert [line[6:8] for line in table(capsys.readouterr().out)][-5:-1] == [["completed", "earlier"]] * 4
 
 
-def test_fresh_runs_everything_again(no_pictures, ends):
-    run("llama")
-    ends["started"].clear()
-    assert run("llama", "--fresh") == 0
-    assert len(ends["started"]) == 5
-
-
 def test_a_cell_that_cannot_run_here_is_said_and_the_others_run(no_pictures, ends, capsys):
     assert run("both", "--gpus", "4") == 1
     lines = table(capsys.readouterr().out)

@@ -51,14 +51,6 @@ def test_a_setting_may_be_empty(tmp_path):
     assert "is empty" not in done.stderr.partition("\n")[0] or "experiment.description" in done.stderr
 
 
-@pytest.mark.parametrize("ranks", ["0", "-1", "x"])
-def test_ranks_are_at_least_one(ranks, tmp_path):
-    done = run_command("probe", "collectives", "--ranks", ranks, cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"--ranks: {ranks} is not a whole number" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_log_that_is_a_pipe_without_a_writer_is_empty(tmp_path):
     os.mkfifo(tmp_path / "log")
     done = run_command("extract_primus_metrics.py", "--log-file", tmp_path / "log", "--model-name", "llama", cwd=tmp_path)

@@ -4,8 +4,6 @@ import argparse
 import contextlib
 import json
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,57 +194,19 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-SLOW_SECONDS = 2.0
-"""Until a command that has said nothing says what it does."""
-
-
-def progress(text: str) -> None:
-    """Say on stderr what is being done: a terminal shows the newest text only, and none once it is empty."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
-def said_if_slow(text: str) -> Iterator[None]:
-    """Say once what is being done, if it is not over soon."""
-    said = []
+def doing(text: str) -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what is being done, until it is done; yields what replaces the text."""
 
-    def say() -> None:
-        said.append(text)
-        progress(text)
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(SLOW_SECONDS, say)
-    timer.daemon = True
-    timer.start()
+    say(text)
     try:
-        yield
+        yield say
     finally:
-        timer.cancel()
-        timer.join()  # so that nothing is said after the answer
-        if said:
-            progress("")
-
-
-@contextlib.contextmanager
-def said_of_many() -> Iterator[Callable[[str], None]]:
-    """Yield what says how far many things are: a terminal shows each text, anything else one if they take long.
-
-    It has no timer, because many plans start processes, which a second thread could leave with locks.
-    """
-    started, said = time.monotonic(), list[str]()
-
-    def after_each(text: str) -> None:
-        if sys.stderr.isatty() or (not said and time.monotonic() - started >= SLOW_SECONDS):
-            progress(text)
-            said.append(text)
-
-    try:
-        yield after_each
-    finally:
-        if said:
-            progress("")
+        say("")
 
 
 def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_probes, counts, positive, print_json, said_if_slow, said_of_many
+from tprimat.cli.common import add_probes, counts, doing, positive, print_json
 from tprimat.engines import ENGINE_NAMES
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _choices(
     from tprimat.report.screen import screen_of
     from tprimat.runner.plan_choices import plan_choices
 
-    with said_of_many() as progress:
+    with doing("predicting ...") as progress:
         found = plan_choices(request, shapes, names, sorted(options.gpus or ()), progress)
     if options.json:
         print_json(choices_document(found))
@@ -105,7 +105,7 @@ def _counts(options: argparse.Namespace, request: "PlanRequest") -> int:
     from tprimat.report.screen import screen_of
     from tprimat.runner.planning import answers, ways_out
 
-    with said_if_slow(_doing(request, options.gpus)):
+    with doing(_doing(request, options.gpus)):
         several = answers(request, sorted(options.gpus))
         ways = None if options.json else ways_out(several, any_engine=request.engine is None)
     if ways is None:
@@ -139,7 +139,7 @@ def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
     from tprimat.runner.planning import ANY_ENGINE, answer, configured_name, otherwise
 
     named = request.engine is not None
-    with said_if_slow(_doing(request, options.gpus)):
+    with doing(_doing(request, options.gpus)):
         found, rates = answer(request)
         question, engines = found.question, ANY_ENGINE if named else ()
         instead = None if found.fitting or options.json else otherwise(question, rates, engines, any_engine=not named)

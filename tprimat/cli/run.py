@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.cells import HOW, SETTABLE, add_request, make_runs, request_of, show
-from tprimat.cli.common import print_json, said_if_slow
+from tprimat.cli.common import doing, print_json
 from tprimat.config.options import WHAT
 from tprimat.core.errors import ConfigError
 
@@ -250,7 +250,7 @@ def _plan(options: argparse.Namespace) -> int:
     request = replace(run_request(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
     refuse_degrees(request, "--plan")
     plans = {plan.model: plan for plan in first_look(replace(request, strategy=None)).plans}
-    with said_if_slow(f"predicting all layouts of {' and '.join(plans)} ..."):
+    with doing(f"predicting all layouts of {' and '.join(plans)} ..."):
         answers = [answer_for(plan, name, request.probes) for plan in plans.values()]
         instead = [
             None

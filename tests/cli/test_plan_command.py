@@ -313,7 +313,6 @@ def plans_of(rows, asked, *, engine, model, precision, recompute):
     ("engine", "model", "precision", "tokens"),
     [
         ("megatron", "llama-3.1-8b", "fp8", 1000),  # whose micro-batches of 1 sequence are no multiple of 16 tokens
-        ("megatron", "deepseek-v2-lite", "fp8", 2048),  # whose tensor ranks each multiply a part of the tokens
         ("megatron", "mixtral-8x7b", "bf16", 1000),
         ("torchtitan", "qwen3-30b-a3b", "bf16", 2048),  # which has no pipeline, and full recomputation only
     ],

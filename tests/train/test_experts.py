@@ -36,8 +36,6 @@ SHAPES = {
 CASES = {
     "mixtral": [
         (1, {}),
-        (2, {"ep": 2}),
-        (4, {"ep": 4}),
         (4, {"ep": 2, "tp": 2}),
         (4, {"ep": 2, "pp": 2}),
         (2, {"ep": 2, "distributed_optimizer": False, "recompute": "full"}),

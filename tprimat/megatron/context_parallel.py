@@ -62,15 +62,12 @@ def _gather_sequence(part: Tensor, ranks: int) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend causally, where the last query belongs to the last key.
+    """Attend causally, where the last query belongs to the last key; result as query.
 
     Args:
         query: shape (sequences, heads, tokens, head_dim).
         key: shape (sequences, key/value heads, tokens seen, head_dim); at least as many tokens.
         value: as key.
-
-    Returns:
-        as query.
     """
     kernels = kernels_for(query, key, value)
     if kernels is None:
@@ -117,16 +114,9 @@ class AttentionOfPiece(torch.autograd.Function):
 
 
 def join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention over the keys of both parts.
+    """Return attention over the keys of two parts and its sums.
 
-    Args:
-        out: of one part, shape (sequences, heads, tokens, head_dim).
-        sums: logarithms of the sums of its rows, shape (sequences, heads, tokens, 1), fp32.
-        other: of the other part, as out.
-        other_sums: as sums.
-
-    Returns:
-        as out, and as sums.
+    Results have the shape (sequences, heads, tokens, head_dim), logarithms of the sums of their rows (..., tokens, 1), fp32.
     """
     total = torch.logaddexp(sums, other_sums)
     joined = out.float() * torch.exp(sums - total) + other.float() * torch.exp(other_sums - total)

@@ -77,14 +77,7 @@ def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> Converted:
 
 
 def accumulate(total: Tensor, a: Scaled, b: Scaled, *, overwrite: bool) -> None:
-    """Total += a @ b.T, or total =, with partial sums in fp32.
-
-    Args:
-        total: shape (m, n), fp32.
-        a: shape (m, k).
-        b: shape (n, k).
-        overwrite: total = instead.
-    """
+    """Total += a @ b.T, or total = with `overwrite`, with partial sums in fp32; shapes (m, n), (m, k) and (n, k)."""
     if total.is_cuda and accumulates_on(total.device):
         cublaslt.accumulate(total, a, b, overwrite=overwrite)
     else:  # the product is rounded to bf16, far finer than what went into it

@@ -96,15 +96,10 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def scaled_and_transposed(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale, round and transpose in one pass.
-
-    Args:
-        x: shape (rows, columns), contiguous.
-        largest: its largest magnitude, fp32, shape ().
-        dtype: one of torch's float8 types.
+    """Scale, round and transpose a contiguous matrix in one pass, given its largest magnitude, fp32, shape ().
 
     Returns:
-        the matrix and its transpose (each contiguous), and the factor that undoes the scaling, shape ().
+        the matrix and its transpose (each contiguous) in one of torch's float8 types, and the factor that undoes the scaling, ().
     """
     rows, columns = x.shape
     small, transposed = x.new_empty((rows, columns), dtype=dtype), x.new_empty((columns, rows), dtype=dtype)

@@ -77,12 +77,7 @@ class CudaRecorder:
 
 
 class StepGraphs:
-    """Runs the micro-batches of each step, from the third step on as graphs.
-
-    Args:
-        passes: runs both passes of a micro-batch.
-        recorder: records them.
-    """
+    """Runs the micro-batches of each step, from the third step on as graphs: `passes` runs both passes of one."""
 
     def __init__(self, passes: Passes, recorder: CudaRecorder) -> None:
         self._passes = passes

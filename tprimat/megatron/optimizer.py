@@ -119,16 +119,9 @@ NOTHING = torch.empty(0)
 def l2_norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool, *_: Any
 ) -> tuple[Tensor, None]:
-    """Return the norm of all tensors together, shape (1,), fp32, on their device, without waiting for it.
+    """Return the norm of all tensors of the only list together, shape (1,), fp32, without waiting for it, and None.
 
-    Args:
-        chunk_size: unused, part of the interface.
-        noop_flag: unused, part of the interface.
-        tensor_lists: one list of gradients.
-        per_tensor: unused; Megatron never asks for it.
-
-    Returns:
-        the norm, and None in place of the norm of each tensor.
+    The other arguments are a part of Megatron's interface, and unused.
     """
     del chunk_size, noop_flag, per_tensor
     norms = compat.foreach_norm(tensor_lists[0], 2, dtype=torch.float32)

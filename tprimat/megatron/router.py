@@ -67,13 +67,13 @@ def choose(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor,
 def within_capacity(weights: Tensor, experts: Tensor, number: int, factor: float) -> Tensor | None:
     """Say which choices their experts take: of each expert those with the largest weights (GShard, arXiv:2006.16668, 2.2).
 
-    Megatron-Core's moe_token_drop_policy probs, by its formula of the capacity.
+    Megatron-Core's moe_token_drop_policy probs: an expert takes `factor` times the mean of all experts, rounded up.
 
     Args:
         weights: shape (tokens, k).
         experts: the same shape, different numbers in each row.
         number: of all experts.
-        factor: an expert takes this times the mean of all experts, rounded up.
+        factor: see above.
 
     Returns:
         shape (tokens, k), bool; None where each expert has room for all tokens.

@@ -41,18 +41,13 @@ SUMS = 4
 
 
 def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor:
-    """Sum up loads and the share of dropped choices over this rank's layers and micro-batches; forget the counts.
+    """Sum up loads and dropped choices over this rank's layers and micro-batches, without waiting; forget the counts.
 
-    The ranks that share experts must all call it. Nothing waits for the device.
-
-    Args:
-        chunks: of this rank's part of the model.
-        device: of the result.
+    The ranks that share experts must all call it.
 
     Returns:
-        shape (4,), fp64: the sum over layers and micro-batches of tokens of the busiest expert over the mean, the same of ranks,
-        the share of choices that were dropped, and the number of layers times micro-batches. Each is the same on all ranks that
-        share experts.
+        shape (4,), fp64, the same on all of them: over layers and micro-batches the sums of the tokens of the busiest expert over
+        the mean, of the same of ranks, and of the share of dropped choices; and the number of layers times micro-batches.
     """
     layers: list[ExpertsLayer | RoutingCounts] = []
     for part in (part for chunk in chunks for part in chunk.modules()):

@@ -24,13 +24,10 @@ ALIGNMENT_BYTES = 512
 
 
 def can_overlap(ranks: int, gpus: int) -> bool:
-    """Whether torch shares memory between processes, and the GPUs of each tensor group are in one machine and read each other's.
+    """Whether torch shares memory between processes, and the `gpus` of a machine read each other's memory in each tensor group.
 
-    Not with ROCm: its system-wide signals depend on how memory was allocated, and this is untested there.
-
-    Args:
-        ranks: of a tensor group, which are neighbours.
-        gpus: used by the run in each machine.
+    Not with ROCm: its system-wide signals depend on how memory was allocated, and this is untested there. The `ranks` of a group
+    are neighbours.
     """
     if not torch.cuda.is_available() or torch.version.hip or not compat.has_symmetric_memory():
         return False

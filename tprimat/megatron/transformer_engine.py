@@ -1,8 +1,7 @@
 """Layers of NVIDIA's Transformer Engine in place of ours: what Megatron-LM itself trains with on NVIDIA GPUs.
 
-`engine_options.layers: transformer_engine` builds Megatron-Core's own spec for it, so that one program with one clock measures
-NVIDIA's best and ours, on the same weights and batches. Every switch that is `auto` then follows Megatron-LM, with Transformer
-Engine's fused cross-entropy and Adam instead of ours.
+One program with one clock then measures NVIDIA's best and ours, on the same weights and batches. Every switch that is `auto`
+follows Megatron-LM, with Transformer Engine's fused cross-entropy and Adam instead of ours.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,10 +4,15 @@ import gc
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
+
+from tprimat.launch.process_tree import MARKER
+from tprimat.launch.reaper import Reaper
 
 TESTS = Path(__file__).parent
 gc.disable()  # until all tests are imported: torch and Megatron-Core create many objects and no garbage
@@ -51,6 +56,21 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_the_tests():
+    """However pytest ends, by SIGKILL too: each process of a test carries a word, by which a helper finds and ends it."""
+    word, start = uuid.uuid4().hex, subprocess.Popen.__init__
+    reaper = Reaper(word, grace_seconds=6.0)
+
+    def marked(self, *given, env=None, **options):
+        start(self, *given, env={MARKER: word, **(os.environ if env is None else env)}, **options)
+
+    subprocess.Popen.__init__ = marked
+    yield
+    subprocess.Popen.__init__ = start
+    reaper.release()
 
 
 def pytest_ignore_collect(collection_path, config):

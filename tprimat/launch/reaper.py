@@ -42,6 +42,10 @@ class Reaper:
     def dismiss(self) -> None:
         """End the helper: the run has ended, or did not start."""
         self._write(DISMISSED)
+        self.release()
+
+    def release(self) -> None:
+        """Let the helper stop the run, and wait until it has."""
         os.close(self._writing)
         self._process.wait()
 

@@ -122,23 +122,29 @@ def test_a_terminal_that_nobody_reads_stops_no_training_and_shows_the_summary_la
     assert sum(b"iteration" in line for line in (folder / "training_llama.log").open("rb")) >= 2000
 
 
-@pytest.mark.parametrize("what", ["moved", "deleted", "replaced", "linked to itself"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_run_whose_terminal_nobody_reads(number, status, launcher, terminal, tmp_path):
+    folder = tmp_path / "out"
+    process = hanging(launcher, folder, **on(terminal))
+    process.send_signal(number)
+    assert process.wait(20) == status
+    assert outcomes(folder) == ["interrupted"]
+
+
+@pytest.mark.parametrize("what", ["replaced", "linked to itself"])
 def test_a_run_whose_folder_goes_away_has_not_completed(what, launcher, tmp_path):
     folder = tmp_path / "out"
     process = hanging(launcher, folder)
-    if what == "deleted":
-        shutil.rmtree(folder)
-    else:
-        folder.rename(tmp_path / "moved")
+    folder.rename(tmp_path / "moved")
     if what == "replaced":
         shutil.copytree(tmp_path / "moved", folder)
-    elif what == "linked to itself":  # unreachable for another reason than that it is missing
+    else:  # unreachable for another reason than that it is missing
         folder.symlink_to(folder)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "was moved or deleted" in err
     assert "Traceback" not in out + err
-    if what != "linked to itself":
+    if what == "replaced":
         assert outcomes(folder) == ["failed"]
 
 

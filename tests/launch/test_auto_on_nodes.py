@@ -2,12 +2,9 @@
 
 import json
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -81,19 +78,6 @@ def test_the_first_node_chooses_the_layout_also_for_a_node_that_would_choose_ano
     assert not left_behind()
 
 
-def test_layouts_race_on_all_nodes_until_the_slower_one_cannot_win(node, tmp_path, left_behind):
-    words = {FIRST: SLOW, SECOND: FAST}
-    (status, said), (other_status, other_said) = ends(*(node(rank, words, "--parallel", "auto:2", "--resume") for rank in (0, 1)))
-    assert (status, other_status) == (0, 0), said + other_said
-    assert [record.strategy for record, _ in runs(tmp_path)] == [FIRST, SECOND, SECOND, FIRST], "a run is no repetition of itself"
-    order = [path.name for _, path in runs(tmp_path)]
-    assert re.findall(r"node 1 of 2: (\S+) ended well", other_said) == order
-    assert all(read_plan(path / "node-1" / "plan.json").strategy == record.strategy for record, path in runs(tmp_path))
-    assert said.count("llama: TP2 DP2 can no longer win: ") == 1
-    assert "too few runs to call it the winner. DP4 was predicted as number 2" in said
-    assert not left_behind()
-
-
 def test_a_layout_that_fails_on_one_node_leaves_the_race_and_the_others_go_on(node, tmp_path, left_behind):
     words = {FIRST: SLOW, SECOND: FAST, THIRD: (*FAST, "sleep", 100)}
     launchers = node(0, words, "--parallel", "auto:3"), node(1, {**words, THIRD: FAILS}, "--parallel", "auto:3")
@@ -105,16 +89,4 @@ def test_a_layout_that_fails_on_one_node_leaves_the_race_and_the_others_go_on(no
     assert runs(tmp_path)[2][0].cause == f"Node 1 ({socket.gethostname()}): RuntimeError: the cable is loose"
     assert "llama: CP2 DP2 can no longer win: it has no run that counts" in said
     assert "DP4 was predicted as number 2" in said
-    assert not left_behind()
-
-
-def test_a_signal_between_two_runs_ends_the_race_on_both_nodes(node, tmp_path, left_behind):
-    launchers = [node(rank, FAST, "--parallel", "auto:3", cooldown=2) for rank in (0, 1)]
-    for _ in range(2):
-        assert any(line.startswith("cooling down") for line in launchers[0].stdout)
-    time.sleep(0.2)  # until the launcher handles signals
-    launchers[0].send_signal(signal.SIGTERM)
-    (status, said), (other_status, _) = ends(*launchers)
-    assert (status, other_status) == (143, 1), said
-    assert [record.outcome for record, _ in runs(tmp_path)] == ["completed", "completed"]
     assert not left_behind()

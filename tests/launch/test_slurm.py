@@ -5,7 +5,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -191,27 +190,18 @@ def test_a_submitted_job_is_followed_to_its_end_and_its_record_names_it(submits,
     assert "#SBATCH --nodes=2\n" in (tmp_path / "out" / "slurm.sh").read_text()
 
 
-def test_ctrl_c_cancels_the_job_and_a_dead_job_leaves_no_run_without_an_end(submits, cluster, tmp_path):
+def test_a_second_job_for_a_folder_is_warned_of_and_ctrl_c_cancels_the_first(submits, cluster, tmp_path):
     process = submits(*LONG)
     wait_for(is_training(tmp_path))
+    (running,) = records(tmp_path)
+    text = submits("steps", 2).communicate(timeout=60)[0]
+    assert f"({running.job}) on this machine; the new job fails if that still runs when it starts" in text
+    assert f"({running.job}) on this machine has been writing results there" in text, "what the second job itself says"
     process.send_signal(signal.SIGINT)
     text = process.communicate(timeout=60)[0]
     assert process.returncode == 1
     assert "CANCELLED" in text
     assert [(record.outcome, record.cause) for record in records(tmp_path)] == [("interrupted", "Stopped by SIGTERM.")]
-    cluster.wait_idle()
-
-
-def test_a_job_for_a_folder_that_another_one_is_writing_is_warned_of_before_it_waits_in_the_queue(submits, cluster, tmp_path):
-    first = submits(*LONG)
-    wait_for(is_training(tmp_path))
-    first.kill()  # its job goes on
-    first.communicate()
-    text = submits("steps", 2).communicate(timeout=60)[0]
-    running = next(record.job for record in records(tmp_path))
-    assert f"({running}) on this machine; the new job fails if that still runs when it starts" in text
-    assert f"({running}) on this machine has been writing results there" in text, "what the job itself says"
-    cluster.enter(0, "scancel", running.removeprefix("slurm "), check=True)
     cluster.wait_idle()
 
 
@@ -227,13 +217,14 @@ def test_several_strategies_are_an_array_with_one_folder_a_task(submits, cluster
     cluster.wait_idle()
 
 
-@pytest.mark.parametrize(("state", "outcome"), [("TIMEOUT", "timed_out"), ("NODE_FAIL", "failed"), ("COMPLETED", "running")])
-def test_what_slurm_says_of_a_job_becomes_the_end_of_a_run_that_recorded_none(tmp_path, state, outcome):
+def test_what_slurm_says_of_a_job_becomes_the_end_of_a_run_that_recorded_none(tmp_path):
     for job, folder in (("slurm 7", "a"), ("slurm 70", "b"), (None, "c")):
         (tmp_path / "runs" / folder).mkdir(parents=True)
         RunDirectory(tmp_path / "runs" / folder).write_run(first_record(run_id=folder, job=job))
-    close_runs(tmp_path, "7", [Task(name="7", state=state)])
-    assert [record.outcome for record in records(tmp_path)] == [outcome, "running", "running"]
+    for number, state, outcome in (("7", "COMPLETED", "running"), ("7", "TIMEOUT", "timed_out"), ("70", "NODE_FAIL", "failed")):
+        close_runs(tmp_path, number, [Task(name=number, state=state)])
+        assert outcome in {record.outcome for record in records(tmp_path)}
+    assert [record.outcome for record in records(tmp_path)] == ["timed_out", "failed", "running"]
 
 
 def test_a_cable_that_is_pulled_is_noticed_within_a_minute(cluster, launcher, submit, ended, tmp_path):
@@ -249,14 +240,3 @@ def test_a_cable_that_is_pulled_is_noticed_within_a_minute(cluster, launcher, su
     assert record.cause == f"Node 1 ({cluster.nodes[1]}) was lost: no sign of it for 3 s."
     cluster.enter(0, "scancel", job)
     ended(job)
-
-
-def test_a_node_without_power_is_named_within_a_minute(cluster, launcher, submit, tmp_path):  # the last one here
-    submit(launcher(*LONG))
-    wait_for(is_training(tmp_path))
-    cluster.kill_node(1)
-    began = time.monotonic()
-    wait_for(lambda: records(tmp_path)[0].outcome != "running", pause=ASK_SECONDS)
-    assert time.monotonic() - began < 60
-    (record,) = records(tmp_path)
-    assert (record.outcome, record.cause) == ("failed", f"Node 1 ({cluster.nodes[1]}) was lost: no sign of it for 3 s.")

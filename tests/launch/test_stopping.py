@@ -9,39 +9,23 @@ from a_launch import ROOT, TRAINER, Notes, a_launch, leftovers, wait_for
 
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
-from tprimat.launch import process_tree
 from tprimat.launch.run import run
 from tprimat.launch.torchrun import torchrun
 from tprimat.records.store import RunDirectory
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_stops_the_run_and_keeps_what_was_measured(launcher, left_behind, tmp_path, number):
-    process = launcher("steps", 2, "sleep", 100)
+def test_a_signal_to_the_launcher_stops_the_run_with_all_its_descendants_and_keeps_what_was_measured(
+    launcher, left_behind, tmp_path
+):
+    process = launcher("spawn", "detached", "spawn", "child", "steps", 2, "sleep", 100)
+    wait_for(lambda: len(left_behind()) >= 5)  # launcher, reaper, trainer and its two descendants
     wait_for(lambda: len(RunDirectory(tmp_path).read_steps()) == 2)
-    process.send_signal(number)
+    process.terminate()
     answer = json.loads(process.communicate()[0])
     assert answer["record"] == "interrupted"
-    assert number.name in answer["result"]["failure"]["cause"]
+    assert "SIGTERM" in answer["result"]["failure"]["cause"]
     assert len(answer["result"]["steps"]) == 2
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "interrupted"
-    assert not left_behind()
-
-
-def test_descendants_in_sessions_of_their_own_are_stopped_too(launcher, left_behind):
-    process = launcher("spawn", "detached", "spawn", "child", "steps", 1, "sleep", 100)
-    wait_for(lambda: len(left_behind()) >= 5)  # launcher, reaper, trainer and its two descendants
-    process.terminate()
-    process.communicate()
-    assert not left_behind()
-
-
-def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(launcher, left_behind):
-    process = launcher("ignore", "SIGTERM", "steps", 1, "sleep", 1000, grace=0.5)
-    process.terminate()
-    answer = json.loads(process.communicate()[0])
-    assert answer["result"]["duration_seconds"] >= 0.5
-    assert (answer["record"], answer["result"]["exit_code"]) == ("interrupted", -signal.SIGKILL)
     assert not left_behind()
 
 
@@ -56,9 +40,8 @@ def test_a_second_interrupt_kills_at_once(launcher, left_behind, tmp_path):
     assert not left_behind()
 
 
-@pytest.mark.parametrize("stubborn", [(), ("ignore", "SIGTERM", "spawn", "detached")], ids=["docile", "stubborn"])
-def test_killing_the_launcher_ends_the_run(launcher, left_behind, stubborn):
-    process = launcher(*stubborn, "steps", 1, "sleep", 1000, grace=0.5)
+def test_killing_the_launcher_ends_the_run(launcher, left_behind):
+    process = launcher("ignore", "SIGTERM", "spawn", "detached", "steps", 1, "sleep", 1000, grace=0.5)
     process.kill()
     process.communicate()
     wait_for(lambda: not left_behind())
@@ -99,12 +82,6 @@ def test_a_trainer_that_closes_its_output_is_still_followed(tmp_path):
     command = Command(argv=("bash", "-c", script), environment=launch.command.environment)
     _, result = run(a_launch(tmp_path, command=command), Notes())
     assert (result.exit_code, len(result.steps)) == (4, 1)
-
-
-def test_the_handlers_for_signals_are_put_back(tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    run(a_launch(tmp_path, "exit", 0), Notes())
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path):
@@ -155,25 +132,3 @@ def test_a_process_that_sigkill_does_not_end_is_given_up_and_named():
     inside = ["unshare", "-Urpf", "--mount-proc", "sh", "-c", '"$0" -c "$1"; true', sys.executable, UNKILLABLE]
     done = subprocess.run(inside, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "[1]\n"
-
-
-def test_the_signals_of_a_shutdown_come_in_order(monkeypatch):
-    now, sent, left = [0.0], [], {7, 8}
-    monkeypatch.setattr(process_tree.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(process_tree, "members", lambda marker, root: set(left))
-    monkeypatch.setattr(process_tree, "send_group", lambda leader, number: sent.append((now[0], leader, number)))
-    monkeypatch.setattr(process_tree, "send", lambda pids, number: sent.append((now[0], sorted(pids), number)))
-    shutdown = process_tree.Shutdown("a marker", lambda: 7, grace_seconds=6.0)
-    for second in (1.0, 2.9, 3.0, 4.0, 6.0, 7.0):
-        now[0] = second
-        assert not shutdown.advance()
-    assert sent == [
-        (0.0, 7, signal.SIGTERM),
-        (3.0, [7, 8], signal.SIGTERM),
-        (6.0, [7, 8], signal.SIGKILL),
-        (7.0, [7, 8], signal.SIGKILL),
-    ]
-    left.clear()
-    now[0] = 8.0
-    assert shutdown.advance()
-    assert shutdown.survivors == set()

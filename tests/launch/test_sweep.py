@@ -110,12 +110,6 @@ def test_a_sweep_resumes_where_it_ended(sweep, tmp_path):
     assert any(line.startswith("llama minimal: skipped, run a of") for line in messages)
 
 
-def test_without_resuming_everything_runs_again(sweep, tmp_path):
-    scheduler, _ = sweep
-    scheduler.run([cell_of(tmp_path, "a")])
-    assert outcomes(dataclasses.replace(scheduler, resume=False).run([cell_of(tmp_path, "b")])) == [("b", "completed")]
-
-
 def test_each_repetition_needs_a_run_of_its_own(sweep, tmp_path):
     scheduler, _ = sweep
     scheduler.run([cell_of(tmp_path, "a")])
@@ -139,23 +133,6 @@ def test_a_run_that_has_lost_steps_is_made_again(sweep, tmp_path):
     assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "completed")]
 
 
-def test_a_damaged_record_is_done_again(sweep, tmp_path):
-    scheduler, _ = sweep
-    scheduler.run([cell_of(tmp_path, "a")])
-    (tmp_path / "runs" / "a" / "run.json").write_text("{")
-    assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "completed")]
-
-
-def test_the_cool_down_lies_between_runs_only(sweep, tmp_path):
-    scheduler, messages = sweep
-    scheduler.run([cell_of(tmp_path, "a")])
-    cooled = dataclasses.replace(scheduler, cooldown_seconds=0.2)
-    began = time.monotonic()
-    cooled.run([cell_of(tmp_path, "b"), cell_of(tmp_path, "c", seed=2), cell_of(tmp_path, "d", seed=3)])
-    assert time.monotonic() - began > 0.2
-    assert messages.count("cooling down for 0.2 s.") == 1
-
-
 def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path, monkeypatch):
     scheduler, messages = sweep
     plans = [cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)]
@@ -169,19 +146,6 @@ def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path, m
     results = dataclasses.replace(scheduler, cooldown_seconds=30.0, notify=interrupt_the_cool_down).run(plans)
     assert outcomes(results) == [("a", "completed")]
     assert messages[-1] == "cooling down for 30 s."
-
-
-def test_an_interrupted_run_ends_the_series(sweep, tmp_path):
-    scheduler, _ = sweep
-
-    def start(cell):
-        notes = Notes()
-        notes.on_step = lambda step: os.kill(os.getpid(), signal.SIGTERM)
-        record, result = run(a_launch(cell.plan.run_directory, "steps", 1, "sleep", 100), notes)
-        return run_of(record, stop_signal=result.stop_signal)
-
-    results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b")])
-    assert outcomes(results) == [("a", "interrupted")]
 
 
 def test_a_signal_while_a_run_is_written_breaks_nothing_off_and_starts_no_other(sweep, tmp_path):
@@ -199,17 +163,3 @@ def test_a_signal_while_a_run_is_written_breaks_nothing_off_and_starts_no_other(
     assert results[0].stop_signal == signal.SIGTERM
     assert written == ["a"]
     assert "started b" not in messages
-
-
-def test_a_signal_before_the_first_run_begins_leaves_a_record_of_it(sweep, tmp_path):
-    scheduler, _ = sweep
-
-    def start(cell):
-        os.kill(os.getpid(), signal.SIGINT)
-        return scheduler.start(cell)
-
-    cell = cell_of(tmp_path, "a", strategy="minimal")
-    results = dataclasses.replace(scheduler, start=start).run([cell])
-    assert results[0].stop_signal == signal.SIGINT
-    record = RunDirectory(tmp_path / "runs" / "a").read_run()
-    assert record.outcome in {"interrupted", "completed"}  # the trainer may be faster than the stop

@@ -4,14 +4,13 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 
 from tprimat.hardware.gpus import Gpu, amd_smi_cards, nested, open_nvml, query_nvml, to_float, visible_gpus
 from tprimat.hardware.nodes import expand_hosts
@@ -106,11 +105,11 @@ def check_links(gpus: tuple[Gpu, ...]) -> Check:
         nvml = open_nvml()
     except LookupError as error:
         return Check(name="NVLink", status="absent", finding=str(error))
-    counts = []
-    for gpu in gpus:
-        device = None if gpu.index is None else query_nvml(nvml, "nvmlDeviceGetHandleByIndex", gpu.index)
-        links = (query_nvml(nvml, "nvmlDeviceGetNvLinkState", device, link) for link in range(MAX_LINKS)) if device else ()
-        counts.append(sum(state == 1 for state in links))
+    links = [
+        [query_nvml(nvml, "nvmlDeviceGetNvLinkState", device, link) for link in range(MAX_LINKS)]
+        for _, device in devices_of(nvml, gpus)
+    ]
+    counts = [sum(state == 1 for state in states) for states in links]
     if not any(counts):
         fix = "prefer strategies with little communication, such as minimal_communication"
         return Check(name="NVLink", status="absent", finding="none: the GPUs exchange data over PCIe", fix=fix)
@@ -173,10 +172,7 @@ def gpu_errors(gpus: tuple[Gpu, ...]) -> GpuErrors:
     if gpus and gpus[0].platform == "rocm":
         return amd_errors(gpus)
     nvml, found = open_nvml(), GpuErrors()
-    for gpu in gpus:
-        device = None if gpu.uuid is None else query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)
-        if device is None:
-            continue
+    for gpu, device in devices_of(nvml, gpus):
         found.add_memory(gpu.index, query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT))
         _, _, pending, failed = query_nvml(nvml, "nvmlDeviceGetRemappedRows", device) or (0, 0, 0, 0)
         if failed:
@@ -185,6 +181,12 @@ def gpu_errors(gpus: tuple[Gpu, ...]) -> GpuErrors:
             found.errors.append(f"GPU {gpu.index}: a faulty row of its memory is replaced at the next reset")
         found.add_width(gpu.index, *(query_nvml(nvml, f"nvmlDeviceGet{kind}PcieLinkWidth", device) for kind in ("Curr", "Max")))
     return found
+
+
+def devices_of(nvml: Any, gpus: Iterable[Gpu]) -> list[tuple[Gpu, Any]]:
+    """Return NVML's handle of each GPU that it knows."""
+    found = ((gpu, query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)) for gpu in gpus if gpu.uuid is not None)
+    return [(gpu, device) for gpu, device in found if device is not None]
 
 
 def amd_errors(gpus: tuple[Gpu, ...]) -> GpuErrors:
@@ -250,9 +252,8 @@ def pci_addresses(gpus: tuple[Gpu, ...]) -> dict[str, int]:
     except LookupError:
         return {}
     found = {}
-    for gpu in gpus:
-        device = None if gpu.uuid is None else query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)
-        place = None if device is None else query_nvml(nvml, "nvmlDeviceGetPciInfo", device)
+    for gpu, device in devices_of(nvml, gpus):
+        place = query_nvml(nvml, "nvmlDeviceGetPciInfo", device)
         if place is not None and gpu.index is not None:
             found[f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}"] = gpu.index
     return found
@@ -287,25 +288,18 @@ def xid_lines(log: Path | None = None) -> list[str] | None:
 def check_host_name(name: str, limit_seconds: float = NAME_SECONDS) -> Check:
     """Look the host's name up, which only runs on several nodes need."""
     fix = f"nothing for one node; for several give MASTER_ADDR as an IP address, or add {name} to /etc/hosts"
-    answers: Queue[str | OSError] = Queue()
-
-    def ask() -> None:
-        try:
-            answers.put(str(socket.getaddrinfo(name, None)[0][4][0]))
-        except OSError as error:
-            answers.put(error)
-
     began = time.monotonic()
-    Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=limit_seconds)
-    except Empty:
+    try:  # getaddrinfo has no time limit
+        done = subprocess.run(["getent", "ahosts", name], capture_output=True, text=True, timeout=limit_seconds, check=False)
+    except subprocess.TimeoutExpired:
         finding = f"{name}: the name server has not answered for {limit_seconds:.0f} s"
         return Check(name="host name", status="problem", finding=finding, fix=fix)
-    if isinstance(answer, OSError):
-        finding = f"{name} does not resolve ({answer.strerror or answer}) after {time.monotonic() - began:.1f} s"
+    except OSError as error:
+        return Check(name="host name", status="absent", finding=f"getent cannot be started: {error.strerror}", fix=fix)
+    if done.returncode:
+        finding = f"{name} does not resolve after {time.monotonic() - began:.1f} s"
         return Check(name="host name", status="absent", finding=finding, fix=fix)
-    return Check(name="host name", status="ok", finding=f"{name} is {answer}")
+    return Check(name="host name", status="ok", finding=f"{name} is {done.stdout.split()[0]}")
 
 
 def check_port() -> Check:

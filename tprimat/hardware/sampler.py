@@ -4,9 +4,7 @@ NVIDIA GPUs are read in this process through NVML, AMD GPUs through amd-smi or r
 problem ends the samples and is reported in one notice at the end of the run.
 """
 
-import contextlib
 import errno
-import os
 import shutil
 import subprocess
 import sys
@@ -23,78 +21,49 @@ from tprimat.hardware.gpus import Gpu, nested, open_nvml, parse_json, query_nvml
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
 
-# The output of a vendor's tool, line by line; the tool ends with the launcher.
+STOP_SECONDS = 4.0
+"""For the sampling to end with the run; a driver that does not answer blocks it."""
+END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+"""PR_SET_PDEATHSIG, SIGKILL: the kernel ends the tool with the launcher. Runs in the tool's process before the tool: a preexec_fn
+would be Python code in a fork of a process with threads."""
 
-KILL_TIMEOUT_SECONDS = 2.0
-TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[2:])"
-"""Runs in the tool's process before the tool: a preexec_fn would be Python code in a fork of a process with threads."""
 
-
-class LineSubprocess:
-    """Run one program at a time; `stop`, called from another thread, ends it and refuses to start more."""
+class Tool:
+    """Runs one program at a time; `stop`, called from another thread, ends it and refuses to start more."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
-    def lines(self, argv: Sequence[str]) -> Iterator[str]:
-        """Yield the program's output as it is printed, until the program ends; nothing after `stop`.
-
-        The output is the program's controlling terminal, so that the kernel hangs the program up when the launcher is gone, even
-        by SIGKILL.
+    def output(self, argv: Sequence[str]) -> str:
+        """Return what a program prints; nothing after `stop`.
 
         Raises:
             OSError: the program is not installed, or cannot be started.
         """
-        reading = self._start(argv)
-        if reading is None:
-            return
-        try:
-            with os.fdopen(reading, encoding="utf8", errors="replace") as stream, contextlib.suppress(OSError):
-                for line in stream:  # a terminal that nobody writes to any more ends in EIO
-                    yield line.rstrip("\n")
-        finally:
-            self._end()
+        if shutil.which(argv[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, "not installed", argv[0])
+        with self._lock:
+            if self.stopping.is_set():
+                return ""
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        return process.communicate()[0]
 
     def stop(self) -> None:
         """Kill the running program."""
-        self.stopping.set()
         with self._lock:
+            self.stopping.set()
             if self._process is not None:
                 self._process.kill()
-
-    def _start(self, argv: Sequence[str]) -> int | None:
-        program = shutil.which(argv[0])
-        if program is None:
-            raise FileNotFoundError(errno.ENOENT, "not installed", argv[0])
-        reading, writing = os.openpty()
-        try:
-            with self._lock:
-                if self.stopping.is_set():
-                    os.close(reading)
-                    return None
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", TAKE_TERMINAL, program, *argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=writing,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-        except OSError:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-        return reading
-
-    def _end(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel, where no signal reaches it
-                process.wait(KILL_TIMEOUT_SECONDS)
 
 
 PERIOD_SECONDS = 1.0
@@ -250,7 +219,7 @@ class Telemetry:
         self._gpus = gpus
         self._ranks = {device_of(gpu): rank for rank, gpu in enumerate(gpus)}
         self._on_notice = on_notice
-        self._subprocess = LineSubprocess()
+        self._tool = Tool()
         self._problem: str | None = None
         began = None if started_at is None else datetime.fromisoformat(started_at).timestamp()
         self._offset = None if began is None else time.time() - began - time.monotonic()
@@ -263,10 +232,10 @@ class Telemetry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._subprocess.stop()
+        self._tool.stop()
         if self._thread is None:
             return
-        self._thread.join(2 * KILL_TIMEOUT_SECONDS)  # a driver that does not answer blocks it; a daemon ends with the launcher
+        self._thread.join(STOP_SECONDS)  # a daemon ends with the launcher
         if self._problem is not None:
             self._on_notice(f"No telemetry of the GPUs: {self._problem}.")
 
@@ -279,9 +248,9 @@ class Telemetry:
                     self._problem = None  # an earlier command failed, this one works
         except RecordError as error:
             self._problem = error.what.removesuffix(".")
-            self._subprocess.stop()
+            self._tool.stop()
             return
-        if not self._subprocess.stopping.is_set():
+        if not self._tool.stopping.is_set():
             self._problem = self._problem or "no tool answers any more"
 
     def _nvidia(self) -> Iterator[Reading]:
@@ -291,7 +260,7 @@ class Telemetry:
             self._problem = str(error)
             return
         yield from reader.read()
-        while not self._subprocess.stopping.wait(PERIOD_SECONDS):
+        while not self._tool.stopping.wait(PERIOD_SECONDS):
             yield from reader.read()
 
     def _amd(self) -> Iterator[Reading]:
@@ -299,16 +268,16 @@ class Telemetry:
             readings = self._amd_readings(command, parse)
             while readings:
                 yield from readings
-                if self._subprocess.stopping.wait(AMD_PERIOD_SECONDS):
+                if self._tool.stopping.wait(AMD_PERIOD_SECONDS):
                     return
                 readings = self._amd_readings(command, parse)
-            if self._subprocess.stopping.is_set():  # the end of the run cut this answer off: do not try the next command
+            if self._tool.stopping.is_set():  # the end of the run cut this answer off: do not try the next command
                 return
 
     def _amd_readings(self, command: str, parse: Callable[[str], Iterator[Reading]]) -> list[Reading]:
         words = command.split()
         try:
-            return list(parse("\n".join(self._subprocess.lines(words))))
+            return list(parse(self._tool.output(words)))
         except OSError as error:
             self._problem = f"{words[0]}: {error.strerror or error}"
             return []

@@ -18,6 +18,8 @@ RESULTS = "/results"
 """Where the volume for results is mounted."""
 CONTAINER = "node"
 """Name that Kubeflow's runtimes give the container of a trainer."""
+MOUNTS = [{"name": "results", "mountPath": RESULTS}, {"name": "shared-memory", "mountPath": "/dev/shm"}]
+"""Where the volumes appear in the container."""
 PORT = 29500
 RESOURCES: Mapping[str, str] = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 """Platform -> the resource that its device plugin offers."""
@@ -48,57 +50,43 @@ def manifest(work: Workload, kind: Kind) -> str:
 
 def trainjob(work: Workload) -> list[dict[str, Any]]:
     """Return a TrainJob. Kubeflow tells the nodes about each other by PET_*."""
-    pod = {"volumes": volumes(work), "containers": [{"name": CONTAINER, "volumeMounts": mounts()}]}
+    pod = {"volumes": volumes(work), "containers": [{"name": CONTAINER, "volumeMounts": MOUNTS}]}
     patch = {"template": {"spec": {"replicatedJobs": [{"name": CONTAINER, "template": {"spec": {"template": {"spec": pod}}}}]}}}
-    trainer: dict[str, Any] = {"image": work.image, "numNodes": work.nodes, "command": list(work.command)}
-    if (resources := resources_of(work)) is not None:
-        trainer["resourcesPerNode"] = resources
+    resources = {} if work.gpu_resource is None else {"resourcesPerNode": limits(work)}
     spec = {
         "runtimeRef": {"name": work.runtime},
-        "trainer": trainer,
+        "trainer": {"image": work.image, "numNodes": work.nodes, "command": list(work.command), **resources},
         "runtimePatches": [{"manager": "tprimat.io/launcher", "trainingRuntimeSpec": patch}],
     }
-    return [{"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata(work), "spec": spec}]
+    return [document("trainer.kubeflow.org/v1alpha1", "TrainJob", work, spec)]
 
 
 def indexed_job(work: Workload) -> list[dict[str, Any]]:
     """Return an indexed Job, and for several nodes the service by which they find the first one."""
-    container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": work.image,
-        "command": list(work.command),
-        "volumeMounts": mounts(),
-    }
-    if (resources := resources_of(work)) is not None:
-        container["resources"] = resources
+    container: dict[str, Any] = {"name": CONTAINER, "image": work.image, "command": list(work.command), "volumeMounts": MOUNTS}
+    if work.gpu_resource is not None:
+        container["resources"] = limits(work)
     pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], "volumes": volumes(work)}
-    found = []
-    if work.nodes > 1:
-        # A pod of an indexed Job is called NAME-INDEX; below the service's name its name resolves.
-        first = f"{work.name}-0.{work.name}"
-        container["env"] = [{"name": "MASTER_ADDR", "value": first}, {"name": "MASTER_PORT", "value": str(PORT)}]
-        pod["subdomain"] = work.name
-        service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"batch.kubernetes.io/job-name": work.name}}
-        found.append({"apiVersion": "v1", "kind": "Service", "metadata": metadata(work), "spec": service})
-    spec = {
-        "completions": work.nodes,
-        "parallelism": work.nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "template": {"spec": pod},
-    }
-    found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(work), "spec": spec})
-    return found
+    template, parallel = {"spec": pod}, {"completions": work.nodes, "parallelism": work.nodes, "completionMode": "Indexed"}
+    job = document("batch/v1", "Job", work, {**parallel, "backoffLimit": 0, "template": template})
+    if work.nodes == 1:
+        return [job]
+    # A pod of an indexed Job is called NAME-INDEX; below the service's name its name resolves.
+    first = f"{work.name}-0.{work.name}"
+    container["env"] = [{"name": "MASTER_ADDR", "value": first}, {"name": "MASTER_PORT", "value": str(PORT)}]
+    pod["subdomain"] = work.name
+    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"batch.kubernetes.io/job-name": work.name}}
+    return [document("v1", "Service", work, service), job]
 
 
-def metadata(work: Workload) -> dict[str, Any]:
-    """Return name and namespace of an object."""
-    return {"name": work.name, "namespace": work.namespace}
+def document(version: str, kind: str, work: Workload, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return an object of Kubernetes."""
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": work.name, "namespace": work.namespace}, "spec": spec}
 
 
-def resources_of(work: Workload) -> dict[str, Any] | None:
-    """Return the GPUs of a node as limits, which Kubernetes takes for requests too; None without GPUs."""
-    return None if work.gpu_resource is None else {"limits": {work.gpu_resource: str(work.gpus_per_node)}}
+def limits(work: Workload) -> dict[str, Any]:
+    """Return the GPUs of a node as limits, which Kubernetes takes for requests too."""
+    return {"limits": {work.gpu_resource: str(work.gpus_per_node)}}
 
 
 def volumes(work: Workload) -> list[dict[str, Any]]:
@@ -107,11 +95,6 @@ def volumes(work: Workload) -> list[dict[str, Any]]:
         {"name": "results", "persistentVolumeClaim": {"claimName": work.claim}},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
     ]
-
-
-def mounts() -> list[dict[str, Any]]:
-    """Return where the volumes appear in the container."""
-    return [{"name": "results", "mountPath": RESULTS}, {"name": "shared-memory", "mountPath": "/dev/shm"}]
 
 
 def create(text: str) -> str:

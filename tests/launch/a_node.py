@@ -1,7 +1,7 @@
 """The launcher of one node, whose ranks are the fake trainer: python a_node.py FLAGS_OF_BENCHMARK...
 
-FAKE_WORDS says what the trainer of this node does (JSON): a list of words, or one for each strategy. FAKE_VERSION pretends
-another version of TPrimat.
+FAKE_WORDS says what the trainer of this node does (JSON): a list of words, or one for each strategy or micro-batch size.
+FAKE_VERSION pretends another version of TPrimat.
 """
 
 import json
@@ -23,7 +23,9 @@ TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 
 def command_on(plan, place):
     words = json.loads(os.environ["FAKE_WORDS"])
-    words = list(map(str, words[plan.strategy] if isinstance(words, dict) else words))
+    if isinstance(words, dict):
+        words = words.get(plan.strategy) or words[str(plan.batch.micro_batch_sequences)]
+    words = list(map(str, words))
     folder = Path(plan.run_directory)
     seen = {"rank": place.rank, "store": f"{place.master_address}:{place.master_port}", "folder": str(folder)}
     environment = {"FAKE_STEPS": str(folder / "steps.jsonl"), "FAKE_TOKENS": str(plan.batch.tokens_per_step)}

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "plan": {"core", "config", "records"},
     "predict": {"core", "plan", "records"},
     "hardware": {"core", "records"},
-    "logs": {"core", "config", "records"},
+    "logs": {"core", "records"},
     "engines": {"core", "plan", "records", "logs", "predict"},
     "launch": {"core", "plan", "records", "logs", "engines", "hardware"},
     "train": {"core", "plan", "records"},

@@ -28,7 +28,7 @@ def followed(tmp_path, log, *words, batch=128, data=8):
         batch=Batch(micro_batch_sequences=2, global_batch_sequences=batch, sequence_tokens=8192, accumulation_steps=8),
     )
     began = datetime.now(timezone.utc).isoformat()
-    following = FollowedLog(plan, primus.read_line, began)
+    following = FollowedLog(plan, primus.DIALECT.read_line, began)
     notes = Notes()
     says = ("replay", log) if log else ()
     launch = a_launch(tmp_path, *says, *words, step_of_line=following.step_of_line, complete=following.complete)

@@ -30,11 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, 1 where the log shows a failed run."""
     from tprimat.config.load import plain_name
-    from tprimat.logs.claims import Flags
-    from tprimat.logs.parse import LogLines
+    from tprimat.logs.claims import Claims
     from tprimat.runner.extraction import extract_log
 
-    flags = Flags(
+    claims = Claims(
         model=plain_name(options.model_name, "--model-name"),
         gpus=options.num_gpus,
         nodes=options.num_nodes,
@@ -43,5 +42,4 @@ def run(options: argparse.Namespace) -> int:
         accelerator=options.gpu,
         strategy=options.parallel,
     )
-    log = LogLines(path=options.log_file, follow=options.follow)
-    return extract_log(log, flags, dialect=options.dialect, output=options.output)
+    return extract_log(options.log_file, claims, dialect=options.dialect, output=options.output, follow=options.follow)

@@ -442,7 +442,7 @@ class PrimusEngine(Engine):
 
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the console."""
-        return log_format.read_line(text)
+        return log_format.DIALECT.read_line(text)
 
 
 def _environment(plan: RunPlan, start: PrimusStart) -> dict[str, str]:

@@ -101,7 +101,7 @@ class TorchtitanEngine(Engine):
 
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the log."""
-        return log_format.read_line(text)
+        return log_format.DIALECT.read_line(text)
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:

@@ -1,1 +1,1 @@
-"""Read the training logs of any framework: which format, which steps, which record."""
+"""Read the training log of another framework: `read_log` in logs/read.py returns its run."""

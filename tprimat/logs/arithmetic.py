@@ -5,10 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tprimat.logs.fields import OPTIONS, capacity, number, truth
-from tprimat.logs.shape import NONE, number_of, switch_of
+from tprimat.logs.arguments import OPTIONS
+from tprimat.logs.fields import NONE, capacity, number, number_of, switch_of, truth
 from tprimat.records.evidence import FP8_RECIPES
-from tprimat.records.limits import LARGEST_STEP
 from tprimat.records.schema import StepRecord
 
 NARROW = {"fp8", "fp4"}
@@ -21,20 +20,20 @@ LONG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def arithmetic_of(arguments: Mapping[str, str], evidence: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of records.schema.Evidence by the arguments of a log, and by what it shows besides (`evidence`)."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if evidence.get("matmul_dtype") in NARROW:
-        found |= narrow(arguments, evidence["matmul_dtype"])
+        facts |= narrow(arguments, evidence["matmul_dtype"])
     if arguments.get("recompute_method") == "block" and evidence.get("recompute") == "full":
-        found |= recomputed(arguments, evidence)
-    gradients, states = gradient_dtype(arguments, evidence), optimizer_states(arguments)
-    found |= {"gradient_dtype": gradients} if gradients else {}
-    found |= {"optimizer_states": states} if states else {}
+        facts |= recomputed(arguments, evidence)
+    if gradients := gradient_dtype(arguments, evidence):
+        facts["gradient_dtype"] = gradients
+    if states := optimizer_states(arguments):
+        facts["optimizer_states"] = states
     if number(arguments.get("moe_router_force_biased")):
-        found["routing"] = "biased"
-    whole_rank = capacity(arguments.get("moe_expert_rank_capacity_factor", "None"))
-    if whole_rank != "unlimited":
-        found["expert_capacity"] = whole_rank
-    return found
+        facts["routing"] = "biased"
+    if (of_rank := capacity(arguments.get("moe_expert_rank_capacity_factor", "None"))) != "unlimited":
+        facts["expert_capacity"] = of_rank
+    return facts
 
 
 def narrow(arguments: Mapping[str, str], dtype: str) -> dict[str, Any]:
@@ -120,9 +119,5 @@ def profiled_steps(arguments: Mapping[str, str], steps: Sequence[StepRecord]) ->
     first, last = number_of(arguments, "profile_step_start"), number_of(arguments, "profile_step_end")
     if not switch_of(arguments, "profile") or first is None or last is None:
         return ()
-    found, former = [], 0
-    for step in steps:
-        if former < min(last + 1, LARGEST_STEP) and step.step >= first:
-            found.append(step.step)
-        former = step.step
-    return tuple(found)
+    formers = [0, *(step.step for step in steps)]
+    return tuple(step.step for former, step in zip(formers, steps, strict=False) if former <= last and step.step >= first)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tprimat.logs.steps import LogContents, LoggedStep, Workload, seconds_of
+from tprimat.logs.claims import Claims
+from tprimat.logs.contents import LogContents, LoggedStep
+from tprimat.logs.times import seconds_of
 
 LEAST_CORRECTION = 0.01
 """Relative change of a second time that noise does not make."""
@@ -26,15 +28,15 @@ class Correction:
     note: str
 
 
-def correct_seconds(contents: LogContents, workload: Workload) -> list[Correction]:
+def correct_seconds(contents: LogContents, claims: Claims) -> list[Correction]:
     """Undo the mean in the second line of each process that the log shows."""
     logged = list(contents.steps.values())
     starts = [index for index, step in enumerate(logged) if step.begins]
     parts = [logged[start : min(end, start + FIRST_STEPS)] for start, end in pairwise([*starts, len(logged)])]
-    return [correction for part in parts if (correction := correct_second(part, workload))]
+    return [correction for part in parts if (correction := correct_second(part, claims))]
 
 
-def correct_second(logged: Sequence[LoggedStep], workload: Workload) -> Correction | None:
+def correct_second(logged: Sequence[LoggedStep], claims: Claims) -> Correction | None:
     """Undo the mean in Megatron-LM's second line of a process.
 
     Since core 0.16 the first line of a process resets neither timer nor losses (training_log, is_first_iteration), so the second
@@ -45,14 +47,17 @@ def correct_second(logged: Sequence[LoggedStep], workload: Workload) -> Correcti
     if len(logged) < 2 or not (logged[0].mean_since_reset and logged[1].mean_since_reset):
         return None
     first, second = logged[0], logged[1]
-    first_seconds, mean = seconds_of(first, workload), seconds_of(second, workload)
+    first_seconds, mean = seconds_of(first, claims), seconds_of(second, claims)
     if first_seconds is None or mean is None:
         return None
-    third = next((seconds for step in logged[2:] if (seconds := seconds_of(step, workload)) is not None), None)
+    third = next((seconds for step in logged[2:] if (seconds := seconds_of(step, claims)) is not None), None)
     count = second.step - first.step + 1
     corrected = (count * mean - first_seconds) / (count - 1)
     shows_start = first_seconds > START_UP * (mean if third is None else third)
-    if corrected <= 0 or not (is_first_iteration(logged) or (may_be_first_iteration(logged) and shows_start)):
+    interval = logged[2].step - second.step if len(logged) > 2 else second.step - first.step
+    # The number of the first line proves the first iteration of a process, or allows it, as after a restart from a checkpoint.
+    proves = first.step == 1 or (len(logged) > 2 and interval > 1 and first.step % interval != 0)
+    if corrected <= 0 or not (proves or (interval == 1 and shows_start)):
         return None
     if third is None:
         note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
@@ -62,20 +67,6 @@ def correct_second(logged: Sequence[LoggedStep], workload: Workload) -> Correcti
     loss = (count * second.loss - first.loss) / (count - 1) if second.loss and first.loss else None
     note = f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"
     return Correction(second.step, corrected, loss, note)
-
-
-def is_first_iteration(logged: Sequence[LoggedStep]) -> bool:
-    """Whether the first line's number proves a process's first iteration: it is 1, or no multiple of the log interval."""
-    if logged[0].step == 1:
-        return True
-    interval = logged[2].step - logged[1].step if len(logged) > 2 else 1
-    return interval > 1 and logged[0].step % interval != 0
-
-
-def may_be_first_iteration(logged: Sequence[LoggedStep]) -> bool:
-    """Whether the number of the first line allows the first iteration of a process, as after a restart from a checkpoint."""
-    interval = logged[2].step - logged[1].step if len(logged) > 2 else logged[1].step - logged[0].step
-    return interval == 1
 
 
 def log_distance(left: float, right: float) -> float:

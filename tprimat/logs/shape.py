@@ -1,53 +1,21 @@
-"""The model that a log shows: its shape from Megatron's arguments, and its FLOP from the TFLOP/s that the framework prints.
-
-A model's name is only a claim. FLOP and MFU depend on the shape, so the claim is checked against both.
-"""
+"""The shape of the model by Megatron's arguments, and what contradicts a shape that somebody names."""
 
 import re
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 
-from tprimat.core import units
 from tprimat.core.errors import ConfigError
-from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.flops import parameters
 from tprimat.core.models import ModelShape, padded_vocabulary
-from tprimat.logs.fields import number, truth, whole
-from tprimat.logs.steps import LogContents, Workload, batch_of, is_printed, sequence_of
+from tprimat.logs.arguments import OTHER_WORK
+from tprimat.logs.fields import NONE, number, number_of, switch_of, truth, whole
 
 VOCABULARY_TOLERANCE = 0.05
 """Frameworks pad the vocabulary, and tokenizers add words."""
 BILLIONS_TOLERANCE, HALF_A_DIGIT = 0.05, 0.005
 """Of the number of parameters that Megatron estimates by a formula, and prints with two decimals."""
-FLOP_TOLERANCE = 0.15
-"""Between the FLOP of a token by the log's TFLOP/s and by the shape."""
-WITH_RECOMPUTATION = 4 / 3
-"""Megatron-DeepSpeed and GPT-NeoX count the second forward pass of recomputation in their TFLOP/s."""
-MOST_RATES = 1000
-"""Lines with TFLOP/s that are looked at."""
 MAY_BE_NONE = {"num_experts", "q_lora_rank", "moe_shared_expert_intermediate_size"}
 """Arguments whose None describes the model; any other None is a default that Megatron has not filled in yet."""
-OTHER_LAYERS = (
-    "hybrid_layer_pattern",
-    "hybrid_override_pattern",
-    "experimental_attention_variant",
-    "window_size",
-    "use_sink_attention",
-    "attention_output_gate",
-    "head_wise_attn_gate",
-    "heterogeneous_layers_config_path",
-    "retro_add_retriever",
-    "decoder_seq_length",
-    "peft",
-    "reward",
-    "perform_rl_step",
-    "pld_enabled",
-)
-"""Arguments of state-space layers, linear attention, sliding windows, gates, layers of unlike widths, decoders beside an encoder,
-adapters beside frozen weights, reinforcement learning, whose steps also generate, and layers that some steps leave out: their
-FLOP are others."""
-NONE = {"None", "null"}
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
 
@@ -63,16 +31,6 @@ class Difference:
     def __str__(self) -> str:
         expected = "absent" if self.expected is None else self.expected
         return f"{self.argument} is {self.logged} in the log and {expected} in the model"
-
-
-def number_of(arguments: Mapping[str, str], name: str) -> int | None:
-    """Return a whole argument; None where it is absent or None."""
-    return whole(arguments.get(name))
-
-
-def switch_of(arguments: Mapping[str, str], name: str) -> bool | None:
-    """Return a switch; None where it is absent."""
-    return truth(arguments[name]) if name in arguments else None
 
 
 def dense_layers_of(arguments: Mapping[str, str]) -> int | None:
@@ -137,11 +95,9 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
 
 def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
     """Refuse a model with layers whose FLOP are not counted."""
-    if other := other_layers(arguments):
-        learning = "reinforcement learning"
-        kinds = {"peft": "training adapters on frozen weights", "reward": learning, "perform_rl_step": learning}
+    if other := other_work(arguments):
         raise ConfigError(
-            f"The log is from {kinds.get(other, 'a model with layers other than full attention')}.",
+            f"The log is from {OTHER_WORK[other]}.",
             why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
             fix="a log of training all weights, with full attention",
         )
@@ -153,9 +109,9 @@ def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
         )
 
 
-def other_layers(arguments: Mapping[str, str]) -> str | None:
-    """Return the argument that asks for layers whose FLOP are not those of full attention; None where none does."""
-    asked = (name for name in OTHER_LAYERS if arguments.get(name, "None") not in NONE)
+def other_work(arguments: Mapping[str, str]) -> str | None:
+    """Return the argument that asks for work whose FLOP are not those of full attention; None where none does."""
+    asked = (name for name in OTHER_WORK if arguments.get(name, "None") not in NONE)
     return next((name for name in asked if truth(arguments[name]) is not False), None)
 
 
@@ -172,14 +128,16 @@ def pads(arguments: Mapping[str, str]) -> bool:
 
 def cautions_of(arguments: Mapping[str, str]) -> list[str]:
     """Say which arguments make tokens or FLOP of a step fewer than batch, sequence and shape do."""
-    found = []
+    cautions = []
     if packs(arguments):
-        found.append("sequences are packed: attention ends at each document, and FLOP and MFU count that of whole sequences")
+        cautions.append("sequences are packed: attention ends at each document, and FLOP and MFU count that of whole sequences")
     if pads(arguments):
-        found.append("sequences of fine-tuning are padded: tokens include padding")
+        cautions.append("sequences of fine-tuning are padded: tokens include padding")
     if (capacity := arguments.get("moe_expert_capacity_factor", "None")) not in NONE:
-        found.append(f"experts drop choices above a capacity of {capacity}, and the log does not say how many: no FLOP, no MFU")
-    return found
+        cautions.append(
+            f"experts drop choices above a capacity of {capacity}, and the log does not say how many: no FLOP, no MFU"
+        )
+    return cautions
 
 
 def with_experts(shape: ModelShape, arguments: Mapping[str, str]) -> ModelShape:
@@ -231,43 +189,43 @@ def size_name(shape: ModelShape) -> str:
 
 def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Difference]:
     """List the arguments that contradict a shape; an argument that the log does not print contradicts nothing."""
-    found = [
-        Difference(name, logged, expected)
-        for name, expected in expected_arguments(arguments, shape)
-        if name in arguments and (logged := number_of(arguments, name) or None) != expected
-        if logged is not None or name in MAY_BE_NONE
-    ]
-    swiglu, latent = switch_of(arguments, "swiglu"), switch_of(arguments, "multi_latent_attention")
-    if swiglu is not None and swiglu != shape.gated:
-        found.append(Difference("swiglu", swiglu, shape.gated))
-    if latent is not None and latent != (shape.kv_lora_rank is not None):
-        found.append(Difference("multi_latent_attention", latent, not latent))
+    sizes = (
+        Difference(name, number_of(arguments, name) or None, expected)
+        for name, expected in expected_sizes(arguments, shape)
+        if name in arguments
+    )
+    different = [one for one in sizes if one.logged != one.expected and (one.logged is not None or one.argument in MAY_BE_NONE)]
+    for name, expected in (("swiglu", shape.gated), ("multi_latent_attention", shape.kv_lora_rank is not None)):
+        switch = switch_of(arguments, name)
+        if switch not in {None, expected}:
+            different.append(Difference(name, switch, expected))
     dense = dense_layers_of(arguments)
     if shape.experts and dense is not None and "moe_layer_freq" in arguments and dense != shape.dense_first_layers:
-        found.append(Difference("moe_layer_freq", f"{dense} dense layers", f"{shape.dense_first_layers} dense layers"))
-    if other := other_layers(arguments):
-        found.append(Difference(other, arguments[other], None))
+        different.append(Difference("moe_layer_freq", f"{dense} dense layers", f"{shape.dense_first_layers} dense layers"))
+    if other := other_work(arguments):
+        different.append(Difference(other, arguments[other], None))
     if further := number_of(arguments, "mtp_num_layers"):
-        found.append(Difference("mtp_num_layers", further, 0))
+        different.append(Difference("mtp_num_layers", further, 0))
     billions = number(arguments.get("parameters_in_billions"))
     total = parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total / 1e9
     if billions and shape.experts is None and abs(billions - total) > BILLIONS_TOLERANCE * total + HALF_A_DIGIT:
-        found.append(Difference("parameters_in_billions", billions, round(total, 2)))
-    vocabulary, expected = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
-    if vocabulary and abs(vocabulary / expected - 1) > VOCABULARY_TOLERANCE:
-        found.append(Difference("padded_vocab_size", vocabulary, expected))
-    return found
+        different.append(Difference("parameters_in_billions", billions, round(total, 2)))
+    vocabulary, expected_rows = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
+    if vocabulary and abs(vocabulary / expected_rows - 1) > VOCABULARY_TOLERANCE:
+        different.append(Difference("padded_vocab_size", vocabulary, expected_rows))
+    return different
 
 
-def expected_arguments(arguments: Mapping[str, str], shape: ModelShape) -> Iterator[tuple[str, int | None]]:
+def expected_sizes(arguments: Mapping[str, str], shape: ModelShape) -> Iterator[tuple[str, int | None]]:
     """Yield the whole arguments that a shape implies, where Megatron uses them: it prints unused ones with their defaults."""
     yield "num_layers", shape.layers
     yield "hidden_size", shape.hidden
     yield "num_attention_heads", shape.heads
     yield "num_experts", shape.experts
-    if shape.dense_layers and not (shape.experts is None and number_of(arguments, "num_experts")):
+    has_experts = shape.experts is not None and bool(number_of(arguments, "num_experts"))
+    if shape.dense_layers and (shape.experts is not None or not number_of(arguments, "num_experts")):
         yield "ffn_hidden_size", shape.ffn
-    if shape.experts is not None and number_of(arguments, "num_experts"):
+    if has_experts:
         yield "moe_router_topk", shape.experts_per_token
         if number_of(arguments, "moe_ffn_hidden_size"):
             yield "moe_ffn_hidden_size", shape.expert_ffn
@@ -278,68 +236,8 @@ def expected_arguments(arguments: Mapping[str, str], shape: ModelShape) -> Itera
         yield "qk_head_dim", shape.nope_head_dim
         yield "qk_pos_emb_head_dim", shape.rope_head_dim
         yield "v_head_dim", shape.value_head_dim
-    else:
-        if switch_of(arguments, "group_query_attention") is not False:
-            yield "num_query_groups", shape.kv_heads
-        if number_of(arguments, "kv_channels"):
-            yield "kv_channels", shape.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedFlop:
-    """What the TFLOP/s of a log imply."""
-
-    per_token: float
-    """Median of the lines."""
-    first_line: int
-    last_line: int
-
-
-def logged_flop(contents: LogContents, workload: Workload) -> LoggedFlop | None:
-    """Return the FLOP of a token by the log: TFLOP/s of a GPU over its tokens/s, or x seconds x GPUs over the step's tokens."""
-    found, lines = [], []
-    for step in islice(contents.steps.values(), MOST_RATES):
-        flop, batch = step.tflops_per_gpu, batch_of(step, workload)
-        rate = step.tokens_per_second_per_gpu
-        sequence = sequence_of(step, workload)
-        if not rate and is_printed(step) and step.step_seconds and batch and sequence and workload.gpus:
-            rate = batch * sequence / (step.step_seconds * workload.gpus)
-        if flop and rate and flop > 0 and rate > 0 and step.line:
-            found.append(flop * 1e12 / rate)
-            lines.append(step.line)
-    return LoggedFlop(statistics.median(found), min(lines), max(lines)) if found else None
-
-
-def check_flop(contents: LogContents, workload: Workload, shape: ModelShape, log: str, claim: str | None) -> None:
-    """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all.
-
-    `claim` says who states the shape, such as '--model-name llama'; None: the log's own arguments.
-
-    Raises:
-        ConfigError: both differ by more than FLOP_TOLERANCE; names the lines.
-    """
-    sequence, logged = workload.sequence_tokens, logged_flop(contents, workload)
-    if sequence is None or logged is None:
         return
-    causal, full = flop_per_token(shape, sequence, "causal"), flop_per_token(shape, sequence, "full")
-    repeated = WITH_RECOMPUTATION if switch_of(contents.arguments, "checkpoint_activations") else 1.0
-    if (
-        min(abs(logged.per_token / (ours * factor) - 1) for ours in (causal, full) for factor in (1.0, repeated))
-        <= FLOP_TOLERANCE
-    ):
-        return
-    raise ConfigError(
-        f"{claim or 'The model of the arguments'} contradicts the log's TFLOP/s: "
-        f"they are those of {giga(logged.per_token)} a token, "
-        f"{shape.name} takes {giga(causal)} (causal) or {giga(full)} (full) at {units.count(sequence)} tokens.",
-        where=f"{log}:{logged.first_line}-{logged.last_line}",
-        why="FLOP and MFU depend on the model.",
-        fix="check --sequence-length, --global-batch-size and --num-gpus, where you gave them"
-        if claim is None
-        else "--model-name auto, where the log prints its arguments, or the model that ran under models in config.yaml",
-    )
-
-
-def giga(flop: float) -> str:
-    """Return FLOP as '51.2 GFLOP'."""
-    return f"{flop / 1e9:.3g} GFLOP"
+    if switch_of(arguments, "group_query_attention") is not False:
+        yield "num_query_groups", shape.kv_heads
+    if number_of(arguments, "kv_channels"):
+        yield "kv_channels", shape.head_dim

@@ -9,15 +9,17 @@ from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import run_metrics
 from tprimat.analyze.traits import routing_words
 from tprimat.config.load import load_config
+from tprimat.config.schema import Config
 from tprimat.core import units
+from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, MetricError, RecordError
-from tprimat.logs.claims import Flags, unknown_model
-from tprimat.logs.extract import ExtractedRun, extract, failure_before_first_step
-from tprimat.logs.parse import LogLines, LogReading
+from tprimat.core.models import ModelShape, model_shape
+from tprimat.logs.claims import Claims
+from tprimat.logs.read import FailedBeforeStepOneError, Run, SoFar, read_log
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
 from tprimat.records.evidence import CAUTION
-from tprimat.records.schema import LogSource, RunMetrics, RunRecord
+from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.report.catalogue import per_rank
 from tprimat.report.tables import plural
 
@@ -27,7 +29,7 @@ REWRITE_SHARE = 3
 """And at least this many times as long as the last rewrite took, so that writing takes at most a quarter of the time."""
 
 
-def extract_log(log: LogLines, flags: Flags, *, dialect: str = "auto", output: Path | None = None) -> int:
+def extract_log(path: str, claims: Claims, *, dialect: str = "auto", output: Path | None = None, follow: bool = False) -> int:
     """Read a log to its end, write its benchmark file (by default next to the log), print the result.
 
     A log that is followed is written out again and again as it grows; Ctrl-C ends it.
@@ -39,75 +41,93 @@ def extract_log(log: LogLines, flags: Flags, *, dialect: str = "auto", output: P
         ConfigError: a flag contradicts the log, or neither states something that is needed.
         RecordError: the log cannot be read or is not that of a training run, or the file cannot be written.
     """
-    reading = LogReading(name=log.name, requested_dialect=dialect)
-    try:
-        _read(log, reading, flags, output)
-    except KeyboardInterrupt:
-        print("stopped; what was read so far is kept", file=sys.stderr)
-    except RecordError as error:
-        raise unknown_model(flags, load_config()) or error from None
-    if log.why_truncated:
-        print(f"note: {log.name} is damaged: {log.why_truncated}", file=sys.stderr)
-    try:
-        extracted = extracted_run(log, reading, flags, growing=False)
-    except ConfigError as error:
-        if (failure := failure_before_first_step(reading)) is None:
-            raise
-        print(f"{failure.outcome.replace('_', ' ')}: {failure.cause}", file=sys.stderr)
-        print(f"no record: {error}", file=sys.stderr)
-        return 1
-    path, metrics = save(extracted, log, output)
-    _print_remarks(extracted, metrics)
-    print("\n".join(summary(extracted, metrics, path)))
-    return 0 if extracted.run.outcome in {"completed", "interrupted"} else 1
-
-
-def _read(log: LogLines, reading: LogReading, flags: Flags, output: Path | None) -> None:
+    config = load_config()
+    shapes = {name: known_shape(model.architecture) for name, model in config.models.items()}
     due, saved_steps = time.monotonic() + REWRITE_SECONDS, 0
-    for batch in log.batches():
-        reading.add(batch)
-        log.stop = reading.contents.finished
-        steps = len(reading.contents.steps)
-        if log.follow and steps > saved_steps and time.monotonic() >= due:
+
+    def save_now_and_then(steps: int, run_so_far: SoFar) -> None:
+        nonlocal due, saved_steps
+        if steps > saved_steps and time.monotonic() >= due:
             started, saved_steps = time.monotonic(), steps
-            save(extracted_run(log, reading, flags, growing=True), log, output)
+            save(checked(run_so_far(), config), path, output)
             due = time.monotonic() + max(REWRITE_SECONDS, REWRITE_SHARE * (time.monotonic() - started))
 
+    try:
+        run = read_log(path, claims, dialect=dialect, known_models=shapes, while_growing=save_now_and_then if follow else None)
+    except FailedBeforeStepOneError as error:
+        print(f"{error.failure.outcome.replace('_', ' ')}: {error.failure.cause}", file=sys.stderr)
+        print(f"no record: {error}", file=sys.stderr)
+        return 1
+    written, metrics = save(checked(run, config), path, output)
+    _print_remarks(run, metrics)
+    print("\n".join(summary(run, metrics, written)))
+    return 0 if run.record.outcome in {"completed", "interrupted"} else 1
 
-def extracted_run(log: LogLines, reading: LogReading, flags: Flags, *, growing: bool) -> ExtractedRun:
-    """Return the record of the lines read so far."""
-    source = LogSource(path=log.name, sha256=log.sha256, truncated=log.truncated)
-    return extract(reading, flags, source, load_config(), growing=growing)
+
+def known_shape(architecture: str | ModelShape) -> ModelShape:
+    """Return the shape of a model of config.yaml, which may be named."""
+    return model_shape(architecture) if isinstance(architecture, str) else architecture
 
 
-def save(extracted: ExtractedRun, log: LogLines, output: Path | None) -> tuple[Path, RunMetrics | None]:
+def checked(run: Run, config: Config) -> Run:
+    """Check the strategy against the degrees of the log, where config.yaml defines them. Our own log names what ran.
+
+    Raises:
+        ConfigError: no such strategy, or the log shows other degrees.
+    """
+    record, source, strategy = run.record, run.record.source, run.record.strategy
+    if strategy is None or source is None or source.dialect == "tprimat":
+        return run
+    if strategy not in config.parallelism:
+        raise ConfigError(
+            f"There is no strategy {strategy!r}.", where="--parallel", fix=f"one of {', '.join(config.parallelism)}"
+        )
+    layout = config.parallelism[strategy].get(record.model, {}).get(PLATFORM_OF[record.machine.platform])
+    if layout is None:
+        return run
+    for name, degree, logged in (
+        ("tensor_parallel", layout.tensor_model_parallel_size, record.tensor_parallel),
+        ("pipeline_parallel", layout.pipeline_model_parallel_size, record.pipeline_parallel),
+        ("context_parallel", layout.context_parallel_size, record.context_parallel),
+    ):
+        if logged not in {None, degree}:
+            line = run.lines.get(name)
+            raise ConfigError(
+                f"--parallel {strategy} contradicts the log: it means {name} {degree}, the log says {logged}.",
+                where=f"{source.path}:{line}" if line else source.path,
+                why="The record names the strategy that ran.",
+                fix="leave --parallel out, or name the strategy that ran",
+            )
+    return run
+
+
+def save(run: Run, log: str, output: Path | None) -> tuple[Path, RunMetrics | None]:
     """Write the benchmark file; return its path and the metrics, None where no steady step was measured.
 
     A file that the run itself wrote next to its log stays as it is: it holds more than the log.
     """
-    folder = Path() if log.path == "-" else Path(log.path).parent
-    path = output or folder / benchmark_file_name(extracted.run)
+    path = output or (Path() if log == "-" else Path(log).parent) / benchmark_file_name(run.record)
     try:
-        metrics = run_metrics(extracted.run, extracted.steps)
+        metrics = run_metrics(run.record, run.steps)
     except MetricError as error:
         print(f"no metrics: {error}", file=sys.stderr)
         metrics = None
-    if output is not None or not written_by(path, extracted.run):
-        write_benchmark_file(path, extracted.run, extracted.steps, metrics)
+    if output is not None or not written_by(path, run.record):
+        write_benchmark_file(path, run.record, run.steps, metrics)
     return path, metrics
 
 
 def written_by(path: Path, run: RunRecord) -> bool:
     """Return whether a benchmark file was written by the run itself, not from its log."""
     try:
-        found = read_result(path).run
+        written = read_result(path).run
     except RecordError:
         return False
-    return found.run_id == run.run_id and found.source is None
+    return written.run_id == run.run_id and written.source is None
 
 
-def _print_remarks(extracted: ExtractedRun, metrics: RunMetrics | None) -> None:
-    run = extracted.run
+def _print_remarks(extracted: Run, metrics: RunMetrics | None) -> None:
+    run = extracted.record
     for note in extracted.notes:
         print(f"note: {note}", file=sys.stderr)
     if run.cause:
@@ -137,9 +157,9 @@ def _mfu(run: RunRecord, metrics: RunMetrics | None) -> str:
     return f"{units.percent(metrics.mfu.value)} of the dense {run.matmul_dtype} peak, {units.teraflops(metrics.peak_dense_flops)}"
 
 
-def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> Sequence[str]:
+def summary(extracted: Run, metrics: RunMetrics | None, path: Path) -> Sequence[str]:
     """Return the lines that describe the result."""
-    run, machine = extracted.run, extracted.run.machine
+    run, machine = extracted.record, extracted.record.machine
     rate = metrics.tokens_per_second_per_gpu if metrics else None
     time_text = f"{units.seconds(metrics.step_seconds.value)} median of {metrics.window.steps}" if metrics else units.ABSENT
     work = f"{units.count(run.global_batch_sequences)} sequences of {units.count(run.sequence_tokens)}"

@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
-from tprimat.logs.extract import parsed_log, step_record
+from tprimat.logs.claims import Claims
+from tprimat.logs.contents import LogContents
 from tprimat.logs.fields import LineFields
-from tprimat.logs.steps import LogContents, Workload, seconds_of
+from tprimat.logs.read import parsed_log, step_record
+from tprimat.logs.times import seconds_of
 from tprimat.plan.evidence import mismatches, unproven
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord, StepRecord
@@ -35,7 +37,7 @@ class FollowedLog:
         self._lines = 0
         self._reported: set[int] = set()
         batch = plan.batch
-        self._workload = Workload(
+        self._claims = Claims(
             gpus=plan.nodes * plan.gpus_per_node,
             global_batch_sequences=batch.global_batch_sequences,
             sequence_tokens=batch.sequence_tokens,
@@ -54,17 +56,17 @@ class FollowedLog:
         step = self._contents.steps.get(fields.step) if fields.step is not None else None
         if step is None or step.step in self._reported:
             return None
-        seconds = seconds_of(step, self._workload)
+        seconds = seconds_of(step, self._claims)
         if seconds is None:
             return None
         self._reported.add(step.step)
         if self._began is not None:
             self._came[step.step] = (datetime.now(timezone.utc) - self._began).total_seconds()
-        return step_record(step, seconds, self._workload)
+        return step_record(step, seconds, self._claims)
 
     def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
         """Return the last record, with the log's evidence and where it contradicts the plan, and the steps of the whole log."""
-        parsed = parsed_log(self._contents, self._workload)
+        parsed = parsed_log(self._contents, self._claims)
         evidence = dataclasses.replace(parsed.evidence, notes=(*parsed.evidence.notes, *parsed.notes))
         findings = mismatches(self._plan, evidence)
         if parsed.steps:  # what a run that failed before its first step did not prove is no news

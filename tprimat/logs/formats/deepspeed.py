@@ -1,4 +1,4 @@
-"""DeepSpeed: its throughput timer, and the iteration lines of Megatron-DeepSpeed and GPT-NeoX around it.
+"""DeepSpeed: its throughput timer, and the iteration lines of Megatron-DeepSpeed around it.
 
 The timer prints '…/global_step=10, RunningAvgSamplesPerSec=…, CurrSamplesPerSec=…, MaxMemAllocated=…GB'. Only the current rate is
 read: the running one is an average since the second step. GB in the log are GiB (deepspeed/utils/timer.py). The timer covers
@@ -7,65 +7,35 @@ forward and backward passes of some layouts in part only, so an iteration line's
 
 import re
 
-from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain, scaled, whole
+from tprimat.logs.arguments import argument
+from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, scaled, whole
 from tprimat.logs.formats import megatron_lm
 
-NAME = "deepspeed"
-SIGNS = (("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_per_iteration_ms="))
-
-STEP = re.compile(r"global_step=(\d+)")
-ITERATION = re.compile(r"iteration=\s*(\d+)/\s*(\d+)")
 FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
-ARGUMENT = re.compile(r"\b(\w+) \.{2,} (\S+)")
-RATE = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^,\]]+)")
-ARGUMENTS = {
-    "train_batch_size": "global_batch_sequences",
-    "train_micro_batch_size_per_gpu": "micro_batch_sequences",
-    "world_size": "world_size",
-}
-DTYPES = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
 OFFLOADED = re.compile(r"\b(offload_(?:optimizer|param))=\w+\(device=\W*(?:\w+\.)?(\w+)")
 """In the row of zero_config: offload_optimizer=DeepSpeedZeroOffloadOptimizerConfig(device='cpu', …."""
-MARKS = ("CurrSamplesPerSec", "skipped=", " ..", "elapsed_time_per_iteration_ms=", "elapsed time per iteration")
+SWITCHES = {
+    "bfloat16_enabled": {"matmul_dtype": "bf16"},
+    "fp16_enabled": {"matmul_dtype": "fp16"},
+    "fp16_master_weights_and_gradients": {"optimizer_states": "fp16 masters"},
+}
 
 
-def read_line(text: str) -> LineFields | None:
-    """Return the fields of a line; None where it has none."""
-    if "CurrSamplesPerSec" in text:
-        return read_step(plain(text))
-    if "elapsed_time_per_iteration_ms=" in text:
-        return read_iteration(plain(text))
-    if "elapsed time per iteration" in text:
-        return megatron_lm.read_iteration(plain(text))
-    if "skipped=" in text and (match := RATE.search(plain(text))):
-        return LineFields(step=count(match[1]), learning_rate=number(match[3]))
-    if "zero_config .." in text:
-        return LineFields(arguments={name: device for name, device in OFFLOADED.findall(text) if device != "none"})
-    if " .." in text and (match := ARGUMENT.search(plain(text))):
-        return read_argument(match[1], match[2])
-    return None
-
-
-def read_step(text: str) -> LineFields | None:
+def read_timer(match: re.Match[str]) -> LineFields:
     """Return one report of the timer."""
-    match = STEP.search(text)
-    if match is None:
-        return None
-    fields = dict(FIELD.findall(text))
+    fields = dict(FIELD.findall(match.string))
     return LineFields(
         step=count(match[1]),
         sequences_per_second=number(fields.get("CurrSamplesPerSec")),
-        peak_allocated_bytes=in_bytes(number(fields.get("MaxMemAllocated")), GIBIBYTE),
+        peak_allocated_bytes=in_bytes(fields.get("MaxMemAllocated"), GIBIBYTE),
     )
 
 
-def read_iteration(text: str) -> LineFields | None:
+def read_iteration(match: re.Match[str]) -> LineFields:
     """Read 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed."""
-    match = ITERATION.search(text)
-    if match is None:
-        return None
-    parts = (part.rpartition("=") for part in text[match.end() :].split("|"))
+    parts = (part.rpartition("=") for part in match.string[match.end() :].split("|"))
     fields = {name.strip(): value.strip() for name, sign, value in parts if sign}
+    counted = (whole(fields.get(f"number_of_{kind}_iterations")) for kind in ("skipped", "nan"))
     return LineFields(
         step=count(match[1]),
         total_steps=count(match[2]),
@@ -77,20 +47,39 @@ def read_iteration(text: str) -> LineFields | None:
         learning_rate=number(fields.get("learning_rate")),
         global_batch_sequences=whole(fields.get("global_batch_size")),
         consumed_sequences=whole(fields.get("consumed_samples")),
-        skipped_steps=whole(fields.get("number_of_skipped_iterations")),
-        nan_steps=whole(fields.get("number_of_nan_iterations")),
-        evidence={"sequence_tokens": length} if (length := whole(fields.get("actual_seqlen"))) else {},
+        sequence_tokens=whole(fields.get("actual_seqlen")) or None,
+        failed=any(counted),
     )
 
 
-def read_argument(name: str, value: str) -> LineFields | None:
-    """Return one row of DeepSpeed's configuration, or of the arguments of Megatron-DeepSpeed and GPT-NeoX."""
-    if name in ARGUMENTS and (argument := whole(value)) is not None:
-        return LineFields(evidence={ARGUMENTS[name]: argument})
-    if name in DTYPES and value == "True":
-        return LineFields(evidence={"matmul_dtype": DTYPES[name]})
+def read_argument(match: re.Match[str]) -> LineFields | None:
+    """Return one row of DeepSpeed's configuration, or of the arguments of Megatron-DeepSpeed."""
+    name, value = match.groups()
+    if name in SWITCHES and value == "True":
+        return LineFields(evidence=SWITCHES[name])
     if name == "optimizer_name" and value != "None":
         return LineFields(evidence={"optimizer": value})
-    if name == "fp16_master_weights_and_gradients" and value == "True":
-        return LineFields(evidence={"optimizer_states": "fp16 masters"})
-    return megatron_lm.argument(name, value)
+    return argument(name, value)
+
+
+def read_offloading(text: str) -> LineFields:
+    """Return what the row of zero_config keeps in main memory."""
+    return LineFields(arguments={name: device for name, device in OFFLOADED.findall(text) if device != "none"})
+
+
+DIALECT = Dialect(
+    name="deepspeed",
+    signs=(("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_per_iteration_ms=")),
+    rules={
+        "CurrSamplesPerSec": matching(r"global_step=(\d+)", read_timer),
+        "elapsed_time_per_iteration_ms=": matching(r"iteration=\s*(\d+)/\s*(\d+)", read_iteration),
+        "elapsed time per iteration": megatron_lm.read_iteration,
+        "skipped=": matching(
+            r"\bstep=(\d+), skipped=(\d+), lr=\[([^,\]]+)",
+            lambda match: LineFields(step=count(match[1]), learning_rate=number(match[3])),
+        ),
+        "zero_config ..": read_offloading,
+        " ..": matching(r"\b(\w+) \.{2,} (\S+)", read_argument),
+    },
+    marks_its_end=False,
+)

@@ -1,25 +1,10 @@
 """TPrimat's own log: one line with the record of the run, then Megatron-LM's iteration line for each step (train/step_log.py)."""
 
 from tprimat.core.errors import RecordError
-from tprimat.logs.fields import LineFields, plain, whole
+from tprimat.logs.fields import Dialect, LineFields, says, whole
 from tprimat.logs.formats import megatron_lm
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RUN_LINE, from_json
-
-NAME = "tprimat"
-SIGNS = ((RUN_LINE + "{",), ("[tprimat ", "elapsed time per iteration"))
-MARKS = (RUN_LINE, "elapsed time per iteration", "after training is done")
-
-
-def read_line(text: str) -> LineFields | None:
-    """Return the fields of a line; None where it has none."""
-    if RUN_LINE in text:
-        return read_record(text)
-    if "elapsed time per iteration" in text:
-        return read_iteration(plain(text))
-    if "after training is done" in text:
-        return LineFields(finished=True)
-    return None
 
 
 def read_record(text: str) -> LineFields | None:
@@ -39,3 +24,14 @@ def read_iteration(text: str) -> LineFields | None:
         peak_allocated_bytes=whole(fields.get("mem-max-allocated-bytes")),
         peak_reserved_bytes=whole(fields.get("mem-max-reserved-bytes")),
     )
+
+
+DIALECT = Dialect(
+    name="tprimat",
+    signs=((RUN_LINE + "{",), ("[tprimat ", "elapsed time per iteration")),
+    rules={
+        RUN_LINE: read_record,
+        "elapsed time per iteration": read_iteration,
+        "after training is done": says(finished=True),
+    },
+)

@@ -1,0 +1,60 @@
+"""Read lines as a log, without a file."""
+
+from hashlib import sha256
+from pathlib import Path
+
+from tprimat.config.load import load_config
+from tprimat.core.models import model_shape
+from tprimat.logs.claims import Claims
+from tprimat.logs.lines import LogLines
+from tprimat.logs.parse import LogReading
+from tprimat.logs.read import evidence_of, parsed_log, run_of
+
+LOGS = Path(__file__).parent
+STEMS = sorted(path.stem for path in LOGS.glob("*.log"))
+CONFIG = load_config()
+KNOWN = {name: model_shape(model.architecture) for name, model in CONFIG.models.items()}
+GIB = 2**30
+
+
+def lines_of(name):
+    return (LOGS / f"{name}.log").read_text(encoding="utf8").splitlines()
+
+
+def reading_of(lines, dialect="auto"):
+    reading = LogReading(name="train.log", requested_dialect=dialect)
+    reading.add(list(lines))
+    return reading
+
+
+def collect(lines, dialect="auto"):
+    return reading_of(lines, dialect).contents
+
+
+def parse(lines, dialect="auto", **claims):
+    return parsed_log(collect(lines, dialect), Claims(**claims))
+
+
+def evidence_by(lines, dialect="auto"):
+    return evidence_of(collect(lines, dialect))[0]
+
+
+def run_from(lines, model, **claims):
+    log = LogLines(path="train.log", sha256=sha256("\n".join(lines).encode()).hexdigest())
+    return run_of(reading_of(lines), Claims(model=model, **claims), KNOWN, log)
+
+
+def column(result, name):
+    return [getattr(step, name) for step in result.steps]
+
+
+def dumped(**arguments):
+    """Megatron's dump of arguments."""
+    rows = [f"  {name} ........ {value}" for name, value in arguments.items()]
+    return ["------------------------ arguments ------------------------", *rows, "-------------------- end of arguments -----"]
+
+
+def iterations(first, seconds, total=60):
+    """Lines of Megatron-LM."""
+    text = " iteration {:8d}/ {} | elapsed time per iteration (ms): {:.1f} | global batch size: 128 | lm loss: 2.0 |"
+    return [text.format(number, total, second * 1e3) for number, second in enumerate(seconds, first)]

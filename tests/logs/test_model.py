@@ -1,0 +1,300 @@
+"""The model of a log is checked, never believed: arguments, parameters and TFLOP/s against the shape of the name."""
+
+from dataclasses import replace
+
+import pytest
+from a_log import collect, iterations, lines_of, run_from
+
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import flop_per_token
+from tprimat.core.models import model_shape
+from tprimat.logs.shape import differences, other_work, shape_of_arguments
+
+H100 = {"gpus": 8, "accelerator": "H100 SXM"}
+LLAMA = model_shape("llama-3.1-8b")
+
+
+def refused(lines, model, **claims):
+    with pytest.raises(ConfigError) as caught:
+        run_from(lines, model, **claims)
+    return caught.value
+
+
+def changed(lines, **arguments):
+    """The lines with other values in the argument dump."""
+    for name, value in arguments.items():
+        at = next(index for index, line in enumerate(lines) if f" {name} .." in line)
+        lines = [*lines[:at], f"{lines[at][: lines[at].rindex('. ') + 2]}{value}", *lines[at + 1 :]]
+    return lines
+
+
+def dense(**others):
+    """Arguments of Llama 3.1 8B as Megatron resolves them."""
+    arguments = {
+        "num_layers": 32,
+        "hidden_size": 4096,
+        "ffn_hidden_size": 14336,
+        "num_attention_heads": 32,
+        "group_query_attention": True,
+        "num_query_groups": 8,
+        "kv_channels": 128,
+        "swiglu": True,
+        "padded_vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "untie_embeddings_and_output_weights": True,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "num_experts": None,
+        "multi_latent_attention": False,
+        "kv_lora_rank": 32,
+        "moe_router_topk": 2,
+    }
+    return {name: str(value) for name, value in (arguments | others).items()}
+
+
+def test_a_log_of_experts_is_not_believed_to_be_llama():
+    error = refused(lines_of("primus_deepseek_v2_lite"), "llama")
+    assert "num_layers is 27 in the log and 32 in the model; hidden_size is 2048 in the log and 4096" in error.what
+    assert "num_experts is 64 in the log and absent in the model" in error.what
+    assert "train.log:25, 13, " in error.where
+    assert "--model-name auto" in error.fix
+
+
+def test_auto_takes_the_shape_and_its_known_name_from_the_dump_which_outranks_the_settings_around_it():
+    record = run_from(lines_of("primus_deepseek_v2_lite"), "auto").record
+    assert (record.model, record.shape) == ("deepseek-v2-lite", model_shape("deepseek-v2-lite"))
+    assert (record.expert_parallel, record.evidence.parameters, record.sequence_tokens) == (8, None, 4096)
+    assert (record.matmul_dtype, record.recompute, record.evidence.transformer_engine) == ("bf16", "full", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        ({"num_experts": 32}, "moe-8.5b-a2.7b", "num_experts is 32"),
+        ({"moe_router_topk": 4}, "moe-15.7b-a2.2b", "moe_router_topk is 4"),
+        ({"moe_layer_freq": "[0]*2+[1]*25"}, "moe-15.2b-a2.7b", "moe_layer_freq is 2 dense layers"),
+        ({"q_lora_rank": 1536}, "moe-15.7b-a2.7b", "q_lora_rank is 1536"),
+        ({"moe_shared_expert_intermediate_size": "None"}, "moe-15.3b-a2.2b", "moe_shared_expert_intermediate_size is None"),
+    ],
+)
+def test_each_argument_of_experts_and_latent_attention_counts(change, name, said):
+    lines = [line for line in changed(lines_of("primus_deepseek_v2_lite"), **change) if "lm loss" not in line or " 1/" in line]
+    lines = [line.replace("throughput per GPU", "power of a GPU") for line in lines]
+    assert said in refused(lines, "deepseek-v2-lite").what
+    record = run_from(lines, "auto").record
+    assert (record.model, record.shape.name) == (name, name)
+
+
+def test_auto_finds_the_model_of_the_configuration_and_is_not_advised_to_who_gave_it():
+    lines = [f"  {name} ........ {value}" for name, value in dense().items()] + lines_of("primus_core_head")[1:]
+    assert run_from(lines, "auto").record.model == "llama"
+    error = refused([line.replace("(TFLOP/s/GPU): ", "(TFLOP/s/GPU): 9") for line in lines], "auto")
+    assert error.what.startswith("The model of the arguments contradicts the log's TFLOP/s")
+    assert "auto" not in error.fix
+    assert "num_layers" in refused(lines_of("primus_core_head"), "auto").why, "what the log lacks"
+
+
+def test_a_model_cut_to_a_few_layers_is_another_model():
+    arguments = dense(num_layers=4, hidden_size=16384, ffn_hidden_size=53248, num_attention_heads=128)
+    shape = shape_of_arguments(arguments)
+    assert shape.name == "dense-17.0b"
+    assert flop_per_token(shape, 8192) == flop_per_token(replace(model_shape("llama-3.1-405b"), layers=4), 8192)
+    assert [one.argument for one in differences(arguments, model_shape("llama-3.1-405b"))] == ["num_layers"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"padded_vocab_size": 131072}, True),
+        ({"padded_vocab_size": 32000}, False),
+        ({"swiglu": False}, False),
+        ({"num_query_groups": 4}, False),
+        ({"group_query_attention": False, "num_query_groups": 1}, True),
+        ({"multi_latent_attention": True}, False),
+        ({"ffn_hidden_size": None}, True),
+        ({"num_experts": 8}, False),
+    ],
+)
+def test_only_what_megatron_uses_is_compared(change, same):
+    assert (differences(dense(**change), LLAMA) == []) == same
+
+
+@pytest.mark.parametrize(
+    ("flop", "tokens", "milliseconds", "model", "sequence"),
+    [
+        (11.9, 246.7, 16601.3, "llama-3.1-8b", 4096),
+        (567.6, 9801.4, 13372.8, "llama-3.1-8b", 8192),
+        (210.5, 12130.4, 2701.3, "deepseek-v2-lite", 4096),
+    ],
+    ids=["causal", "full", "experts"],
+)
+def test_tflops_of_real_primus_logs_agree_with_the_model_and_with_no_other(flop, tokens, milliseconds, model, sequence):
+    batch = round(tokens * 8 * milliseconds / 1000 / sequence)
+    line = (
+        "[20251121 12:10:29][rank-7/8][INFO ] [--------trainer.py:2488] :  iteration    {}/   36000 | "
+        f"elapsed time per iteration (ms): {milliseconds}/2712.7 | throughput per GPU (TFLOP/s/GPU): {flop}/217.3 | "
+        f"tokens per GPU (tokens/s/GPU): {tokens}/12525.5 | global batch size:   {batch} | lm loss: 2.352391E+00 |"
+    )
+    lines = ["a line", line.format(12125), line.format(12126)]
+    assert run_from(lines, model, sequence_tokens=sequence).record.shape.name == model
+    other = "deepseek-v2-lite" if model.startswith("llama") else "llama-3.1-8b"
+    error = refused(lines, other, sequence_tokens=sequence)
+    assert error.where == "train.log:2-3"
+    assert "(causal)" in error.what
+    assert "(full)" in error.what
+
+
+def test_token_rates_that_contradict_the_times_are_refused_and_a_model_that_nothing_shows_is_believed():
+    def lines(rate):
+        text = " iteration {}/ 9 | elapsed time per iteration (ms): 4210.0/4210.0 | tokens per GPU (tokens/s/GPU): {} | "
+        text += "global batch size: 64 | lm loss: 11.1 |"
+        return [text.format(step, rate) for step in range(1, 10)]
+
+    error = refused(lines(15_600), "llama", sequence_tokens=4096, **H100)
+    assert "step 5 has 15,600 tokens/s/GPU" in error.what
+    assert "make 7,783" in error.what
+    assert error.where == "train.log:5"
+    record = run_from(lines(7790), "qwen", sequence_tokens=4096, **H100).record
+    assert "caution: nothing in the log shows which model ran; --model-name qwen is believed" in record.evidence.notes
+    assert not any("believed" in note for note in run_from(lines_of("primus_deepseek_v2_lite"), "auto").notes)
+
+
+def test_auto_takes_a_model_that_torchtitan_names_by_its_size():
+    def lines(total, tflops):
+        text = "\n".join(lines_of("torchtitan")).replace("8,030,261,248", total)
+        for printed in ("253.41", "254.80", "254.20"):
+            text = text.replace(printed, tflops)
+        return text.split("\n")
+
+    assert run_from(lines("8,030,261,248", "253.41"), "auto").record.model == "llama"
+    assert run_from(lines("7,615,616,512", "237.5"), "auto").record.model == "qwen"
+    error = refused(lines("8,030,261,000", "253.41"), "auto")
+    assert "None of the known models has the 8,030,261,000 parameters that the log counts." in error.what
+    assert error.where == "train.log:5"
+    error = refused(lines_of("torchtitan_0_2"), "qwen")  # whose count is the whole model's under tensor parallelism
+    assert ("the log counts 8,030,261,248" in error.what, error.where) == (True, "train.log:12")
+
+
+def test_multi_token_prediction_is_refused_since_its_flop_are_not_counted():
+    lines = lines_of("primus_deepseek_v2_lite")
+    more = [*lines, "  mtp_num_layers .................................. 1"]
+    assert "mtp_num_layers is 1 in the log and 0 in the model" in refused(more, "deepseek-v2-lite").what
+    assert "multi-token prediction" in refused(more, "auto").what
+    none = [*lines, "  mtp_num_layers .................................. None"]
+    assert run_from(none, "auto").record.model == "deepseek-v2-lite"
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [("mtp_1 loss: 2.87E+00", "mtp_num_layers is 1"), ("reward: 7.6E-01 | kl: 1.1E-02", "reward is printed")],
+)
+def test_the_iteration_line_may_show_work_that_is_not_counted(printed, said):
+    lines = [f"{line} {printed} |" for line in iterations(1, [5.0, 5.0, 5.0])]
+    assert said in refused(lines, "llama", sequence_tokens=4096, **H100).what
+
+
+def test_layers_other_than_full_attention_are_refused_whatever_the_name():
+    for name in ("hybrid_override_pattern", "hybrid_layer_pattern", "window_size", "experimental_attention_variant"):
+        arguments = dense(**{name: "M-M*"})
+        assert [one.argument for one in differences(arguments, LLAMA)] == [name]
+        with pytest.raises(ConfigError, match="layers other than full attention"):
+            shape_of_arguments(arguments)
+        assert differences(dense(**{name: None}), LLAMA) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("  lora.enabled            : True (bool)", True),
+        ("  lora.enabled            : False (bool)", False),
+        ("[INFO ] [--lora_utils.py:252] : Applying LoRA with r=32, alpha=32", True),
+        ("  use_sink_attention      : True (bool)", True),
+        ("  use_sink_attention      : False (bool)", False),
+        ("  perform_rl_step ........ True", True),
+        ("  perform_rl_step ........ False", False),
+        ("  heterogeneous_layers_config_path ... None", False),
+        ("  heterogeneous_layers_config_path ... /configs/puzzle.json", True),
+    ],
+)
+def test_a_step_of_primus_that_does_other_work_is_refused(line, seen):
+    lines = [*lines_of("primus_qwen3_30b_a3b")[:2], line, *lines_of("primus_qwen3_30b_a3b")[2:]]
+    if seen:
+        assert "The log is from " in refused(lines, "auto").what
+        assert "contradicts the log" in refused(lines, "qwen3_moe").what
+    else:
+        assert run_from(lines, "auto").record.model == "qwen3_moe"
+
+
+def test_padded_and_packed_sequences_of_primus_are_said_to_be_so():
+    rows = ["  stage : sft (str)", "  use_packed_attention : True (bool)"]
+    notes = "; ".join(run_from([*rows, *lines_of("primus_qwen3_30b_a3b")], "auto").notes)
+    assert "tokens include padding" in notes
+    assert "attention ends at each document" in notes
+
+
+def test_the_size_that_megatron_estimates_is_checked_where_it_prints_no_arguments():
+    lines = iterations(1, [5.0, 5.0, 5.0])
+    lines.insert(1, "Total number of parameters in billions: 8.03")
+    assert not any("believed" in note for note in run_from(lines, "llama", sequence_tokens=4096, **H100).notes)
+    error = refused(lines, "qwen", sequence_tokens=4096, **H100)
+    assert "parameters_in_billions is 8.03 in the log and 7.62 in the model" in error.what
+    assert error.where == "train.log:2"
+
+
+BRIDGE = (
+    "Step Time : {seconds:.2f}s GPU utilization: {flop:.1f}MODEL_TFLOP/s/GPU",
+    " [2025-12-22 15:18:33] iteration        {step}/     100 | elapsed time per iteration (ms): {milliseconds:.1f} | "
+    "global batch size:   512 | lm loss: 1.190000E+01 | number of skipped iterations:   0 | number of nan iterations:   0 |",
+)
+
+
+def bridge_lines(flop_of_token, *settings):
+    """Three steps on 64 GPUs, the first with its start, and settings as Megatron-Bridge prints them."""
+    lines = ["model:", *(f"  {setting}" for setting in settings), "train:", "  global_batch_size: 512"]
+    for step, seconds in ((7, 105.8), (8, 14.3), (9, 14.31)):
+        flop = flop_of_token * 512 * 8192 / 64 / seconds / 1e12
+        lines += [part.format(seconds=seconds, flop=flop, step=step, milliseconds=1000 * seconds) for part in BRIDGE]
+    return lines
+
+
+def test_megatron_bridge_prints_tflops_before_the_step_and_the_shape_as_yaml():
+    claims = {"accelerator": "NVIDIA H200", "gpus": 64, "nodes": 8}
+    lines = bridge_lines(51.5e9, "seq_length: 8192", "num_layers: 32", "hidden_size: 4096", "num_moe_experts: null")
+    assert run_from(lines, "llama", **claims).record.engine == "megatron-bridge"
+    assert "TFLOP/s: they are those of 38 GFLOP" in refused(bridge_lines(38e9, "seq_length: 8192"), "llama", **claims).what
+    lines = bridge_lines(51.5e9, "seq_length: 8192", "num_moe_experts: 8", "gated_linear_unit: false")
+    error = refused(lines, "llama", **claims)
+    assert "num_experts is 8" in error.what
+    assert "swiglu is False" in error.what
+    nested = bridge_lines(51.5e9, "seq_length: 8192", "num_layers: 32", "vision:", "  num_layers: 24")
+    assert run_from(nested, "llama", **claims).record.model == "llama"
+
+
+def test_the_arguments_of_megatron_deepspeed_are_read_too():
+    timer = "[2023-11-07 01:55:23,714] [INFO] [timer.py:260:stop] epoch=0/micro_step=40/global_step={}, CurrSamplesPerSec=25.7"
+    lines = ["  train_batch_size ........ 32", "  world_size .............. 8", "  num_layers ........ 44"]
+    lines += [timer.format(10), timer.format(20)]
+    claims = {"accelerator": "MI300X", "sequence_tokens": 4096}
+    assert refused(lines, "llama", **claims).what.startswith("--model-name llama contradicts the log: num_layers is 44")
+    assert run_from([line.replace(" 44", " 32") for line in lines], "llama", **claims).record.engine == "deepspeed"
+
+
+def test_maxtexts_settings_show_its_model():
+    names = ("num_decoder_layers", "emb_dim", "mlp_dim", "num_query_heads", "num_kv_heads", "num_experts")
+    shape = dict(zip(names, (32, 4096, 14336, 32, 8, 1), strict=True))
+    lines = [f"Config param {name}: {value}" for name, value in shape.items()]
+    lines += [line for line in lines_of("maxtext") if "completed step" not in line]
+    lines += [f"completed step: {number}, seconds: 5.66, loss: 12.0" for number in range(5)]
+    assert not any("believed" in note for note in run_from(lines, "llama", accelerator="H100 SXM").notes)
+    mixture = [line.replace("num_experts: 1", "num_experts: 8") for line in lines]
+    assert "num_experts is 8" in refused(mixture, "llama", accelerator="H100 SXM").what
+    for name, value, windowed in (
+        ("attention_type", "AttentionType.LOCAL_SLIDING", True),
+        ("attention_type", "AttentionType.GLOBAL", False),
+        ("decoder_block", "DecoderBlockType.GEMMA3", True),
+        ("moba", True, True),
+        ("moba", False, False),
+    ):
+        arguments = collect([f"I0317 pyconfig.py:413] Config param {name}: {value}"], "maxtext").arguments
+        assert (other_work(arguments) is not None) == windowed, (name, value)

@@ -1,0 +1,155 @@
+"""The lines of a log: from a file, a gzip file or a pipe, also while it is being written. Memory stays small."""
+
+import codecs
+import hashlib
+import json
+import os
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+
+from tprimat.core.errors import RecordError
+from tprimat.records.store import without_waiting
+
+CHUNK_BYTES = 1 << 20
+LONGEST_LINE = 1 << 20
+"""Characters; longer lines are not log lines."""
+POLL_SECONDS = 0.2
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_WINDOW = 31
+"""zlib: the largest window, with a gzip header."""
+
+
+class Hashing:
+    """A reader that takes the SHA-256 of the bytes it passes on."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the bytes available now; a pipe waits for its first byte."""
+        data = self._file.read1(size)
+        self.sha256.update(data)
+        return data
+
+
+@dataclass(slots=True)
+class LogLines:
+    """A log as batches of lines. `truncated` and `sha256` are known at its end."""
+
+    path: str
+    """'-' for standard input."""
+    follow: bool = False
+    """Wait for more at the end of a file, until `stop` is set."""
+    stop: bool = False
+    truncated: bool = False
+    why_truncated: str | None = None
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "standard input" if self.path == "-" else self.path
+
+    def batches(self) -> Iterator[list[str]]:
+        """Yield the whole lines available now; an empty list while a followed file does not grow.
+
+        Raises:
+            RecordError: the file is missing, unreadable or not text.
+        """
+        if self.path == "-":
+            with open(sys.stdin.fileno(), "rb", closefd=False) as pipe:
+                yield from self._text(Hashing(pipe))
+            return
+        try:
+            with open(self.path, "rb", opener=without_waiting) as file:
+                os.set_blocking(file.fileno(), True)
+                yield from self._text(Hashing(file))
+        except OSError as error:
+            raise RecordError(
+                f"{self.path} cannot be read: {error.strerror or error}.", where=self.path, fix="--log-file PATH, or - for a pipe"
+            ) from error
+
+    def _text(self, source: Hashing) -> Iterator[list[str]]:
+        rest, first = "", True
+        decoder = codecs.getincrementaldecoder("utf8")("replace")
+        for data in self._chunks(source):
+            if first and data:
+                self._refuse_binary(data)
+                first = False
+            if b"\0" in data:
+                self._cut("it holds zero bytes, as files do after a crash")
+            text = rest + decoder.decode(data.replace(b"\0", b""))
+            lines = text.replace("\r", "\n").split("\n")
+            rest = lines.pop()
+            if len(rest) > LONGEST_LINE:
+                rest = ""
+                self._cut("it holds a line of over a million characters")
+            yield lines
+        if rest:
+            self._cut("its last line is not complete")
+        self.sha256 = source.sha256.hexdigest()
+
+    def _cut(self, why: str) -> None:
+        self.truncated, self.why_truncated = True, why
+
+    def _refuse_binary(self, data: bytes) -> None:
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or b"\0" in data[:8192]:
+            raise RecordError(
+                f"{self.name} is not a text log.",
+                where=self.name,
+                why="It holds zero bytes or is UTF-16 near its start.",
+                fix="the console output of the training run as UTF-8 text, plain or gzipped",
+            )
+
+    def _chunks(self, source: Hashing) -> Iterator[bytes]:
+        head = source.read(CHUNK_BYTES)
+        while 0 < len(head) < len(GZIP_MAGIC) and (more := source.read(CHUNK_BYTES)):
+            head += more
+        if head.startswith(GZIP_MAGIC):
+            yield from self._unpacked(head, source)
+            return
+        yield head
+        while True:
+            data = source.read(CHUNK_BYTES)
+            if not data and (self.path == "-" or not self.follow or self.stop):
+                return
+            yield data
+            if not data:
+                time.sleep(POLL_SECONDS)
+
+    def _unpacked(self, head: bytes, source: Hashing) -> Iterator[bytes]:
+        unpacker, data = zlib.decompressobj(wbits=GZIP_WINDOW), head
+        try:
+            while data:
+                yield unpacker.decompress(data, CHUNK_BYTES)
+                while unpacker.unconsumed_tail:
+                    yield unpacker.decompress(unpacker.unconsumed_tail, CHUNK_BYTES)
+                data = unpacker.unused_data or source.read(CHUNK_BYTES)
+                if unpacker.eof and data:  # a file may hold several streams
+                    unpacker = zlib.decompressobj(wbits=GZIP_WINDOW)
+        except zlib.error:
+            self._cut("its gzip stream is damaged")
+        else:
+            if not unpacker.eof:
+                self._cut("its gzip stream is cut short")
+
+
+WRAPPED = ('{"log":', '{"message":', '{"textPayload":')
+"""How a line begins that Docker, CloudWatch or Google's logging keeps as JSON."""
+
+
+def unwrapped(line: str) -> list[str]:
+    """Return the printed lines of one that is kept as JSON, which holds all redrawings of a progress bar; any other as it is."""
+    if not line.startswith(WRAPPED):
+        return [line]
+    try:
+        kept = json.loads(line)
+    except (ValueError, RecursionError):  # torn
+        return [line]
+    text = next((kept[name] for name in ("log", "message", "textPayload") if name in kept), None)
+    return text.rstrip("\r\n").replace("\r", "\n").split("\n") if isinstance(text, str) else [line]

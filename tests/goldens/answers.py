@@ -105,8 +105,6 @@ LOGS = {
     "megatron_bridge_2025": (*LLAMA, *H100),
     "megatron_bridge_nemo_run": (*LLAMA, *H100),
     "megatron_lm": (*LLAMA, *H200),
-    "megatron_lm_2021": (*LLAMA, "--gpu", "A100 SXM 80GB", "--num-nodes", 8),
-    "megatron_lm_bloom": (*LLAMA, "--gpu", "A100 SXM 80GB", "--num-gpus", 384, "--num-nodes", 48),
     "megatron_lm_interval10": (*LLAMA, *H200),
     "megatron_lm_mixtral": (*AUTO, *H100, "--num-nodes", 2),
     "nemo": (*LLAMA, *H100),

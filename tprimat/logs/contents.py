@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tprimat.logs.fields import LineFields
-from tprimat.records.schema import LARGEST_STEP, LARGEST_WHOLE, RunRecord
+from tprimat.records.limits import LARGEST_STEP, LARGEST_WHOLE
+from tprimat.records.schema import RunRecord
 
 FIRST_VALUE_COUNTS = (
     "tokens_per_second_per_gpu",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tprimat.core.accelerators import Backend
-from tprimat.records.schema import LARGEST_WHOLE, RunRecord
+from tprimat.records.limits import LARGEST_WHOLE
+from tprimat.records.schema import RunRecord
 
 
 @dataclass(slots=True, kw_only=True)

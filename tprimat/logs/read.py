@@ -30,7 +30,8 @@ from tprimat.logs.parse import LogReading
 from tprimat.logs.second_line import correct_seconds
 from tprimat.logs.shape import packs, pads
 from tprimat.logs.times import batch_of, step_times, tokens_of
-from tprimat.records.schema import LARGEST_WHOLE, Evidence, LogSource, RunRecord, StepRecord, finite_or_none
+from tprimat.records.limits import LARGEST_WHOLE
+from tprimat.records.schema import Evidence, LogSource, RunRecord, StepRecord, finite_or_none
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""

@@ -20,7 +20,7 @@ from tprimat.launch.process_tree import count_oom_kills
 from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
 from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog
-from tprimat.logs.failures import TRANSIENT, Failure, add_log_hint, classify, earliest, ended_early, stopped_by
+from tprimat.logs.failures import Failure, add_log_hint, classify, earliest, ended_early, stopped_by
 from tprimat.records.schema import NodeRecord, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, opened, to_json, write_atomically
 from tprimat.records.summary import StepSummary
@@ -82,7 +82,7 @@ class LaunchResult:
     @property
     def transient(self) -> bool:
         """Whether the cause may be gone at a second start: the network between ranks, or a port."""
-        return self.failure is not None and self.failure.kind in TRANSIENT
+        return self.failure is not None and self.failure.retry
 
 
 class Watcher(Protocol):

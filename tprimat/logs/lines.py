@@ -1,6 +1,7 @@
 """The lines of a log: from a file, a gzip file or a pipe, also while it is being written. Memory stays small."""
 
 import codecs
+import gzip
 import hashlib
 import json
 import os
@@ -19,8 +20,6 @@ LONGEST_LINE = 1 << 20
 """Characters; longer lines are not log lines."""
 POLL_SECONDS = 0.2
 GZIP_MAGIC = b"\x1f\x8b"
-GZIP_WINDOW = 31
-"""zlib: the largest window, with a gzip header."""
 
 
 class Hashing:
@@ -29,6 +28,10 @@ class Hashing:
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
+
+    def is_packed(self) -> bool:
+        """Whether gzip's two bytes come first."""
+        return self._file.peek(2).startswith(GZIP_MAGIC)
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the bytes available now; a pipe waits for its first byte."""
@@ -107,36 +110,26 @@ class LogLines:
             )
 
     def _chunks(self, source: Hashing) -> Iterator[bytes]:
-        head = source.read(CHUNK_BYTES)
-        while 0 < len(head) < len(GZIP_MAGIC) and (more := source.read(CHUNK_BYTES)):
-            head += more
-        if head.startswith(GZIP_MAGIC):
-            yield from self._unpacked(head, source)
+        if source.is_packed():
+            yield from self._unpacked(source)
             return
-        yield head
         while True:
             data = source.read(CHUNK_BYTES)
-            if not data and (self.path == "-" or not self.follow or self.stop):
-                return
             yield data
             if not data:
+                if self.path == "-" or not self.follow or self.stop:
+                    return
                 time.sleep(POLL_SECONDS)
 
-    def _unpacked(self, head: bytes, source: Hashing) -> Iterator[bytes]:
-        unpacker, data = zlib.decompressobj(wbits=GZIP_WINDOW), head
-        try:
-            while data:
-                yield unpacker.decompress(data, CHUNK_BYTES)
-                while unpacker.unconsumed_tail:
-                    yield unpacker.decompress(unpacker.unconsumed_tail, CHUNK_BYTES)
-                data = unpacker.unused_data or source.read(CHUNK_BYTES)
-                if unpacker.eof and data:  # a file may hold several streams
-                    unpacker = zlib.decompressobj(wbits=GZIP_WINDOW)
-        except zlib.error:
-            self._cut("its gzip stream is damaged")
-        else:
-            if not unpacker.eof:
+    def _unpacked(self, source: Hashing) -> Iterator[bytes]:
+        with gzip.GzipFile(fileobj=source) as unpacked:  # type: ignore[call-overload]
+            try:
+                while data := unpacked.read1(CHUNK_BYTES):
+                    yield data
+            except EOFError:
                 self._cut("its gzip stream is cut short")
+            except (gzip.BadGzipFile, zlib.error):
+                self._cut("its gzip stream is damaged")
 
 
 WRAPPED = ('{"log":', '{"message":', '{"textPayload":')

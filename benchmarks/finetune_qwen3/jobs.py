@@ -19,7 +19,7 @@ from benchmarks.finetune_qwen3.torchtune_recipes import (
     MODES,
     input_commands,
     inputs_in,
-    read_log,
+    read_steps,
     torchtune_command,
     torchtune_refusal,
 )
@@ -91,7 +91,7 @@ def jobs(output: Path, training: Training, checkpoint: str | None, skip: Set[str
                     dtype=mode.partition("-")[2],
                     command=partial(torchtune_command, mode, folder, inputs),
                     inputs=partial(input_commands, inputs),
-                    read=partial(read_log, folder, training.ranks, machine.accelerator),
+                    read=partial(read_steps, folder, training.ranks, machine.accelerator),
                 )
             )
     return [job for job in found if job.name not in skip]

@@ -4,20 +4,25 @@ Nothing is downloaded: the texts are made up (texts.py), and so are the weights 
 """
 
 import importlib.util
+import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
-from benchmarks.finetune_qwen3.embedded import MODEL, ROOT, SEQUENCE_TOKENS, SEQUENCES_PER_DEVICE, Training
+from benchmarks.finetune_qwen3.embedded import MODEL, SEQUENCE_TOKENS, SEQUENCES_PER_DEVICE, Training
 from tprimat.analyze.metrics import run_metrics
+from tprimat.core.errors import UserError
 from tprimat.engines.base import Command
 from tprimat.launch.command import python_environment
+from tprimat.logs.claims import Claims
+from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, in_bytes, matching, number
+from tprimat.logs.read import read_log
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import read_result
+from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence
 
 INSTALL = "pip install torchvision torchao 'torchtune @ git+https://github.com/pytorch/torchtune'"
@@ -124,8 +129,28 @@ def torchtune_refusal(checkpoint: str | None) -> str | None:
     return None
 
 
-def read_log(folder: Path, ranks: int, accelerator: str | None) -> str | None:
-    """Write a benchmark file from the newest log of torchtune's DiskLogger, with ./extract_primus_metrics.py.
+def read_step(match: re.Match[str]) -> LineFields:
+    """Read 'Step 10 | loss:1.7 lr:2e-05 tokens_per_second_per_gpu:… peak_memory_alloc:…', whose memory is in GiB."""
+    fields = dict(re.findall(r"\b(\w+):(\S+)", match.string[match.end() :]))
+    return LineFields(
+        step=int(match[1]),
+        tokens_per_second_per_gpu=number(fields.get("tokens_per_second_per_gpu")),
+        loss=number(fields.get("loss")),
+        grad_norm=number(fields.get("grad_norm")),
+        learning_rate=number(fields.get("lr")),
+        peak_allocated_bytes=in_bytes(fields.get("peak_memory_alloc"), GIBIBYTE),
+        peak_reserved_bytes=in_bytes(fields.get("peak_memory_reserved"), GIBIBYTE),
+    )
+
+
+TORCHTUNE = Dialect(
+    name="torchtune", signs=(), rules={"Step ": matching(r"Step (\d+) \|(?= loss:)", read_step)}, marks_its_end=False
+)
+"""The log of its DiskLogger. Its rate counts unmasked tokens only, which are all where texts are packed."""
+
+
+def read_steps(folder: Path, ranks: int, accelerator: str | None) -> str | None:
+    """Write a benchmark file from the newest log of torchtune's DiskLogger.
 
     Returns:
         Why there is no file; None where there is one.
@@ -135,23 +160,22 @@ def read_log(folder: Path, ranks: int, accelerator: str | None) -> str | None:
     logs = sorted((folder / "logs").glob("log_*.txt"), key=lambda log: log.stat().st_mtime)
     if not logs:
         return f"torchtune left no log in {folder / 'logs'}"
-    target = folder / RESULT
-    flags = {
-        "--log-file": logs[-1],
-        "--model-name": MODEL,
-        "--dialect": "torchtune",
-        "--output": target,
-        "--num-gpus": ranks,
-        "--sequence-length": SEQUENCE_TOKENS,
-        "--global-batch-size": SEQUENCES_PER_DEVICE * ranks,
-    } | ({"--gpu": accelerator} if accelerator else {})
-    words = [str(word) for pair in flags.items() for word in pair]
-    command = [sys.executable, str(ROOT / "extract_primus_metrics.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(done.stdout + done.stderr, end="", file=sys.stderr)
-    if done.returncode:
+    claims = Claims(
+        model=MODEL,
+        gpus=ranks,
+        sequence_tokens=SEQUENCE_TOKENS,
+        global_batch_sequences=SEQUENCES_PER_DEVICE * ranks,
+        accelerator=accelerator,
+    )
+    try:
+        run = read_log(logs[-1], claims, dialect=TORCHTUNE)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
         return f"{logs[-1]} cannot be read"
-    add_configuration(target, folder / CONFIGURATION)
+    if not run.steps:
+        return f"{logs[-1]} cannot be read"
+    write_benchmark_file(folder / RESULT, run.record, run.steps, run_metrics(run.record, run.steps))
+    add_configuration(folder / RESULT, folder / CONFIGURATION)
     return None
 
 
@@ -164,7 +188,8 @@ def add_configuration(target: Path, configuration: Path) -> None:
     fields = yaml.safe_load(configuration.read_text(encoding="utf8"))
     micro_batch = fields["batch_size"]
     options = {key: fields[key] for key in ("compile", "enable_fp8_training", "fp8_recipe_name") if key in fields}
-    notes = [f"{key}: {value}" for key, value in options.items()]
+    masks = f"{CAUTION}torchtune counts unmasked tokens only: step times hold where every sequence is full"
+    notes = [masks, *(f"{key}: {value}" for key, value in options.items())]
     if (Path(fields["checkpointer"]["checkpoint_dir"]) / COMPLETE).is_file():
         notes.append("weights: random")
     evidence = replace(

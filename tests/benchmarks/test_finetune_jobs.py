@@ -18,7 +18,7 @@ from tprimat.records.schema import Machine
 GPUS = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1)
 ON_GPUS = Training(machine=GPUS, ranks=8, steps=20, limit_seconds=None)
 ON_A_CPU = Training(machine=None, ranks=2, steps=4, limit_seconds=None)
-LOG = Path(__file__).parents[1] / "logs" / "torchtune_qwen3_lora.log"
+LOG = Path(__file__).parent / "torchtune_qwen3_lora.log"
 
 
 def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
@@ -79,7 +79,7 @@ def test_a_log_of_torchtune_becomes_a_record_and_the_record_a_row(tmp_path):
     folder = jobs.job_folder(tmp_path, "torchtune-lora-bf16")
     program = f"import pathlib, shutil; p = pathlib.Path({str(folder)!r}, 'logs'); p.mkdir(parents=True, exist_ok=True); "
     program += f"shutil.copy({str(LOG)!r}, p / 'log_1.txt')"
-    job = a_job(program, read=lambda: torchtune_recipes.read_log(folder, 2, "AMD Instinct MI350X"))
+    job = a_job(program, read=lambda: torchtune_recipes.read_steps(folder, 2, "AMD Instinct MI350X"))
     lines = []
     jobs.run_job(job, tmp_path, ON_A_CPU, lines.append)
     assert lines[-1] == "torchtune-lora-bf16: completed"
@@ -122,7 +122,7 @@ def test_a_training_that_timed_out_names_the_flag_that_gives_it_more_time(tmp_pa
 
 def test_a_process_that_ends_well_and_leaves_no_log_is_a_failure(tmp_path):
     folder = jobs.job_folder(tmp_path, "torchtune-lora-bf16")
-    job = a_job("pass", read=lambda: torchtune_recipes.read_log(folder, 2, "AMD Instinct MI350X"))
+    job = a_job("pass", read=lambda: torchtune_recipes.read_steps(folder, 2, "AMD Instinct MI350X"))
     jobs.run_job(job, tmp_path, ON_A_CPU, lambda line: None)
     assert "torchtune left no log" in section(tmp_path)
 

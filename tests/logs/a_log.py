@@ -7,7 +7,7 @@ from tprimat.config.load import load_config
 from tprimat.core.models import model_shape
 from tprimat.logs.claims import Claims
 from tprimat.logs.lines import LogLines
-from tprimat.logs.parse import LogReading
+from tprimat.logs.parse import DIALECTS, LogReading
 from tprimat.logs.read import evidence_of, parsed_log, run_of
 
 LOGS = Path(__file__).parent
@@ -21,21 +21,25 @@ def lines_of(name):
     return (LOGS / f"{name}.log").read_text(encoding="utf8").splitlines()
 
 
-def reading_of(lines, dialect="auto"):
-    reading = LogReading(name="train.log", requested_dialect=dialect)
+def dialect_named(name):
+    return next(dialect for dialect in DIALECTS if dialect.name == name)
+
+
+def reading_of(lines, dialect=None):
+    reading = LogReading(name="train.log", dialect=dialect and dialect_named(dialect))
     reading.add(list(lines))
     return reading
 
 
-def collect(lines, dialect="auto"):
+def collect(lines, dialect=None):
     return reading_of(lines, dialect).contents
 
 
-def parse(lines, dialect="auto", **claims):
+def parse(lines, dialect=None, **claims):
     return parsed_log(collect(lines, dialect), Claims(**claims))
 
 
-def evidence_by(lines, dialect="auto"):
+def evidence_by(lines, dialect=None):
     return evidence_of(collect(lines, dialect))[0]
 
 

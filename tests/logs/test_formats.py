@@ -8,10 +8,10 @@ from a_log import GIB, STEMS, collect, column, evidence_by, lines_of, parse, rea
 from plans import request_of
 
 from tprimat.config.load import read_config
-from tprimat.core.errors import ConfigError, RecordError
+from tprimat.core.errors import RecordError
 from tprimat.logs.claims import Claims
 from tprimat.logs.contents import LogContents
-from tprimat.logs.parse import DIALECTS, NAMES, dialect_of, find_dialect
+from tprimat.logs.parse import DIALECTS, NAMES, dialect_of
 from tprimat.logs.read import evidence_of, parsed_log, sequence_from_rates
 from tprimat.plan.build import build_plan
 from tprimat.records.schema import StepRecord
@@ -32,8 +32,6 @@ def test_a_log_of_nothing_known_names_what_was_looked_for():
     with pytest.raises(RecordError) as caught:
         reading_of(["hello", "Traceback (most recent call last):"]).check(None)
     assert all(dialect.name in str(caught.value) for dialect in DIALECTS)
-    with pytest.raises(ConfigError, match="no log dialect 'jax'"):
-        find_dialect("jax")
 
 
 def test_what_our_own_line_says_is_read_back():

@@ -6,13 +6,13 @@ from pathlib import Path
 from tprimat.cli.common import positive
 from tprimat.logs.parse import NAMES
 
-DIALECTS = ("auto", *NAMES)
+LOG_HELP = f"the log, plain or gzipped, of {', '.join(NAMES)}; - for standard input"
 MODEL_HELP = "llama, qwen, another model of config.yaml or of the table, or auto: as the log's arguments describe it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("--log-file", required=True, metavar="PATH", help="the log, plain or gzipped; - for standard input")
+    parser.add_argument("--log-file", required=True, metavar="PATH", help=LOG_HELP)
     parser.add_argument("--model-name", required=True, metavar="NAME", help=MODEL_HELP)
     parser.add_argument("--num-gpus", type=positive, metavar="N", help="GPUs on all nodes (default: from the log)")
     parser.add_argument("--num-nodes", type=positive, metavar="N", help="nodes (default: 1 for up to 8 GPUs)")
@@ -20,9 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens per sequence (default: from the log)")
     parser.add_argument("--gpu", metavar="NAME", help="the accelerator that ran (default: from the log, never this machine's)")
     parser.add_argument("--parallel", metavar="STRATEGY", help="the strategy of config.yaml that ran; checked against the log")
-    parser.add_argument(
-        "--dialect", choices=DIALECTS, default="auto", metavar="NAME", help=f"one of {', '.join(DIALECTS)} (auto)"
-    )
     parser.add_argument("--output", type=Path, metavar="PATH", help="default: benchmark_PLATFORM_MODEL.json next to the log")
     parser.add_argument("--follow", action="store_true", help="keep reading while the log grows, until training is done")
 
@@ -42,4 +39,4 @@ def run(options: argparse.Namespace) -> int:
         accelerator=options.gpu,
         strategy=options.parallel,
     )
-    return extract_log(options.log_file, claims, dialect=options.dialect, output=options.output, follow=options.follow)
+    return extract_log(options.log_file, claims, output=options.output, follow=options.follow)

@@ -4,7 +4,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from tprimat.core.errors import WORKER_ERROR, ConfigError, RecordError
+from tprimat.core.errors import WORKER_ERROR, RecordError
 from tprimat.logs.contents import LogContents
 from tprimat.logs.fields import Dialect, plain
 from tprimat.logs.foreign import Foreign, foreign_of
@@ -46,18 +46,6 @@ DIALECTS: tuple[Dialect, ...] = (
 NAMES = tuple(dialect.name for dialect in DIALECTS)
 
 
-def find_dialect(name: str) -> Dialect:
-    """Return the dialect of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    for dialect in DIALECTS:
-        if dialect.name == name:
-            return dialect
-    raise ConfigError(f"There is no log dialect {name!r}.", fix=f"one of {', '.join(NAMES)}")
-
-
 def dialect_of(text: str) -> Dialect | None:
     """Return the dialect of one line; None for lines that any framework may print."""
     text = plain(text)
@@ -70,22 +58,17 @@ class LogReading:
 
     name: str
     """For messages: a path, or standard input."""
-    requested_dialect: str = "auto"
-    """A dialect's name, or auto."""
     dialect: Dialect | None = None
+    """None until a line shows it."""
     contents: LogContents = field(default_factory=LogContents)
     lines: int = 0
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     errors: list[str] = field(default_factory=list)
     """The first lines that mention an error."""
-    _candidates: dict[str, LogContents] = field(default_factory=dict)
+    _candidates: dict[Dialect, LogContents] = field(default_factory=dict)
     """What each dialect has read before the first line that shows the log's own."""
     _foreign: tuple[Foreign, int] | None = None
     """The first line of a framework whose steps are not read, and its number."""
-
-    def __post_init__(self) -> None:
-        if self.requested_dialect != "auto":
-            self.dialect = find_dialect(self.requested_dialect)
 
     def add(self, batch: list[str]) -> None:
         """Take in whole lines. Until the dialect is known, every dialect reads them."""
@@ -103,11 +86,11 @@ class LogReading:
                 continue
             if dialect := dialect_of(line):
                 self.dialect = dialect
-                self.contents = self._candidates.setdefault(dialect.name, self.contents)
+                self.contents = self._candidates.setdefault(dialect, self.contents)
                 return index
             for candidate in DIALECTS:
                 if fields := candidate.read_line(line):
-                    self._candidates.setdefault(candidate.name, LogContents()).add(fields, self.lines + index + 1)
+                    self._candidates.setdefault(candidate, LogContents()).add(fields, self.lines + index + 1)
             self._note_foreign(line, index)
             if "rror" in line or "Traceback" in line:
                 self._keep_error(line)
@@ -141,7 +124,7 @@ class LogReading:
     def _turn_to_bridge(self) -> None:
         """Two ranks of Megatron-Bridge print its own line and Megatron-LM's, in any order: keep the settings that it printed."""
         self.dialect = megatron_bridge.DIALECT
-        if settings := self._candidates.get(self.dialect.name):
+        if settings := self._candidates.get(self.dialect):
             self.contents.add_settings(settings)
 
     def _keep_error(self, line: str) -> None:
@@ -163,52 +146,37 @@ class LogReading:
         Raises:
             RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
-        if self._foreign is not None and self._foreign[0].outranks:
-            raise self._not_read(*self._foreign)
+        foreign = self._foreign[0] if self._foreign is not None else None
         lines = self.failure_lines()
         quoted = any(FENCE.match(line) for line in lines)
         failed = cause is not None and not quoted and any(PRINTED.search(plain(line).strip()) for line in lines)
-        if self.dialect is not None:
-            begun = self.contents.steps or self.contents.run is not None
-            if begun or (failed and not self._speaks_another()):
-                return self.dialect
+        begun = bool(self.contents.steps) or self.contents.run is not None
+        if self.dialect is not None and (begun or failed) and not (foreign and foreign.outranks):
+            return self.dialect
+        if self._foreign is not None and not (failed and self._foreign[0].beside):
+            raise self._not_read(*self._foreign)
         if self.lines == 0:
             raise RecordError(
                 f"{self.name} holds no line that can be read.",
                 where=self.name,
                 fix="the console output of the rank that prints steps",
             )
-        if self.dialect is not None:
-            looked_for = " or ".join(" … ".join(sign) for sign in self.dialect.signs)
-            raise RecordError(
-                f"{self.name} holds no training step of {self.dialect.name}.",
-                where=self.name,
-                why=f"No line holds {looked_for} with a step and its numbers.",
-                fix="--dialect auto",
-            )
-        if self._foreign is not None and not (failed and self._foreign[0].beside):
-            raise self._not_read(*self._foreign)
-        likeliest = self._likeliest()
+        likeliest = self._likeliest() if self.dialect is None else None
         if quoted or (likeliest is None and not failed):
             raise self._unrecognised()
         return likeliest
-
-    def _speaks_another(self) -> bool:
-        """Whether a line near the end is a step in a dialect other than the requested one."""
-        return any(dialect_of(line) not in {None, self.dialect} for line in self.last_lines)
 
     def _likeliest(self) -> Dialect | None:
         """Take the dialect that reads most settings from a log without steps; None where no line is a setting of any.
 
         Primus and Megatron-Bridge print Megatron-LM's settings too, so Megatron-LM comes before them where they read as many.
         """
-        read = {name: len(contents.evidence) + len(contents.arguments) for name, contents in self._candidates.items()}
-        name = max(read, key=lambda name: (read[name], name == MEGATRON_LM.name), default="")
-        if not read.get(name):
+        read = {one: len(contents.evidence) + len(contents.arguments) for one, contents in self._candidates.items()}
+        likeliest = max(read, key=lambda one: (read[one], one is MEGATRON_LM), default=None)
+        if likeliest is None or not read[likeliest]:
             return None
-        self.contents = self._candidates[name]
-        self.dialect = find_dialect(name)
-        return self.dialect
+        self.dialect, self.contents = likeliest, self._candidates[likeliest]
+        return likeliest
 
     def _not_read(self, foreign: Foreign, line: int) -> RecordError:
         return RecordError(

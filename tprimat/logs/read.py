@@ -82,7 +82,7 @@ def read_log(
     path: str | Path,
     claims: Claims | None = None,
     *,
-    dialect: str = "auto",
+    dialect: Dialect | None = None,
     known_models: Mapping[str, ModelShape] | None = None,
     while_growing: Callable[[int, SoFar], None] | None = None,
 ) -> Run:
@@ -95,7 +95,7 @@ def read_log(
     Args:
         path: of the log; "-" is standard input.
         claims: what the caller knows of the run. They fill in what the log omits, and must not contradict it.
-        dialect: one of logs.parse.NAMES; "auto": by the first line that only one of them prints.
+        dialect: how the log is written, where it is none of the above.
         known_models: models by the caller's names, which come before those of the table.
         while_growing: makes it wait for more lines until training is done. Called after each batch of lines with the number of
             steps so far and a function that returns their run, whose outcome is then "running".
@@ -106,7 +106,7 @@ def read_log(
         RecordError: the log cannot be read, or is not that of a training run.
     """
     log = LogLines(path=str(path), follow=while_growing is not None)
-    reading = LogReading(name=log.name, requested_dialect=dialect)
+    reading = LogReading(name=log.name, dialect=dialect)
     claims, known = claims or Claims(), known_models or {}
     interrupted = False
     try:

@@ -29,7 +29,7 @@ REWRITE_SHARE = 3
 """And at least this many times as long as the last rewrite took, so that writing takes at most a quarter of the time."""
 
 
-def extract_log(path: str, claims: Claims, *, dialect: str = "auto", output: Path | None = None, follow: bool = False) -> int:
+def extract_log(path: str, claims: Claims, *, output: Path | None = None, follow: bool = False) -> int:
     """Read a log to its end, write its benchmark file (by default next to the log), print the result.
 
     A log that is followed is written out again and again as it grows; Ctrl-C ends it.
@@ -53,7 +53,7 @@ def extract_log(path: str, claims: Claims, *, dialect: str = "auto", output: Pat
             due = time.monotonic() + max(REWRITE_SECONDS, REWRITE_SHARE * (time.monotonic() - started))
 
     try:
-        run = read_log(path, claims, dialect=dialect, known_models=shapes, while_growing=save_now_and_then if follow else None)
+        run = read_log(path, claims, known_models=shapes, while_growing=save_now_and_then if follow else None)
     except FailedBeforeStepOneError as error:
         print(f"{error.failure.outcome.replace('_', ' ')}: {error.failure.cause}", file=sys.stderr)
         print(f"no record: {error}", file=sys.stderr)

@@ -40,13 +40,13 @@ def mixtral(**arguments):
     return run_from(lines, "auto", accelerator="H100 SXM", nodes=2)
 
 
-def compared(tmp_path, *runs, baseline=()):
-    """What compare.py says of runs in the folders 0, 1, ..."""
+def compared(tmp_path, *runs):
+    """What compare.py says of runs."""
     folders = [tmp_path / str(number) for number in range(len(runs))]
     for folder, run in zip(folders, runs, strict=True):
         folder.mkdir()
         write_benchmark_file(folder / "benchmark_cuda_m.json", run.record, run.steps, run_metrics(run.record, run.steps))
-    done = run_command("compare.py", "--results-dir", *folders, *baseline, cwd=tmp_path)
+    done = run_command("compare.py", "--results-dir", *folders, cwd=tmp_path)
     return " ".join(done.stdout.split())
 
 
@@ -59,38 +59,16 @@ NARROW = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat1
     [
         ({}, NARROW, "they differ: optimizer states fp32 with moments in bf16 against fp32"),
         ({}, {"reset_attention_mask": True}, "they differ: sequence length 4,096 packed against 4,096"),
-        ({}, {"optimizer": "sgd"}, "they differ: optimizer states fp32 (sgd) against fp32"),
         (FP8, {"fp8_wgrad": False}, "they differ: dtype that ran fp8 except in weight gradients against fp8"),
-        (FP8, {"te_precision_config_file": "some.yaml"}, "they differ: dtype that ran fp8 except in what some.yaml names"),
         ({}, {"moe_router_force_biased": 0.5}, "they differ: routing biased against natural"),
-        ({}, {"moe_expert_rank_capacity_factor": 1.5}, "they differ: expert capacity 1.5 against unlimited"),
         ({}, {"grad_reduce_in_bf16": True, "accumulate_allreduce_grads_in_fp32": False}, "Caution, also different: gradients in"),
         ({}, {"optimizer_cpu_offload": True}, "optimizer_cpu_offload=True"),
-        ({"recompute_granularity": "selective"}, {"recompute_modules": "['core_attn', 'moe_act']"}, "=core_attn+moe_act"),
     ],
 )
 def test_an_argument_that_changes_the_work_or_the_arithmetic_is_named(both, other, said, tmp_path):
     words = compared(tmp_path, mixtral(**both), mixtral(**both, **other))
     assert said in words, words
     assert "mean of 2 runs" not in words
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (TITAN + "Float8 training active with recipe rowwise", "rowwise scaling against current scaling"),
-        (TITAN + "Applied full activation checkpointing to the model", "recompute full against recompute unknown"),
-        (TITAN + "Compiling each TransformerBlock with torch.compile", "options unknown against compile=True"),
-        ('        "dtype": "bfloat16",', "optimizer states in bf16 against optimizer states unknown"),
-        ("training.mixed_precision_reduce : bfloat16 (str)", "gradients in bfloat16 against gradients unknown"),
-    ],
-)
-def test_a_line_of_torchtitan_that_changes_the_arithmetic_is_named(line, said, tmp_path):
-    usual = lines_of("torchtitan")
-    trainer = next(index for index, text in enumerate(usual) if "Trainer is initialized" in text)
-    faster = [text.replace(" tps: 4,390", " tps: 4,395") for text in (*usual[:trainer], line, *usual[trainer:])]
-    words = compared(tmp_path, run_from(usual, "auto"), run_from(faster, "auto"), baseline=("--baseline", tmp_path / "0"))
-    assert said in words, words
 
 
 @pytest.mark.parametrize(
@@ -105,7 +83,15 @@ def test_the_layers_of_the_block_method_are_read(layers, stages, recompute, firs
 
 
 def test_megatron_says_its_options_its_optimizer_and_the_steps_that_it_profiled():
-    record = mixtral(**FP8, profile=True, profile_step_start=2, profile_step_end=3).record
+    record = mixtral(
+        **FP8,
+        te_precision_config_file="some.yaml",
+        moe_expert_rank_capacity_factor=1.5,
+        profile=True,
+        profile_step_start=2,
+        profile_step_end=3,
+    ).record
+    assert (record.expert_capacity, record.evidence.wider_parts) == (1.5, ("what some.yaml names",))
     assert record.profiled_steps == (2, 3, 4)
     options = record.engine_options
     assert (options["overlap_grad_reduce"], options["recompute_modules"]) == (True, "core_attn")
@@ -183,6 +169,20 @@ GROUPED = "Converted GroupedExperts to use dynamic float8 rowwise quantization w
 def test_torchtitan_says_what_is_in_fp8(lines, narrow):
     proof = evidence_by([TITAN + line for line in lines], "torchtitan")
     assert (proof.matmul_dtype, proof.fp8_scaling, proof.wider_parts) == narrow
+
+
+@pytest.mark.parametrize(
+    ("line", "fact", "value"),
+    [
+        (TITAN + "Applied full activation checkpointing to the model", "recompute", "full"),
+        ('        "dtype": "bfloat16",', "optimizer_states", "bf16"),
+        ("training.mixed_precision_reduce : bfloat16 (str)", "gradient_dtype", "bfloat16"),
+    ],
+)
+def test_torchtitan_says_how_it_computes(line, fact, value):
+    assert getattr(evidence_by([line], "torchtitan"), fact) == value
+    compiled = collect([TITAN + "Compiling each TransformerBlock with torch.compile"], "torchtitan")
+    assert options_of(compiled.arguments) == {"compile": True}
 
 
 def maxtext(**values):

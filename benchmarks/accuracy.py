@@ -32,15 +32,14 @@ from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E40
 from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.core.flops import parameters  # noqa: E402
 from tprimat.core.megatron_cases import options_left_out  # noqa: E402
+from tprimat.core.workload import FullWorkload  # noqa: E402
 from tprimat.predict.megatron_options import workload_of_options  # noqa: E402
 from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage  # noqa: E402
 from tprimat.predict.others import calculon_estimate, megatron_estimate  # noqa: E402
 from tprimat.predict.published import PublishedScore, score_published  # noqa: E402
 from tprimat.predict.rates import published_rates  # noqa: E402
 from tprimat.predict.time import predict_time  # noqa: E402
-from tprimat.predict.workload import Workload  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
-from tprimat.records.evidence import layers_in_bf16  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
 from tprimat.records.store import read_text  # noqa: E402
 from tprimat.report.plan import layout_name  # noqa: E402
@@ -194,7 +193,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    workload: Workload
+    workload: FullWorkload
     measured: Measured
     accelerator: Accelerator
 
@@ -209,7 +208,7 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
 
     Those that drop choices of experts are left out.
     """
-    runs: dict[tuple[Workload, str, str | None, str], list[_Run]] = {}
+    runs: dict[tuple[FullWorkload, str, str | None, str], list[_Run]] = {}
     for measured in results:
         run, workload = measured.result.run, recorded_workload(measured.result.run)
         accelerator = find_accelerator(run.machine.accelerator)
@@ -217,7 +216,7 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
         enough = enough and not drops_choices(run, measured.metrics.dropped if measured.metrics else None)
         if workload is not None and accelerator is not None and enough:
             same_work = replace(workload, shape=replace(workload.shape, source=None))
-            runs.setdefault((same_work, accelerator.name, run.routing, _variant(run)), []).append(
+            runs.setdefault((same_work, accelerator.name, run.ran.routing, _variant(run)), []).append(
                 _Run(workload=workload, measured=measured, accelerator=accelerator)
             )
     samples, _ = probes_in(probes)
@@ -288,37 +287,37 @@ def _foretold(group: str, name: str, rates: str | None, runs: Sequence[Measured]
 
 
 def _group(run: _Run) -> str:
-    record, code = run.measured.result.run, run.workload.implementation
+    record, code = run.measured.result.run, run.workload.code
     mixtures = ", mixtures" if run.workload.shape.experts else ""
-    return f"{run.accelerator.name}, {record.matmul_dtype}, {code.name}{mixtures}"
+    return f"{run.accelerator.name}, {record.ran.matmul_dtype}, {code.name}{mixtures}"
 
 
 def _name(run: _Run) -> str:
     work, record = run.workload, run.measured.result.run
-    again = "" if work.recompute.granularity == "none" else f" recompute {record.recompute_words}"
+    again = "" if work.recompute == "none" else f" recompute {record.ran.recompute_words}"
     narrow = "gradients" if record.engine_options.get("gradients") == "bf16" else None
     narrow = "states" if work.optimizer_states == "bf16" else narrow
     states = f" bf16 {narrow}" if narrow else ""
-    states += " fp8 output layer" if work.implementation.fp8_output_layer and work.precision == "fp8" else ""
-    states += " fully sharded" if work.implementation.divides_over_replicas_alone else ""
+    states += " fp8 output layer" if work.code.fp8_output_layer and work.matmul_dtype == "fp8" else ""
+    states += " fully sharded" if work.code.divides_over_replicas_alone else ""
     off = [name for name, value in record.engine_options.items() if value is False and name in NAMED_SWITCHES]
-    switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""
+    switched = f" without {', '.join(off)}" if off and work.code.name == "embedded" else ""
     shape = work.shape.name
-    again += f" {record.routing} routing" if record.routing else ""
+    again += f" {record.ran.routing} routing" if record.ran.routing else ""
     again += _variant(record)
     return f"{shape} {layout_name(work)} MBS{work.micro_batch} s{work.sequence_tokens}{again}{states}{switched}"
 
 
 def _variant(record: RunRecord) -> str:
     """Name what the prediction does not tell apart, and what has been tried in several ways; each begins with a comma."""
-    attention = (record.evidence.attention if record.evidence else None) or ""
-    attention = attention.removeprefix("torch ") if (record.context_parallel or 1) > 1 else ""
+    attention = record.ran.attention or ""
+    attention = attention.removeprefix("torch ") if (record.ran.context_parallel or 1) > 1 else ""
     overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
     graphs = "CUDA graphs" if ran_from_graphs(record) else ""
     limit, accelerator = record.machine.power_limit_watts, find_accelerator(record.machine.accelerator)
     lowered = f"{limit:.0f} W" if limit and accelerator and limit < accelerator.tdp_watts else ""
-    kept = layers_in_bf16(record.evidence) if record.evidence else 0
-    wide = f"{kept} of {record.shape.layers} layers in bf16" if kept and record.shape else ""
+    kept = record.ran.layers_in_bf16 or 0
+    wide = f"{kept} of {record.ran.shape.layers} layers in bf16" if kept and record.ran.shape else ""
     theirs = record.evidence is not None and record.evidence.transformer_engine
     scaling = f"{scaled} scaling" if theirs and (scaled := TRAITS["fp8-scaling"].value(record)) else ""
     return "".join(f", {part}" for part in (attention, overlap, graphs, scaling, wide, lowered) if part)
@@ -336,11 +335,11 @@ NAMED_SWITCHES = {
 
 def _question(run: _Run) -> str:
     work, group = run.workload, _group(run)
-    whole = work.micro_batch * work.accumulation_steps * work.layout.data
+    whole = work.micro_batch * work.accumulation * work.layout.data
     return f"{group}: {work.shape.name}, {plural(work.layout.world_size, 'GPU')}, {whole} x {work.sequence_tokens}"
 
 
-def _memory_score(group: str, name: str, workload: Workload, same: Sequence[Measured]) -> list[Score]:
+def _memory_score(group: str, name: str, workload: FullWorkload, same: Sequence[Measured]) -> list[Score]:
     """Return the score of the allocated peak; of the reserved one where a framework prints no other."""
     steps = [step for measured in same for step in measured.result.steps]
     allocated = [step.peak_allocated_bytes for step in steps if step.peak_allocated_bytes]
@@ -361,7 +360,7 @@ def _memory_score(group: str, name: str, workload: Workload, same: Sequence[Meas
     ]
 
 
-def other_estimates(workload: Workload) -> dict[str, float]:
+def other_estimates(workload: FullWorkload) -> dict[str, float]:
     """Return the memory by other programs' formulas, as far as they answer."""
     found = {MEGATRON: megatron_estimate(workload), CALCULON: calculon_estimate(workload)}
     return {name: size for name, size in found.items() if size is not None}
@@ -392,7 +391,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def row_workload(row: Mapping[str, Any]) -> Workload:
+def row_workload(row: Mapping[str, Any]) -> FullWorkload:
     """Return the workload of a row; its case may add options that the row leaves out.
 
     Raises:
@@ -415,7 +414,7 @@ def predict_row(row: Mapping[str, Any]) -> tuple[int, float | None]:
     peak = predict_memory_of_last_stage(workload).allocated_bytes
     name = str(row.get("machine", ""))
     accelerator = find_accelerator(MACHINES.get(name, name))
-    if accelerator is None or workload.precision not in accelerator.dense_flops:
+    if accelerator is None or workload.matmul_dtype not in accelerator.dense_flops:
         return peak, None
     node = min(GPUS_OF_A_TEST, workload.layout.world_size)
     return peak, predict_time(workload, published_rates(accelerator, node)).step_seconds

@@ -131,7 +131,7 @@ def main():
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "layers": options.layers,
-        "tokens_per_step": plan.batch.tokens_per_step,
+        "tokens_per_step": plan.workload.tokens_per_step,
         "steps_per_round": options.steps,
         "median_step_seconds": medians,
         "cost_seconds_per_step": cost,

@@ -164,12 +164,13 @@ def cells(row: Row) -> list[str]:
     mfu = group_estimate(group, lambda made: made.mfu)
     first = [item.result.steps[0].ended_at_seconds for item in group.runs]
     steps = "+".join(str(made.window.steps) for made in metrics)
-    expert = f" EP{run.expert_parallel}" if run.expert_parallel not in {None, 1} else ""
+    ran = run.ran
+    expert = f" EP{ran.expert_parallel}" if ran.expert_parallel not in {None, 1} else ""
     return [
         row.layout.name,
         row.program,
-        f"TP{run.tensor_parallel} PP{run.pipeline_parallel}{expert} DP{run.data_parallel} MBS{run.micro_batch_sequences}"
-        f" s{run.sequence_tokens} {run.matmul_dtype}",
+        f"TP{ran.tensor_parallel} PP{ran.pipeline_parallel}{expert} DP{ran.data_parallel} MBS{ran.micro_batch_sequences}"
+        f" s{ran.sequence_tokens} {ran.matmul_dtype}",
         with_interval(group_estimate(group, lambda made: made.tokens_per_second_per_gpu), units.count),
         with_interval(group_estimate(group, lambda made: made.model_flops_per_second_per_gpu), teraflops),
         units.percent(mfu.value) if mfu else units.ABSENT,

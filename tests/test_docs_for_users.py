@@ -3,11 +3,12 @@ and flags that exist."""
 
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from changes import evidence as evidence_of
+from changes import replace
 from commands import SCRIPTS, run_command
 from plans import request_of
 from pydantic import TypeAdapter
@@ -20,7 +21,7 @@ from tprimat.logs.failures import classify
 from tprimat.plan.build import build_plan
 from tprimat.plan.evidence import mismatches
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Evidence, TelemetrySample
+from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +68,7 @@ def printed(tmp_path_factory):
 
 def other_layout():
     plan = build_plan(read_config(environment={}), request_of("llama", "truly_identical"))
-    return "\n".join(mismatches(plan, Evidence(source="log", tensor_parallel=1)))
+    return "\n".join(mismatches(plan, evidence_of(source="log", tensor_parallel=1)))
 
 
 def held_back_clocks():

@@ -14,6 +14,7 @@ from goldens.answers import FEW, HERE, KINDS, LAYOUTS, plain, trained_losses
 
 SHARES = {"compare": 3, "plan": 4}
 """Into how many cases the documents of a kind are shared, so that several workers take about as long."""
+OR = re.escape(" or ")
 TRAINED = 1e-5
 """The tolerance of what is trained: processors add in other orders."""
 SHOWN = 12
@@ -38,8 +39,9 @@ def changes():
 
 
 def moved(path, pattern, target):
-    """Where a path goes: each * of the target stands for what that of the pattern matched."""
-    matched = re.fullmatch(re.escape(pattern).replace(r"\*", "(.*)"), path)
+    """Where a path goes: each * of the target stands for what a * or an (a or b) of the pattern matched."""
+    words = re.sub(r"\\\((.*?)\\\)", lambda found: f"({found[1].replace(OR, '|')})", re.escape(pattern))
+    matched = re.fullmatch(words.replace(r"\*", "(.*)"), path)
     parts = iter(matched.groups() if matched else ())
     return re.sub(r"\*", lambda _: next(parts), target) if matched else path
 

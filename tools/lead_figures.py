@@ -255,7 +255,7 @@ def output_layer(results: Path) -> str:
             flops = group_estimate(group, lambda run: run.model_flops_per_second_per_gpu)
             rows.append(
                 [
-                    f"s{group.run.sequence_tokens} MBS{group.run.micro_batch_sequences}",
+                    f"s{group.run.ran.sequence_tokens} MBS{group.run.ran.micro_batch_sequences}",
                     WITH_OUTPUT[name],
                     str(len(group.runs)),
                     repeated(rate(group), units.count, group),

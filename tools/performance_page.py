@@ -268,12 +268,12 @@ def micro_batch_search(results: Path) -> str:
         next_size, predicted = min(search.predicted_bytes.items(), default=(None, None))
         rows.append(
             [
-                f"{run.model}, {run.machine.gpus} x {run.machine.accelerator}, s{run.sequence_tokens}, "
-                f"GBS{run.global_batch_sequences}, {run.engine_options.get('optimizer_states')} states",
+                f"{run.model}, {run.machine.gpus} x {run.machine.accelerator}, s{run.ran.sequence_tokens}, "
+                f"GBS{run.ran.global_batch_sequences}, {run.engine_options.get('optimizer_states')} states",
                 "; ".join(f"{size}: {units.gibibytes(peak)}" for size, peak in tried.items()),
                 f"{next_size}: {units.gibibytes(predicted)}" if next_size else units.ABSENT,
                 units.gibibytes(min(trial.limit_bytes for trial in search.trials if trial.limit_bytes)),
-                str(run.micro_batch_sequences),
+                str(run.ran.micro_batch_sequences),
                 units.gibibytes(metrics.peak_memory_bytes),
                 repeated(rate(group), units.count, group),
                 steps(group),

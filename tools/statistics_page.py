@@ -206,7 +206,7 @@ def between_runs() -> str:
             logs, steps = np.array([rate.log for rate in rates]), statistics.spread_between_runs(rates, least=0.0)
             where = next(words for words, end in ALL.items() if end is not None and steps < end)
             where = "all of two machines" if ON_TWO_MACHINES.intersection(group.runs[0].result.path.parts) else where
-            where = where if group.run.routing is None else "all mixtures of experts"
+            where = where if group.run.ran.routing is None else "all mixtures of experts"
             squares[where] += float(logs.var(ddof=1)) * (len(logs) - 1)
             freedom[where] += len(logs) - 1
             runs[where] += len(logs)

@@ -21,15 +21,16 @@ def options_of(run: RunRecord) -> dict[str, object]:
     """Return every switch of a run; the dtypes of its matrix products and of its gradients count as two."""
     gradients = run.engine_options.get("gradients", "fp32")
     others = {name: value for name, value in run.engine_options.items() if name != "gradients"}
-    return {**others, "gradients: bf16": gradients == "bf16", "fp8": run.matmul_dtype == "fp8"}
+    return {**others, "gradients: bf16": gradients == "bf16", "fp8": run.ran.matmul_dtype == "fp8"}
 
 
 def workload(run: RunRecord) -> tuple[object, ...]:
     """Return what two runs must share for a switch to be their only difference, versions included."""
-    layers = run.shape.layers if run.shape else None
+    layers = run.ran.shape.layers if run.ran.shape else None
     versions = tuple(sorted((name, version) for name, version in run.software.items() if name in {"torch", "megatron-core"}))
-    split = (run.tensor_parallel, run.pipeline_parallel, run.data_parallel)
-    return (run.model, layers, split, run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens, versions)
+    split = (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.data_parallel)
+    batch = (run.ran.micro_batch_sequences, run.ran.global_batch_sequences, run.ran.sequence_tokens)
+    return (run.model, layers, split, *batch, versions)
 
 
 USUAL_SEQUENCE = 2048
@@ -69,11 +70,11 @@ def over_the_same_steps(off: Group, on: Group) -> tuple[Group, Group]:
 
 def described(run: RunRecord) -> str:
     """Return the workload of a run in a few words."""
-    layers = run.shape.layers if run.shape else units.ABSENT
-    split = f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel}"
-    sequence = "" if run.sequence_tokens == USUAL_SEQUENCE else f" s{run.sequence_tokens}"
-    fp8 = ", fp8" if run.matmul_dtype == "fp8" else ""
-    return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}{sequence}{fp8}"
+    layers = run.ran.shape.layers if run.ran.shape else units.ABSENT
+    split = f"TP{run.ran.tensor_parallel} PP{run.ran.pipeline_parallel} DP{run.ran.data_parallel}"
+    sequence = "" if run.ran.sequence_tokens == USUAL_SEQUENCE else f" s{run.ran.sequence_tokens}"
+    fp8 = ", fp8" if run.ran.matmul_dtype == "fp8" else ""
+    return f"{layers} layers, {split}, MBS{run.ran.micro_batch_sequences}{sequence}{fp8}"
 
 
 def loss_differences(off: Group, on: Group) -> str:

@@ -24,6 +24,7 @@ from benchmarks.finetune_qwen3.torchtune_recipes import (
     torchtune_refusal,
 )
 from tprimat.core.errors import LaunchError
+from tprimat.core.workload import Workload
 from tprimat.engines.base import Command
 from tprimat.launch.command import DEFAULT_LIMIT_SECONDS, run_command
 from tprimat.launch.process import Ending
@@ -190,13 +191,7 @@ def failed_run(job: Job, training: Training, failure: Failure, argv: Sequence[st
         model=MODEL,
         strategy=None,
         engine=job.engine,
-        matmul_dtype=job.dtype,
-        tensor_parallel=None,
-        pipeline_parallel=None,
-        data_parallel=None,
-        micro_batch_sequences=None,
-        global_batch_sequences=None,
-        sequence_tokens=None,
+        workload=Workload(matmul_dtype=job.dtype),
         machine=machine,
         started_at=now,
         ended_at=now,

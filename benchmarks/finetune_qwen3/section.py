@@ -80,7 +80,7 @@ def row(name: str, run: RunRecord, metrics: RunMetrics) -> list[str]:
     no_rate = run.machine.platform == "cpu"
     return [
         name,
-        run.matmul_dtype or units.ABSENT,
+        run.ran.matmul_dtype or units.ABSENT,
         units.count(run.machine.gpus),
         units.count(per_device.value if per_device else None),
         units.count(metrics.tokens_per_second),

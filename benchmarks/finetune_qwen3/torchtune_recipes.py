@@ -22,7 +22,7 @@ from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, in_bytes, matchin
 from tprimat.logs.read import read_log
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import read_result
-from tprimat.records.evidence import CAUTION
+from tprimat.records.evidence import CAUTION, with_facts
 from tprimat.records.schema import Evidence
 
 INSTALL = "pip install torchvision torchao 'torchtune @ git+https://github.com/pytorch/torchtune'"
@@ -192,14 +192,13 @@ def add_configuration(target: Path, configuration: Path) -> None:
     notes = [masks, *(f"{key}: {value}" for key, value in options.items())]
     if (Path(fields["checkpointer"]["checkpoint_dir"]) / COMPLETE).is_file():
         notes.append("weights: random")
-    evidence = replace(
-        logged,
-        parameter_dtype=fields["dtype"],
-        micro_batch_sequences=micro_batch,
-        sequence_tokens=fields["tokenizer"]["max_seq_len"],
-        data=TEXTS,
-        notes=(*logged.notes, *notes),
-    )
+    facts = {
+        "parameter_dtype": fields["dtype"],
+        "micro_batch_sequences": micro_batch,
+        "sequence_tokens": fields["tokenizer"]["max_seq_len"],
+        "data": TEXTS,
+    }
+    evidence = with_facts(replace(logged, notes=(*logged.notes, *notes)), **facts)
     options["model"] = fields["model"]["_component_"].rpartition(".")[2]
-    run = replace(result.run, evidence=evidence, micro_batch_sequences=micro_batch, engine_options=options)
+    run = replace(result.run, evidence=evidence, engine_options=options)
     write_benchmark_file(target, run, result.steps, run_metrics(run, result.steps))

@@ -1,12 +1,12 @@
 """Verdicts: what they refuse, what they show, and how often they are wrong."""
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from changes import replace
 
 from tprimat.analyze.compare import Question, comparable, rankings, verdict
 from tprimat.analyze.groups import group_estimate, group_runs, measure
@@ -32,22 +32,22 @@ def groups_of(*results):
 
 
 def changed(result, **fields):
-    return dataclasses.replace(result, run=dataclasses.replace(result.run, **fields))
+    return replace(result, run=replace(result.run, **fields))
 
 
 def with_batch(result, sequences, tokens=2048):
     """The same steps with another batch."""
-    steps = tuple(dataclasses.replace(step, tokens=sequences * tokens) for step in result.steps)
+    steps = tuple(replace(step, tokens=sequences * tokens) for step in result.steps)
     run = changed(result, global_batch_sequences=sequences, sequence_tokens=tokens)
-    return dataclasses.replace(run, steps=steps)
+    return replace(run, steps=steps)
 
 
 def slowed(result, factor, run_id):
     steps = tuple(
-        dataclasses.replace(step, step_seconds=step.step_seconds * factor, ended_at_seconds=step.ended_at_seconds * factor)
+        replace(step, step_seconds=step.step_seconds * factor, ended_at_seconds=step.ended_at_seconds * factor)
         for step in result.steps
     )
-    run = dataclasses.replace(result.run, run_id=run_id, strategy="other")
+    run = replace(result.run, run_id=run_id, strategy="other")
     return RunResult(run=run, steps=steps, path=result.path)
 
 
@@ -110,8 +110,8 @@ def test_runs_that_say_nothing_of_what_they_are_are_nobodys_repetitions():
 @pytest.mark.parametrize(("platform", "gpus", "words"), [("cuda", 1, "1 GPU"), ("cuda", 8, "8 GPUs"), ("cpu", 8, "8 processes")])
 def test_one_rank_is_no_plural(platform, gpus, words):
     run = recorded("h100", "llama-0")[0].run
-    machine = dataclasses.replace(run.machine, platform=platform, gpus_per_node=gpus, nodes=1)
-    assert ranks(dataclasses.replace(run, machine=machine)) == words
+    machine = replace(run.machine, platform=platform, gpus_per_node=gpus, nodes=1)
+    assert ranks(replace(run, machine=machine)) == words
 
 
 def test_a_run_that_failed_or_ran_something_else_is_not_counted():
@@ -136,7 +136,7 @@ def test_a_run_that_failed_or_ran_something_else_is_not_counted():
         ("dtype that ran", {"matmul_dtype": "fp8"}),
         ("dtype that ran", {"matmul_dtype": None}),
         ("clock", {"clock": "framework"}),
-        ("model's shape", {"shape": dataclasses.replace(model_shape("llama-3.1-8b"), ffn=8192)}),
+        ("model's shape", {"shape": replace(model_shape("llama-3.1-8b"), ffn=8192)}),
     ],
 )
 def test_unlike_workloads_are_refused_and_the_difference_is_named(what, fields):
@@ -163,13 +163,13 @@ def test_a_dtype_that_neither_run_proves_is_a_difference():
 def test_routing_must_be_known_and_equal_where_there_are_experts(first, second, refused):
     one = recorded("h100", "llama-0")[0].run
     shape = model_shape("mixtral-8x7b")
-    runs = [dataclasses.replace(one, shape=shape, model="mixtral", routing=routing) for routing in (first, second)]
+    runs = [replace(one, shape=shape, model="mixtral", routing=routing) for routing in (first, second)]
     assert [difference.name for difference in comparable(*runs)] == ["routing"] * refused
 
 
 def test_another_gpu_count_is_a_difference():
     one = recorded("h100", "llama-0")[0].run
-    two = dataclasses.replace(one, machine=dataclasses.replace(one.machine, nodes=2))
+    two = replace(one, machine=replace(one.machine, nodes=2))
     assert [difference.name for difference in comparable(one, two)] == ["GPU count"]
 
 
@@ -204,10 +204,10 @@ def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():
 def test_what_gpus_vary_by_is_not_said_of_a_cpu():
     (run,) = recorded("h100", "llama-0")
     usual = float(np.median([step.step_seconds for step in run.steps]))
-    steps = [dataclasses.replace(step, step_seconds=usual + 0.1 * (step.step_seconds - usual)) for step in run.steps]
-    even = dataclasses.replace(run, steps=tuple(steps))
+    steps = [replace(step, step_seconds=usual + 0.1 * (step.step_seconds - usual)) for step in run.steps]
+    even = replace(run, steps=tuple(steps))
     pair = [even, slowed(even, 1.1, "slower")]
-    on_cpus = [changed(one, machine=dataclasses.replace(one.run.machine, platform="cpu")) for one in pair]
+    on_cpus = [changed(one, machine=replace(one.run.machine, platform="cpu")) for one in pair]
     assert "on a CPU they may vary far more" in verdict(*groups_of(*on_cpus)).evidence
     assert "CPU" not in verdict(*groups_of(*pair)).evidence
 
@@ -222,9 +222,9 @@ def test_only_three_runs_a_side_show_one_configuration_to_be_faster():
 
 def with_seed(result, losses=1.0, **seen):
     """The same run with a seed and known data, its losses multiplied."""
-    steps = tuple(dataclasses.replace(step, loss=step.loss * losses) for step in result.steps)
-    known = changed(result, seed=7, evidence=dataclasses.replace(result.run.evidence, data="mock", **seen))
-    return dataclasses.replace(known, steps=steps)
+    steps = tuple(replace(step, loss=step.loss * losses) for step in result.steps)
+    known = changed(result, seed=7, evidence=replace(result.run.evidence, data="mock", **seen))
+    return replace(known, steps=steps)
 
 
 def test_speed_with_another_loss_on_the_same_data_and_seed_is_no_win():
@@ -270,7 +270,7 @@ def test_a_group_of_runs_has_the_spread_between_them():
 
 def test_one_step_a_side_has_a_ratio_without_an_interval():
     run = recorded("h100", "llama-0")[0]
-    short = dataclasses.replace(run, steps=run.steps[:2])
+    short = replace(run, steps=run.steps[:2])
     judged = verdict(*groups_of(short, slowed(short, 2.0, "x")))
     assert judged.ratio.value == pytest.approx(0.5)
     assert (judged.ratio.low, judged.outcome) == (None, "no difference shown")

@@ -2,10 +2,11 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import evidence as evidence_of
+from changes import replace
 from commands import run_command
 from plans import request_of
 
@@ -19,7 +20,6 @@ from tprimat.plan.schema import write_plan
 from tprimat.records import summary
 from tprimat.records.benchmark_file import benchmark_document
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Evidence
 from tprimat.records.store import to_json
 from tprimat.runner.analysis import read_results
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_amd_prim_llama.json"
 LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
 WHOLE = replace(model_shape("llama-3.1-8b"), vocabulary=padded_vocabulary(model_shape("llama-3.1-8b")))
-SEEN = Evidence(source="running_framework", world_size=8, tensor_parallel=1, parameters=parameters(WHOLE).total)
+SEEN = evidence_of(source="running_framework", world_size=8, tensor_parallel=1, parameters=parameters(WHOLE).total)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_file_of_ours_that_was_changed_by_hand_is_not_counted(tmp_path, sound,
 def test_a_run_is_held_to_the_plan_beside_it(tmp_path):
     shutil.copytree(LLAMA, tmp_path / "run")
     write_plan(tmp_path / "run" / "plan.json", build_plan(read_config(environment={}), request_of("llama", "truly_identical")))
-    run = replace(read_result(LLAMA).run, evidence=Evidence(source="log", tensor_parallel=1))
+    run = replace(read_result(LLAMA).run, evidence=evidence_of(source="log", tensor_parallel=1))
     (tmp_path / "run" / "run.json").write_text(to_json(run))
     (item,) = read_results([tmp_path], MetricOptions(), {}).measured
     assert "tensor parallel: 4 was asked for, 1 ran" in item.not_counted

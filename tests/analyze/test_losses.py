@@ -1,14 +1,14 @@
 """The sequential test of losses: how often it is wrong, what it sees, and which runs are pairs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from changes import evidence as evidence_of
+from changes import replace
 
 from tprimat.analyze.losses import FIRST_LOOK, judge, looks_until, mismatches_of_pair, pairs_of
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Evidence
 
 LLAMA = Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0"
 MARGIN = 0.01
@@ -85,7 +85,7 @@ def test_looks_double_and_end_with_the_last_step(steps):
 @pytest.fixture
 def run():
     result = read_result(LLAMA)
-    return replace(result, run=replace(result.run, seed=5, evidence=Evidence(source="log", data="mock", first_sequence="abc")))
+    return replace(result, run=replace(result.run, seed=5, evidence=evidence_of(source="log", data="mock", first_sequence="abc")))
 
 
 def changed(result, *, seen=None, step=None, **fields):

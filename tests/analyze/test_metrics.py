@@ -1,9 +1,9 @@
 """run_metrics against figures worked out by hand, and its reasons where a figure is absent."""
 
-import dataclasses
-
 import numpy as np
 import pytest
+from changes import record as record_of
+from changes import replace
 
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
@@ -11,7 +11,7 @@ from tprimat.core.errors import MetricError
 from tprimat.core.models import ModelShape, model_shape
 from tprimat.records import summary as long_runs
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Machine, NodeRecord, RunPrediction, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import Machine, NodeRecord, RunPrediction, StepRecord, TelemetrySample
 from tprimat.records.store import RunDirectory
 from tprimat.report.summary import summary
 
@@ -27,7 +27,7 @@ LLAMA = ModelShape(
     vocabulary=128256,
     context_tokens=131072,
 )
-RUN = RunRecord(
+RUN = record_of(
     run_id="r1",
     model="llama",
     shape=LLAMA,
@@ -45,7 +45,7 @@ RUN = RunRecord(
     clock="step_end",
     outcome="completed",
 )
-MIXTURE = dataclasses.replace(RUN, model="mixtral", shape=model_shape("mixtral-8x7b"))
+MIXTURE = replace(RUN, model="mixtral", shape=model_shape("mixtral-8x7b"))
 
 
 def steps_of(seconds, **fields):
@@ -57,7 +57,7 @@ def steps_of(seconds, **fields):
 
 
 def with_machine(**fields):
-    return dataclasses.replace(RUN, machine=dataclasses.replace(H100, **fields))
+    return replace(RUN, machine=replace(H100, **fields))
 
 
 KEEP = MetricOptions(warmup=0)
@@ -81,7 +81,7 @@ def test_the_published_h100_row_is_rebased_as_the_literature_does():
 def test_dropped_choices_of_experts_are_no_work():
     shape = model_shape("mixtral-8x7b")
     whole, half = (
-        run_metrics(dataclasses.replace(MIXTURE, expert_capacity=1.0), steps_of([4.0] * 3, dropped=share), options=KEEP)
+        run_metrics(replace(MIXTURE, expert_capacity=1.0), steps_of([4.0] * 3, dropped=share), options=KEEP)
         for share in (0.0, 0.5)
     )
     spared = 6 * 0.5 * 2 * 3 * shape.hidden * shape.expert_ffn * shape.layers  # gate, up and down of one of two experts
@@ -91,10 +91,10 @@ def test_dropped_choices_of_experts_are_no_work():
 
 
 def test_without_the_dropped_share_there_is_no_flop():
-    unknown = run_metrics(dataclasses.replace(MIXTURE, expert_capacity=1.25), steps_of([4.0] * 3), options=KEEP)
+    unknown = run_metrics(replace(MIXTURE, expert_capacity=1.25), steps_of([4.0] * 3), options=KEEP)
     assert (unknown.flop_per_token, unknown.mfu) == (None, None)
     assert "full at a capacity of 1.25" in unknown.mfu_absent_because
-    assert run_metrics(dataclasses.replace(MIXTURE, expert_capacity="unlimited"), steps_of([4.0] * 3), options=KEEP).mfu
+    assert run_metrics(replace(MIXTURE, expert_capacity="unlimited"), steps_of([4.0] * 3), options=KEEP).mfu
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_prediction_is_not_compared_with_a_run_that_drops_choices(capacity, dr
         step_seconds=4.4,
         rates="published",
     )
-    run = dataclasses.replace(MIXTURE, expert_capacity=capacity, prediction=prediction)
+    run = replace(MIXTURE, expert_capacity=capacity, prediction=prediction)
     steps = steps_of([4.0] * 3, dropped=dropped, peak_allocated_bytes=81 * 2**30)
     metrics = run_metrics(run, steps, options=KEEP)
     assert (metrics.predicted_memory_error is not None) is (metrics.predicted_step_error is not None) is compared
@@ -136,7 +136,7 @@ def test_what_cuda_graphs_hold_is_not_taken_for_little_memory(options, graphs, t
     prediction = RunPrediction(
         allocated_bytes=72 * 2**30, reserved_bytes=75 * 2**30, memory={}, stage=0, moment="loss", step_seconds=4.4
     )
-    run = dataclasses.replace(RUN, engine="nemo", engine_options=options, prediction=prediction)
+    run = replace(RUN, engine="nemo", engine_options=options, prediction=prediction)
     steps = steps_of([4.0] * 3, peak_allocated_bytes=60 * 2**30, peak_reserved_bytes=75 * 2**30)
     metrics = run_metrics(run, steps, options=KEEP)
     assert metrics.peak_memory_bytes == (None if graphs else 60 * 2**30)
@@ -155,7 +155,7 @@ def test_what_cuda_graphs_hold_is_not_taken_for_little_memory(options, graphs, t
 
 
 def test_memory_that_is_left_out_because_of_cuda_graphs_is_named():
-    run = dataclasses.replace(RUN, engine="nemo", engine_options={"enable_cuda_graph": True})
+    run = replace(RUN, engine="nemo", engine_options={"enable_cuda_graph": True})
     metrics = run_metrics(run, steps_of([4.0] * 3, peak_allocated_bytes=60 * 2**30, peak_reserved_bytes=None), options=KEEP)
     assert metrics.peak_memory_bytes is metrics.peak_reserved_bytes is None
     assert any("no memory is shown, because what torch reserved is not recorded" in warning for warning in metrics.warnings)
@@ -166,7 +166,7 @@ def test_memory_that_is_left_out_because_of_cuda_graphs_is_named():
     [([1.4e12] * 5, True), ([1.4e12, 300.0, 80.0, 20.0, 20.0], False), ([2e7] * 5, False), ([None] * 5, False)],
 )
 def test_gradients_that_no_model_has_are_noted_and_the_speed_counts(norms, exploded):
-    steps = [dataclasses.replace(step, grad_norm=norm) for step, norm in zip(steps_of([4.0] * 5), norms, strict=True)]
+    steps = [replace(step, grad_norm=norm) for step, norm in zip(steps_of([4.0] * 5), norms, strict=True)]
     metrics = run_metrics(RUN, steps, options=KEEP)
     assert any("the median gradient norm is 1.4e+12" in warning for warning in metrics.warnings) is exploded
     assert metrics.tokens_per_second_per_gpu.value == 128 * 2048 / 4 / 8
@@ -195,10 +195,10 @@ def test_conventions_order_as_their_definitions_do():
         (with_machine(accelerator="NVIDIA H900"), "NVIDIA H900"),
         (with_machine(accelerator=None), "accelerator is not recorded"),
         (with_machine(nodes=None), "number of GPUs"),
-        (dataclasses.replace(RUN, matmul_dtype=None), "dtype that ran"),
-        (dataclasses.replace(RUN, matmul_dtype="int2"), "int2"),
-        (dataclasses.replace(RUN, shape=None), "shape"),
-        (dataclasses.replace(RUN, sequence_tokens=None), "sequence length"),
+        (replace(RUN, matmul_dtype=None), "dtype that ran"),
+        (replace(RUN, matmul_dtype="int2"), "int2"),
+        (replace(RUN, shape=None), "shape"),
+        (replace(RUN, sequence_tokens=None), "sequence length"),
     ],
 )
 def test_mfu_is_absent_with_its_reason(run, reason):
@@ -208,7 +208,7 @@ def test_mfu_is_absent_with_its_reason(run, reason):
 
 
 def test_a_step_without_tokens_leaves_rates_absent_and_step_time_present():
-    steps = [dataclasses.replace(step, tokens=None) for step in steps_of([4.0] * 3)]
+    steps = [replace(step, tokens=None) for step in steps_of([4.0] * 3)]
     metrics = run_metrics(RUN, steps, options=KEEP)
     assert (metrics.tokens_per_second, metrics.tokens_per_second_per_gpu, metrics.mfu) == (None, None, None)
     assert "tokens of a step" in metrics.mfu_absent_because
@@ -237,7 +237,7 @@ def test_an_interval_keeps_its_relative_width_in_every_unit():
 
 def test_memory_is_the_worst_inside_the_window_and_loss_the_last():
     steps = [
-        dataclasses.replace(step, peak_allocated_bytes=size, loss=loss)
+        replace(step, peak_allocated_bytes=size, loss=loss)
         for step, size, loss in zip(steps_of([9.0, 4.0, 4.0]), (90, 50, 60), (11.0, 10.0, None), strict=True)
     ]
     metrics = run_metrics(RUN, steps, options=MetricOptions(warmup=1))
@@ -285,13 +285,13 @@ def test_energy_is_absent_where_readings_are_missing(telemetry, reason):
 
 
 def test_energy_is_absent_where_steps_do_not_say_when_they_ended():
-    steps = [dataclasses.replace(step, ended_at_seconds=None) for step in steps_of([4.0] * 10)]
+    steps = [replace(step, ended_at_seconds=None) for step in steps_of([4.0] * 10)]
     metrics = run_metrics(RUN, steps, options=MetricOptions(telemetry=readings(8)))
     assert metrics.joules_per_token is None
 
 
 def test_what_a_reader_must_know_stands_in_the_warnings():
-    run = dataclasses.replace(RUN, mismatches=("tensor_parallel: asked 4, ran 1",), clock="framework")
+    run = replace(RUN, mismatches=("tensor_parallel: asked 4, ran 1",), clock="framework")
     seconds = [9.0, *([4.0, 4.01] * 10), 9.0]
     hot = [TelemetrySample(at_seconds=1.0, gpu=0, throttle_reasons=("SW Thermal Slowdown",))]
     text = "\n".join(run_metrics(run, steps_of(seconds, finite=False), options=MetricOptions(telemetry=hot)).warnings)
@@ -333,16 +333,16 @@ def test_drift_is_told_over_the_whole_window_and_only_where_it_matters():
 
 
 def test_the_steps_that_the_profiler_slowed_do_not_count():
-    slowed = dataclasses.replace(RUN, profiled_steps=(3, 4))
+    slowed = replace(RUN, profiled_steps=(3, 4))
     metrics = run_metrics(slowed, steps_of([1.0, 1.0, 5.0, 9.0, 1.0, 1.0]), options=KEEP)
     assert (metrics.tokens_per_second, metrics.mean_step_seconds, metrics.window.steps) == (128 * 2048, 1.0, 4)
 
 
 def test_energy_is_not_counted_across_profiled_steps():
-    slowed = dataclasses.replace(RUN, profiled_steps=(3,))
+    slowed = replace(RUN, profiled_steps=(3,))
     power = [TelemetrySample(at_seconds=t / 2, gpu=g, power_watts=700.0) for t in range(13) for g in range(8)]
-    absent = run_metrics(slowed, steps_of([1.0] * 6), options=dataclasses.replace(KEEP, telemetry=power))
-    present = run_metrics(RUN, steps_of([1.0] * 6), options=dataclasses.replace(KEEP, telemetry=power))
+    absent = run_metrics(slowed, steps_of([1.0] * 6), options=replace(KEEP, telemetry=power))
+    present = run_metrics(RUN, steps_of([1.0] * 6), options=replace(KEEP, telemetry=power))
     assert present.joules_per_token == pytest.approx(8 * 700 / (128 * 2048))
     assert absent.joules_per_token is None
     assert "energy absent: profiled steps lie between the steady ones" in absent.warnings
@@ -350,7 +350,7 @@ def test_energy_is_not_counted_across_profiled_steps():
 
 @pytest.mark.parametrize("shared_disk", [True, False])
 def test_energy_over_nodes_is_that_of_all_or_says_whose_is_missing(tmp_path, shared_disk):
-    run = dataclasses.replace(RUN, machine=dataclasses.replace(H100, gpus_per_node=4, nodes=2))
+    run = replace(RUN, machine=replace(H100, gpus_per_node=4, nodes=2))
     directory = RunDirectory(tmp_path)
     directory.write_run(run)
     for step in steps_of([1.0] * 6):
@@ -360,7 +360,7 @@ def test_energy_over_nodes_is_that_of_all_or_says_whose_is_missing(tmp_path, sha
         for sample in (TelemetrySample(at_seconds=t / 2, gpu=g, power_watts=watts) for t in range(13) for g in range(4)):
             RunDirectory(folder).append_telemetry(sample)
     result = read_result(tmp_path)
-    metrics = run_metrics(result.run, result.steps, options=dataclasses.replace(KEEP, telemetry=result.telemetry))
+    metrics = run_metrics(result.run, result.steps, options=replace(KEEP, telemetry=result.telemetry))
     if shared_disk:
         assert metrics.joules_per_token == pytest.approx(4 * (700 + 500) / (128 * 2048))
     else:
@@ -371,11 +371,11 @@ def test_energy_over_nodes_is_that_of_all_or_says_whose_is_missing(tmp_path, sha
 
 def test_a_rank_that_makes_the_others_wait_is_named_with_its_node():
     nodes = tuple(NodeRecord(host=host, accelerator="NVIDIA H200", gpus=2) for host in ("gpu1", "gpu2"))
-    machine = dataclasses.replace(H100, gpus_per_node=2, nodes=2)
-    run = dataclasses.replace(RUN, machine=machine, nodes=nodes, pipeline_parallel=1, rank_seconds=(1.0, 1.0, 1.0, 1.3))
+    machine = replace(H100, gpus_per_node=2, nodes=2)
+    run = replace(RUN, machine=machine, nodes=nodes, pipeline_parallel=1, rank_seconds=(1.0, 1.0, 1.0, 1.3))
     named = "rank 3 (GPU 1 on gpu2) takes 30.0 % longer than its peers, which wait"
     assert stragglers(run) == (named,)
-    staged = dataclasses.replace(run, pipeline_parallel=2, rank_seconds=(1.0, 1.04, 2.0, 2.04))
+    staged = replace(run, pipeline_parallel=2, rank_seconds=(1.0, 1.04, 2.0, 2.04))
     assert stragglers(staged) == (), "stages differ by their layers, the ranks of one stage should not"
-    assert stragglers(dataclasses.replace(run, rank_seconds=())) == ()
-    assert stragglers(dataclasses.replace(run, machine=dataclasses.replace(machine, platform="cpu"))) == ()
+    assert stragglers(replace(run, rank_seconds=())) == ()
+    assert stragglers(replace(run, machine=replace(machine, platform="cpu"))) == ()

@@ -1,9 +1,9 @@
 """Peaks, projections and conventions, on recorded runs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
@@ -108,6 +108,6 @@ def test_configurations_of_one_name_are_told_apart_by_what_differs():
 
 def test_another_shape_under_a_models_key_is_another_model():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
-    smaller = replace(result.run.shape, name="llama-12", layers=12)
+    smaller = replace(result.run.ran.shape, name="llama-12", layers=12)
     found = ranked_entries(group_runs([measure(replace(result, run=replace(result.run, shape=smaller)), MetricOptions())]))
     assert found[0].model == "llama (llama-12)"

@@ -1,10 +1,11 @@
 """Rates from samples, against published tables and nccl-tests' definitions."""
 
 import pytest
+from changes import record as record_of
 
 from tprimat.analyze import probes
 from tprimat.analyze.roofline import gemm_ceiling
-from tprimat.records.schema import Machine, ProbeRecord, RunRecord
+from tprimat.records.schema import Machine, ProbeRecord
 
 MI350X = Machine(
     platform="rocm", accelerator="AMD Instinct MI350X", gpus_per_node=1, nodes=1, driver="6.14", power_limit_watts=1000.0
@@ -106,7 +107,7 @@ def test_ranks_that_were_stopped_are_forgotten_once_as_many_have_measured():
 
 
 def run_on(machine=MI350X, software=SOFTWARE, dtype="bf16"):
-    return RunRecord(
+    return record_of(
         run_id="r",
         model="llama",
         strategy=None,

@@ -1,10 +1,11 @@
 """Series over GPUs and the laws fitted to them."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
+from changes import record as record_of
+from changes import replace
 from scipy.optimize import curve_fit
 
 from tprimat.analyze.compare import Question, verdict
@@ -14,7 +15,7 @@ from tprimat.analyze.scaling import Point, fit, series, series_of
 from tprimat.core.errors import MetricError
 from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.schema import Estimate, Machine, RunRecord, StepRecord
+from tprimat.records.schema import Estimate, Machine, StepRecord
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 
@@ -32,7 +33,7 @@ def a_series(rates, counts=COUNTS):
 
 
 def run(gpus, batch, seconds, **changes):
-    record = RunRecord(
+    record = record_of(
         run_id=f"{gpus}-{batch}-{changes.get('tensor_parallel', 1)}",
         model="llama",
         shape=model_shape("llama-3.1-8b"),
@@ -50,7 +51,7 @@ def run(gpus, batch, seconds, **changes):
         clock="step_end",
         outcome="completed",
     )
-    record = dataclasses.replace(record, **changes)
+    record = replace(record, **changes)
     steps = tuple(StepRecord(step=i, step_seconds=seconds, tokens=batch * 2048) for i in range(1, 12))
     return RunResult(run=record, steps=steps, path=None)
 
@@ -171,11 +172,11 @@ def test_where_every_count_needs_another_layout_the_fastest_of_each_make_a_serie
 def test_what_forbids_a_comparison_forbids_a_series(option):
     """Moments in bf16 move fewer bytes than in fp32, and dropped tokens are not computed: that is no gain of more GPUs."""
     changes = {
-        "optimizer_states": {"engine_options": {"optimizer_states": "bf16"}},
+        "optimizer_states": {"optimizer_states": "bf16"},
         "expert_capacity": {"expert_capacity": 1.25},
     }
     shape = {"shape": model_shape("qwen3-30b-a3b"), "routing": "balanced"}
-    usual = {"engine_options": {"optimizer_states": "fp32"}, **shape}
+    usual = {"optimizer_states": "fp32", **shape}
     assert len(series_in(run(1, 16, 1.0, **usual), run(2, 32, 1.05, **usual))) == 1
     assert series_in(run(1, 16, 1.0, **usual), run(2, 32, 1.05, **{**usual, **changes[option]})) == []
 

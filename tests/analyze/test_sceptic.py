@@ -1,10 +1,10 @@
 """Claims that records do not carry: copies, other models of one name, figures that contradict steps, mixed scaling series."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 from commands import run_command
 
 from tprimat.analyze.groups import measure, without_copies
@@ -60,7 +60,7 @@ def test_another_model_of_a_known_name_has_no_shape(stated, model, tmp_path):
     document = json.loads(FOREIGN.read_text(encoding="utf8")) | ({"model": stated} if stated else {})
     (tmp_path / FOREIGN.name).write_text(json.dumps(document), encoding="utf8")
     run = read_result(tmp_path / FOREIGN.name).run
-    assert (run.model, run.shape is not None) == (model, model in {"llama", "qwen"})
+    assert (run.model, run.ran.shape is not None) == (model, model in {"llama", "qwen"})
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import ran_with, replace
 from commands import run_command
 
 from tprimat.analyze.compare import verdict
@@ -196,7 +196,7 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
         assert metrics.joules_per_token is None
         assert any(warning.startswith("energy absent: the file states it of steps") for warning in metrics.warnings)
     document["metrics"]["window"] = window
-    for version, expected in ((1, stated), (2, None), ("1", None)):
+    for version, expected in ((1, stated), (2, stated), (3, None), ("1", None)):
         file.write_text(json.dumps({**document, "schema_version": version}), encoding="utf8")
         assert measure(read_result(file), MetricOptions()).metrics.joules_per_token == expected
     for broken in (None, [], "1-6", {**window, "first_step": "one"}):
@@ -430,7 +430,7 @@ def test_another_configuration_earlier_in_the_log_and_missing_lines_are_named(ex
     text = DUMP.format(more="") + "".join(iteration(step, 14.0, last=4) for step in range(1, 5))
     text += DUMP.format(more="") + "".join(iteration(step, 28.0, batch=256, last=12) for step in (1, 2, 3, 4, 8, 9, 10, 11, 12))
     done, result = extracted(text + END)
-    assert result.run.global_batch_sequences == 256
+    assert result.run.ran.global_batch_sequences == 256
     assert (
         "steps from 1 to 4 are left out, since a later process ran another configuration: global_batch_sequences 128"
         in done.stderr
@@ -535,7 +535,7 @@ def test_a_benchmark_file_alone_still_says_how_busy_the_gpus_were(tmp_path):
 def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where_they_can_help(change, offers):
     results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     measured = [measure(one, MetricOptions()) for one in results]
-    changed = [replace(one, result=replace(one.result, run=replace(one.result.run, **change))) for one in measured]
+    changed = [replace(one, result=replace(one.result, run=ran_with(one.result.run, **change))) for one in measured]
     (group,) = group_runs(changed)
     *_, last = distance_from_limits(group)
     assert "ran no kernel in 22 % of the time" in last

@@ -1,9 +1,9 @@
 """Parts of a step at the rates of probes, against arithmetic by hand."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import ran_with, replace
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import step_breakdown
@@ -48,7 +48,7 @@ def test_a_step_of_four_replicas(recorded):
 
 def test_a_step_split_over_tensor_ranks_and_stages(recorded):
     run, metrics = recorded
-    split = replace(run, tensor_parallel=2, pipeline_parallel=2, data_parallel=1)
+    split = ran_with(run, tensor_parallel=2, pipeline_parallel=2, data_parallel=1)
     parts = step_breakdown(split, metrics, probes(run))
     assert parts.replicas == 0
     assert parts.tensor_ranks == pytest.approx(10 * 16 * 64 * 2048 * 4096 * 2 / 2 / 300e9)
@@ -57,7 +57,7 @@ def test_a_step_split_over_tensor_ranks_and_stages(recorded):
 
 def test_collectives_over_as_many_ranks_count_where_they_were_measured(recorded):
     run, metrics = recorded
-    split = replace(run, tensor_parallel=2, data_parallel=2)
+    split = ran_with(run, tensor_parallel=2, data_parallel=2)
     slower = [probe(run, kind, bytes=100 * 10**9, shape={"ranks": 2}) for kind in ("all_gather", "reduce_scatter")]
     parts = step_breakdown(split, metrics, [*probes(run), *slower])
     weights = parameters(model_shape("llama-3.1-8b")).total
@@ -67,8 +67,8 @@ def test_collectives_over_as_many_ranks_count_where_they_were_measured(recorded)
 
 def test_states_in_bf16_move_fewer_bytes(recorded):
     run, metrics = recorded
-    small = replace(run, engine_options={**run.engine_options, "optimizer_states": "bf16"})
-    assert step_breakdown(small, metrics, probes(run)).optimizer == pytest.approx(14 * parameters(run.shape).total / 4 / 4e12)
+    small = replace(run, optimizer_states="bf16")
+    assert step_breakdown(small, metrics, probes(run)).optimizer == pytest.approx(14 * parameters(run.ran.shape).total / 4 / 4e12)
 
 
 def test_what_no_probe_tells_is_absent(recorded):

@@ -1,9 +1,10 @@
 """A trap for each trait: two runs that differ in it alone are never repetitions, and a comparison says so as the table says."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import evidence as evidence_of
+from changes import ran_with, replace
 
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
@@ -11,7 +12,8 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import TRAITS, model_name
 from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Evidence, NodeRecord
+from tprimat.records.schema import NodeRecord
+from tprimat.records.upgrade import upgraded_run
 from tprimat.report.comparison import sentence
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +22,7 @@ PAGE = (ROOT / "docs" / "comparisons.md").read_text(encoding="utf8")
 WORDS = {"refuse": "refused", "warn": "warned of", "list": "listed"}
 
 OPTIONS = {"optimizer_states": "fp32"}
-EVIDENCE = Evidence(
+EVIDENCE = evidence_of(
     source="running_framework",
     attention="flash",
     optimizer="DistributedOptimizer over AdamW",
@@ -37,7 +39,7 @@ def seen(**fields):
 
 
 def ran(**fields):
-    return lambda run: replace(run, **fields)
+    return lambda run: ran_with(run, **fields)
 
 
 def on(**fields):
@@ -73,7 +75,7 @@ TRAPS = {
     "clock": ran(clock="framework"),
     "options": ran(engine_options={"fused_adam": True}),
     "shape": ran(shape=replace(model_shape("llama-3.1-8b"), ffn=8192)),
-    "optimizer-states": ran(engine_options={"optimizer_states": "bf16"}),
+    "optimizer-states": ran(optimizer_states="bf16"),
     "attention": seen(attention="cudnn"),
     "optimizer": seen(optimizer="AdamW"),
     "weights": seen(parameter_dtype="float32"),
@@ -86,7 +88,7 @@ TRAPS = {
     "environment": ran(environment={"NCCL_P2P_DISABLE": "1"}),
     "software": ran(software={"torch": "2.10.0"}),
 }
-BEFORE = {"fp8-scaling": lambda run: seen(fp8_scaling="delayed")(replace(run, matmul_dtype="fp8"))}
+BEFORE = {"fp8-scaling": lambda run: seen(fp8_scaling="delayed")(ran_with(run, matmul_dtype="fp8"))}
 """What both runs need for a trait to differ alone."""
 FORGOTTEN = {
     "dtype": ran(matmul_dtype=None),
@@ -94,7 +96,7 @@ FORGOTTEN = {
     "sequence": ran(sequence_tokens=None),
     "gpus": on(gpus_per_node=None),
     "shape": ran(shape=None),
-    "optimizer-states": ran(engine_options={}),
+    "optimizer-states": ran(optimizer_states=None),
     "recompute": ran(recompute=None),
     "attention": seen(attention=None),
     "data": seen(data=None),
@@ -111,12 +113,13 @@ def known():
     """A run that records every trait."""
     result = read_result(LLAMA)
     machine = replace(result.run.machine, power_limit_watts=700.0, driver="580.1")
-    evidence = replace(EVIDENCE, tokens_per_step=result.run.global_batch_sequences * result.run.sequence_tokens)
+    evidence = replace(EVIDENCE, tokens_per_step=result.run.ran.global_batch_sequences * result.run.ran.sequence_tokens)
     run = replace(
         result.run,
         machine=machine,
         evidence=evidence,
         recompute="none",
+        optimizer_states="fp32",
         software={"torch": "2.11.0"},
         environment={},
         nodes=(NodeRecord(host="a", accelerator=machine.accelerator, gpus=8, processor="Xeon 8480+", cores=64),),
@@ -208,9 +211,6 @@ def test_whatever_changes_the_work_of_a_token_is_another_shape(shape, change, kn
     assert [one.key for one in found.differences if one.key == "shape"] == ["shape"]
 
 
-IN_A_NOTE = "NeMo's recipe keeps 2 of 32 layers in bf16: the first and the last."
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -221,11 +221,10 @@ IN_A_NOTE = "NeMo's recipe keeps 2 of 32 layers in bf16: the first and the last.
             {"output_layer_dtype": "fp8", "attention_dtype": "fp8", "layers_in_bf16": 2},
             "fp8 with output layer and attention except in 2 layers",
         ),
-        ({"notes": (IN_A_NOTE,)}, "fp8 except in 2 layers"),
     ],
 )
 def test_more_or_less_of_the_model_in_fp8_is_another_dtype(fields, words, known):
-    usual = replace(known, run=replace(known.run, matmul_dtype="fp8"))
+    usual = replace(known, run=ran_with(known.run, matmul_dtype="fp8"))
     found = judged(usual, seen(**fields))
     assert found.outcome == "refused"
     assert f"dtype that ran {words} against fp8" in sentence(found)
@@ -241,16 +240,29 @@ def test_more_or_less_of_the_model_in_fp8_is_another_dtype(fields, words, known)
         ({"layers": "transformer_engine"}, None),
     ],
 )
-def test_older_records_tell_their_scaling_by_their_options(options, scaling, known):
-    run = replace(known.run, matmul_dtype="fp8", engine_options=options)
-    assert TRAITS["fp8-scaling"].value(run) == scaling
-    assert TRAITS["fp8-scaling"].value(seen(fp8_scaling="blockwise")(run)) == "blockwise"
-    assert TRAITS["fp8-scaling"].value(replace(run, matmul_dtype="bf16")) == ""
+def test_older_records_tell_their_scaling_by_their_options(options, scaling):
+    older = {"matmul_dtype": "fp8", "engine_options": options}
+    assert upgraded_run(older)["workload"].get("fp8_scaling") == scaling
+    seen_otherwise = {"source": "running_framework", "fp8_scaling": "blockwise"}
+    assert "fp8_scaling" not in upgraded_run({**older, "evidence": seen_otherwise})["workload"]
+    assert "fp8_scaling" not in upgraded_run({**older, "matmul_dtype": "bf16"})["workload"]
+
+
+def test_older_records_told_of_layers_in_bf16_in_a_note():
+    note = "NeMo's recipe keeps 2 of 32 layers in bf16: the first and the last."
+    older = {"matmul_dtype": "fp8", "evidence": {"source": "running_framework", "notes": [note]}}
+    assert upgraded_run(older)["evidence"]["workload"]["layers_in_bf16"] == 2
+
+
+def test_only_narrow_dtypes_have_a_scaling(known):
+    scaled = ran_with(known.run, matmul_dtype="fp8", fp8_scaling="current")
+    assert TRAITS["fp8-scaling"].value(scaled) == "current"
+    assert TRAITS["fp8-scaling"].value(ran_with(scaled, matmul_dtype="bf16")) == ""
 
 
 def test_the_option_behind_an_output_layer_in_fp8_is_no_second_difference(known):
     off, on = ({**OPTIONS, "fp8_output_layer": value} for value in (False, True))
-    usual = replace(known, run=replace(known.run, matmul_dtype="fp8", engine_options=off))
+    usual = replace(known, run=ran_with(known.run, matmul_dtype="fp8", engine_options=off))
     found = judged(usual, lambda run: seen(output_layer_dtype="fp8")(replace(run, engine_options=on)))
     assert [one.key for one in found.traits] == ["dtype"]
     before_the_option = replace(usual, run=replace(usual.run, run_id="other", engine_options=OPTIONS))
@@ -284,7 +296,7 @@ def test_what_neither_side_records_is_said_to_be_unknown(known):
 
 def test_a_trait_that_is_the_question_may_differ_and_whatever_else_differs_is_then_warned_of(known):
     def fp8_by_nemo(run):
-        return replace(run, matmul_dtype="fp8", engine="nemo", micro_batch_sequences=2)
+        return ran_with(run, matmul_dtype="fp8", engine="nemo", micro_batch_sequences=2)
 
     assert judged(known, fp8_by_nemo).outcome == "refused"
     found = judged(known, fp8_by_nemo, varying=("dtype",))

@@ -43,7 +43,7 @@ def test_a_call_that_was_killed_is_continued_and_a_refusal_is_a_record(tmp_path)
     until(lambda: not processes_of(tmp_path), 30)
     done = finetune(*requested)
     assert done.returncode == 0, done.stderr
-    runs = {result.run.matmul_dtype: result.run for result in load_results([tmp_path])[0] if result.run.outcome != "running"}
+    runs = {result.run.ran.matmul_dtype: result.run for result in load_results([tmp_path])[0] if result.run.outcome != "running"}
     assert runs["bf16"].counts
     assert (runs["fp8"].outcome, runs["fp8"].engine) == ("failed", "megatron")
     text = (tmp_path / "finetune_qwen3.md").read_text(encoding="utf8")

@@ -47,8 +47,13 @@ def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
     assert Path(argv[1]) == embedded.ROOT / "benchmark.py"
     options = parser_of(run, "benchmark.py").parse_args([*argv[2:], "--platform", "nvidia", "--dry-run"])
     (plan,) = prepare(run.request_of(options)).plans
-    assert (plan.shape.name, plan.engine, plan.precision, plan.recompute) == ("qwen3-8b", "megatron", precision, "full")
-    assert (plan.batch.global_batch_sequences, plan.batch.sequence_tokens, plan.layout.data) == (14 * 8, 8192, 8)
+    assert (plan.workload.shape.name, plan.engine, plan.workload.matmul_dtype, plan.workload.recompute) == (
+        "qwen3-8b",
+        "megatron",
+        precision,
+        "full",
+    )
+    assert (plan.workload.global_batch_sequences, plan.workload.sequence_tokens, plan.workload.layout.data) == (14 * 8, 8192, 8)
 
 
 def test_a_missing_torchtune_is_named_with_the_command_that_installs_it():
@@ -96,7 +101,7 @@ def test_a_failure_is_a_record_with_its_cause_and_the_next_start_tries_again(tmp
     for _ in range(2):
         jobs.run_job(job, tmp_path, ON_A_CPU, lambda line: None)
     (result,) = jobs.results_in(jobs.job_folder(tmp_path, job.name))
-    assert (result.run.outcome, result.run.engine, result.run.matmul_dtype) == ("failed", "torchtune", "bf16")
+    assert (result.run.outcome, result.run.engine, result.run.ran.matmul_dtype) == ("failed", "torchtune", "bf16")
     assert "no such configuration: qwen3/8B_lora" in result.run.cause
     assert "- torchtune-lora-bf16: failed: " in section(tmp_path)
 

@@ -79,12 +79,13 @@ def test_random_weights_are_trained_and_every_record_says_so(output_folder):
         evidence = document["run"]["evidence"]
         assert "weights: random" in evidence["notes"]
         assert ("enable_fp8_training: True" in evidence["notes"]) == name.endswith("fp8")
-        assert (evidence["data"], evidence["parameter_dtype"]) == ("invented instructions, packed", "bf16")
-        assert document["run"]["micro_batch_sequences"] == 14
+        seen = evidence["workload"]
+        assert (seen["data"], seen["parameter_dtype"]) == ("invented instructions, packed", "bf16")
+        assert seen["micro_batch_sequences"] == 14
         assert len(document["steps"]) == 6
         assert document["metrics"]["tokens_per_second_per_gpu"]["value"] == pytest.approx(8004, abs=4)
         assert document["metrics"]["mfu"] is document["metrics"]["model_flops_per_second_per_gpu"] is None
-        assert document["run"]["matmul_dtype"] is None  # neither its log nor its configuration tells what the matrix units ran
+        assert seen["matmul_dtype"] is None  # neither its log nor its configuration tells what the matrix units ran
         assert document["run"]["engine_options"]["model"] == ("lora_qwen3_8b" if "lora" in name else "qwen3_8b")
     assert sorted(path.name for path in (output_folder / "qwen3-8b" / "torchtune-full-bf16").iterdir()) == [
         "benchmark_qwen3-8b.json",

@@ -37,8 +37,9 @@ def test_the_fastest_layout_by_prediction_is_planned(machine):
     done = machine("--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     (plan,) = json.loads(done.stdout)["plans"]
-    assert plan["layout"]["tensor"] * plan["layout"]["pipeline"] * plan["layout"]["context"] * plan["layout"]["data"] == 2
-    assert plan["batch"]["micro_batch_sequences"] > 1
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")
+    assert prod(plan["workload"][degree] for degree in degrees) == 2
+    assert plan["workload"]["micro_batch_sequences"] > 1
     assert plan["prediction"]["step_seconds"] > 0
 
 

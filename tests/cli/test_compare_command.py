@@ -137,7 +137,9 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     for name, dtype in (("h100-llama-0", "bf16"), ("h100-llama-1", "fp8")):
         slower(RUNS / "h100" / "runs" / name, tmp_path / name, 1.0)
         file = tmp_path / name / "run.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"matmul_dtype": dtype}))
+        run = json.loads(file.read_text())
+        run["workload"]["matmul_dtype"] = dtype
+        file.write_text(json.dumps(run))
     arguments = ("--results-dir", tmp_path, "--output", tmp_path / "c.svg")
     assert "Not compared with the workload above, because they differ: dtype that ran" in compare(*arguments).stdout
     done = compare(*arguments, "--varying", "DType")

@@ -102,7 +102,7 @@ def test_our_own_log_says_all_that_the_record_needs(log):
         "completed",
         "step_end",
     )
-    assert (run.strategy, run.seed, run.shape.name, run.evidence.parameters) == (
+    assert (run.strategy, run.seed, run.ran.shape.name, run.evidence.parameters) == (
         "minimal_communication",
         7,
         "llama-3.1-8b-tiny",
@@ -155,8 +155,8 @@ def test_a_primus_log_becomes_a_benchmark_file_beside_it(log):
     assert [step.step for step in result.steps] == [1, 2, 3, 4]
     run = result.run
     assert (run.machine.platform, run.machine.accelerator, run.machine.gpus) == ("rocm", "MI300X", 8)
-    assert (run.engine, run.clock, run.global_batch_sequences, run.sequence_tokens) == ("primus", "framework", 128, 8192)
-    assert (run.source.dialect, len(run.source.sha256), run.shape.name) == ("primus", 64, "llama-3.1-8b")
+    assert (run.engine, run.clock, run.ran.global_batch_sequences, run.ran.sequence_tokens) == ("primus", "framework", 128, 8192)
+    assert (run.source.dialect, len(run.source.sha256), run.ran.shape.name) == ("primus", 64, "llama-3.1-8b")
     assert (run.outcome, run.source.truncated) == ("interrupted", True)
     document = json.loads((path.parent / "benchmark_rocm_llama.json").read_text(encoding="utf8"))
     assert document["raw_learning_rates"] == [5e-6, 1e-5, 9.99e-6, 9.9e-6]

@@ -154,7 +154,7 @@ def trainer(tmp_path, monkeypatch):
     def command_on(plan, place):
         del place
         last["started"].append(plan.strategy)
-        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.batch.tokens_per_step)}
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.workload.tokens_per_step)}
         words = last.get(plan.strategy, ())
         words = words.pop(0) if isinstance(words, list) else words
         return Command(argv=(*TRAINER, "pace", "0.002", "steps", str(plan.steps), *words), environment=environment)

@@ -56,8 +56,8 @@ def test_a_smaller_memory_gives_a_smaller_micro_batch_that_stays_within_it(narro
     *_, run, limit = narrow
     record = run.read_run()
     search = record.micro_batch_search
-    assert record.micro_batch_sequences in {2, 4}
-    fitting = next(trial for trial in search.trials if trial.micro_batch_sequences == record.micro_batch_sequences)
+    assert record.ran.micro_batch_sequences in {2, 4}
+    fitting = next(trial for trial in search.trials if trial.micro_batch_sequences == record.ran.micro_batch_sequences)
     assert fitting.peak_bytes <= limit == fitting.limit_bytes
     too_large = {trial.micro_batch_sequences for trial in search.trials if not trial.fits} | set(search.predicted_bytes)
     assert 8 in too_large
@@ -68,7 +68,7 @@ def test_all_files_say_that_it_was_auto_and_what_it_became(narrow):
     folder, _, run, _ = narrow
     size = run.read_run().micro_batch_sequences
     plan = read_plan(run.plan_file)
-    assert (plan.batch.micro_batch_sequences, plan.micro_batch_search) == (size, run.read_run().micro_batch_search)
+    assert (plan.workload.micro_batch_sequences, plan.micro_batch_search) == (size, run.read_run().micro_batch_search)
     document = json.loads((folder / "benchmark_cpu_llama.json").read_text())
     config = document["training_config"]
     assert (config["micro_batch_size"], config["micro_batch_size_asked"]) == (size, "auto")
@@ -107,5 +107,5 @@ def test_a_process_that_really_runs_out_of_memory_is_an_answer_and_no_failed_run
     trials = {trial.micro_batch_sequences: trial for trial in record.micro_batch_search.trials}
     assert trials[4].peak_bytes is None
     assert "4 runs out of memory" in done.stderr
-    assert record.micro_batch_sequences < 4
-    assert trials[record.micro_batch_sequences].fits
+    assert record.ran.micro_batch_sequences < 4
+    assert trials[record.ran.micro_batch_sequences].fits

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 from commands import run_command
 from report.pictures import axes_titled, covered, outside, titles, words
 from runs.make_runs import a_run, step_times, steps_of, write_run

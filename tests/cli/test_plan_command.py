@@ -326,7 +326,7 @@ def test_every_layout_that_is_listed_is_one_that_the_engine_runs(engine, model, 
         same = [row for row in rows if row["recompute"] == recompute]
         for plan in plans_of(same, document["question"], engine=engine, model=model, precision=precision, recompute=recompute):
             refused = engine_named(engine).refusal(plan, lambda *keys: ".".join(keys))
-            assert refused is None, (plan.layout, plan.batch, str(refused))
+            assert refused is None, (plan.workload, str(refused))
 
 
 def test_what_fits_with_less_is_said_in_every_form_with_the_command_that_plans_it():

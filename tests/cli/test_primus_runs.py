@@ -39,7 +39,8 @@ def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(m
         [],
         "framework",
     )
-    assert (record["evidence"]["tensor_parallel"], record["evidence"]["sequence_tokens"]) == (4, 2048)
+    seen = record["evidence"]["workload"]
+    assert (seen["tensor_parallel"], seen["sequence_tokens"]) == (4, 2048)
     assert record["machine"]["accelerator"] == "AMD Instinct MI300X OAM"
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
@@ -54,7 +55,8 @@ def test_the_layers_that_primus_recomputed_are_read_from_its_log(machine, tmp_pa
     asked = ("--parallel", "truly_identical", "--set", f"{own}=full", "--set", f"{own}_layers=4")
     assert machine(*asked).returncode == 0
     record, _ = run_of(tmp_path)
-    found = (record["evidence"]["recompute"], record["evidence"]["recompute_layers"], record["mismatches"])
+    seen = record["evidence"]["workload"]
+    found = (seen["recompute"], seen["recompute_layers"], record["mismatches"])
     assert found == ("full", 4, [])
 
 
@@ -111,7 +113,7 @@ def test_two_nodes_under_slurm_are_measured_though_only_the_last_one_prints(mach
     done = machine("--nodes", "2", "--set", "platform_optimizations.amd.primus.launcher=slurm")
     assert done.returncode == 0, done.stderr
     record, _ = run_of(tmp_path)
-    assert (record["evidence"]["world_size"], record["data_parallel"], record["mismatches"]) == (16, 16, [])
+    assert (record["evidence"]["world_size"], record["workload"]["data_parallel"], record["mismatches"]) == (16, 16, [])
 
 
 def test_slurm_is_asked_from_a_login_node_that_has_no_gpu(machine, tmp_path):

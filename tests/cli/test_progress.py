@@ -3,10 +3,10 @@
 import io
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 from planning import make_plan
 
 from tprimat.analyze.groups import measure

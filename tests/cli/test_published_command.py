@@ -52,7 +52,7 @@ def test_every_command_makes_a_plan_of_the_published_configuration(name, platfor
     monkeypatch.setenv("NODE_RANK", "0")
     result = BY_NAME[name]
     words = command(result, BACKEND_OF[platform])
-    if result.dtype == "fp8":
+    if result.workload.matmul_dtype == "fp8":
         place = words.index("--engine")
         assert words[place + 1] == {"nvidia": "nemo", "amd": "primus"}[platform]
         # Neither engine is installed here, and the embedded one's fp8 is another: the rest of the plan is checked in bf16.
@@ -62,9 +62,10 @@ def test_every_command_makes_a_plan_of_the_published_configuration(name, platfor
     assert done.returncode == 0, done.stderr
     out = done.stdout
     assert f"({result.shape})" in out
-    if result.sequence_tokens and result.global_batch_sequences:
-        assert f"{result.global_batch_sequences} x {result.sequence_tokens} tokens" in out
-    assert f"TP={result.tensor_parallel or 1}, PP={result.pipeline_parallel or 1}," in out
+    asked = result.workload
+    if asked.sequence_tokens and asked.global_batch_sequences:
+        assert f"{asked.global_batch_sequences} x {asked.sequence_tokens} tokens" in out
+    assert f"TP={asked.tensor_parallel or 1}, PP={asked.pipeline_parallel or 1}," in out
 
 
 def test_what_cannot_be_run_here_says_why_instead_of_a_command_that_fails():

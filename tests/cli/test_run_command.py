@@ -64,7 +64,7 @@ def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
     assert asked == [("mixtral", "natural"), ("mixtral", "balanced"), ("llama", None)]
     assert len({plan["run_id"] for plan in plans}) == 3
     (default,) = plans_of(dry("--model", "qwen3_moe"))
-    assert (default["routing"], default["layout"]["expert"]) == ("natural", 8)
+    assert (default["workload"]["routing"], default["workload"]["expert_parallel"]) == ("natural", 8)
 
 
 @pytest.mark.parametrize(
@@ -142,20 +142,17 @@ def test_each_flag_arrives_in_the_plan():
     more = "--precision bf16 --set size=full --set data=mock --set seed=5 --set experiment.name=x --engine megatron"
     (plan,) = plans_of(dry(*flags.split(), *more.split()))
     assert (plan["model"], plan["size"], plan["nodes"], plan["gpus_per_node"], plan["steps"]) == ("qwen", "full", 2, 4, 7)
-    assert plan["batch"] == {
-        "micro_batch_sequences": 2,
-        "global_batch_sequences": 64,
-        "sequence_tokens": 512,
-        "accumulation_steps": 4,
-    }
-    assert (plan["precision"], plan["dataset"], plan["seed"], plan["engine_reason"]) == ("bf16", "mock", 5, "asked for")
+    asked = {"micro_batch_sequences": 2, "global_batch_sequences": 64, "sequence_tokens": 512, "matmul_dtype": "bf16"}
+    assert plan["workload"].items() >= asked.items()
+    assert (plan["dataset"], plan["seed"], plan["engine_reason"]) == ("mock", 5, "asked for")
 
 
 def test_a_cpu_takes_the_tiny_size_and_real_text_by_itself_and_a_gpu_neither():
     (cpu,) = plans_of(dry("--model", "llama"))
     (gpu,) = plans_of(call("--dry-run", "--json", "--platform", "nvidia", "--model", "llama"))
     assert (cpu["size"], cpu["dataset"], gpu["size"], gpu["dataset"]) == ("tiny", "text:stdlib", "full", "mock")
-    assert (cpu["shape"]["heads"], cpu["shape"]["kv_heads"], cpu["shape"]["layers"]) == (32, 8, 32)
+    shape = cpu["workload"]["shape"]
+    assert (shape["heads"], shape["kv_heads"], shape["layers"]) == (32, 8, 32)
 
 
 SEEDS_STRATEGY = """\
@@ -186,7 +183,9 @@ def test_a_strategy_for_one_model_runs_it_and_says_what_the_other_is_missing(see
     arguments = ("--dry-run", "--json", "--platform", "nvidia", "--config", seeds_config, "--parallel", "my_custom_config")
     one, both, other = (call(*arguments, *more) for more in (("--model", "llama"), (), ("--model", "qwen")))
     (plan,) = plans_of(one)
-    assert (plan["layout"]["tensor"], plan["layout"]["data"], plan["batch"]["accumulation_steps"]) == (2, 4, 32)
+    work = plan["workload"]
+    assert (work["tensor_parallel"], work["data_parallel"]) == (2, 4)
+    assert work["global_batch_sequences"] // work["micro_batch_sequences"] // 4 == 32
     assert "left out" not in one.stderr
     assert [plan["model"] for plan in plans_of(both)] == ["llama"]
     missing = f"The strategy my_custom_config has no layout for qwen.\n  at    {seeds_config}:"

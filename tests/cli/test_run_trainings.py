@@ -142,7 +142,7 @@ def test_the_log_has_a_line_for_each_step_from_which_the_figures_can_be_extracte
     done = run_command("extract_primus_metrics.py", "--log-file", log, "--model-name", "llama", "--output", tmp_path / "x.json")
     assert done.returncode == 0, done.stderr
     extracted, measured = read_result(tmp_path / "x.json"), read_result(newest.path)
-    for field in ("run_id", "machine", "shape", "strategy", "matmul_dtype", "data_parallel", "outcome", "profiled_steps"):
+    for field in ("run_id", "machine", "strategy", "workload", "outcome", "profiled_steps"):
         assert getattr(extracted.run, field) == getattr(measured.run, field)
     for field in ("step", "step_seconds", "tokens", "loss", "grad_norm", "learning_rate", "finite", "peak_allocated_bytes"):
         ours, theirs = ([getattr(step, field) for step in result.steps] for result in (measured, extracted))
@@ -160,7 +160,7 @@ def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(
         record = run.read_run()
         assert record.mismatches == ()
         assert record.evidence.source == "running_framework"
-        assert record.evidence.tensor_parallel == record.tensor_parallel
+        assert record.ran.tensor_parallel == record.ran.tensor_parallel
         assert record.evidence.tokens_per_step == 2 * 32
 
 

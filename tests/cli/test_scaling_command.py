@@ -3,10 +3,10 @@
 import csv
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 from commands import run_command
 
 from tprimat.records.store import RunDirectory

@@ -23,7 +23,7 @@ def plans(tmp_path, monkeypatch):
 
     def command_on(plan, place):
         started.append(plan)
-        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.batch.tokens_per_step)}
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.workload.tokens_per_step)}
         return Command(argv=(*TRAINER, "pace", "0.002", "steps", str(plan.steps)), environment=environment)
 
     monkeypatch.setattr(training, "command_on", command_on)
@@ -40,8 +40,8 @@ def run(*arguments):
 @pytest.mark.parametrize(("mode", "batches"), [("weak", [4, 8, 16]), ("strong", [16, 16, 16])])
 def test_the_batch_grows_with_the_gpus_or_stays(plans, capsys, mode, batches):
     assert run("--scaling", f"{mode}:2,1,4") == 0
-    assert [plan.layout.world_size for plan in plans] == [1, 2, 4]
-    assert [plan.batch.global_batch_sequences for plan in plans] == batches
+    assert [plan.workload.layout.world_size for plan in plans] == [1, 2, 4]
+    assert [plan.workload.global_batch_sequences for plan in plans] == batches
     assert [Path(plan.run_directory).parents[1].name for plan in plans] == ["gpus-1", "gpus-2", "gpus-4"]
     assert all(Path("output", name).is_file() for name in ("img_throughput.png", "img_multiplier.png"))
     shown = capsys.readouterr().out

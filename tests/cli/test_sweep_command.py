@@ -25,7 +25,7 @@ def ends(tmp_path, monkeypatch):
 
     def command_on(plan, place):
         started.append((plan.model, plan.strategy))
-        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.batch.tokens_per_step)}
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.workload.tokens_per_step)}
         return Command(
             argv=(*TRAINER, "pace", "0.002", "steps", str(plan.steps), *chosen.get(plan.strategy, ())), environment=environment
         )

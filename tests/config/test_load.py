@@ -116,5 +116,5 @@ def test_a_strategy_and_a_model_that_a_user_adds_work_without_touching_code(tmp_
     text = DEFAULT_FILE.read_text().replace("models:\n", "models:\n  small: {name: Small, architecture: llama-3-8b}\n", 1)
     text = text.replace("parallelism:\n", "parallelism:\n  my_own: {small: {nvidia: {pipeline_model_parallel_size: 4}}}\n", 1)
     plan = planned(written(tmp_path, text), model="small", strategy="my_own", platform="nvidia")
-    assert (plan.layout.tensor, plan.layout.pipeline, plan.layout.data) == (1, 4, 2)
-    assert plan.shape.name == "llama-3-8b"
+    assert (plan.workload.layout.tensor, plan.workload.layout.pipeline, plan.workload.layout.data) == (1, 4, 2)
+    assert plan.workload.shape.name == "llama-3-8b"

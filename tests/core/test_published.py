@@ -73,11 +73,15 @@ def test_each_result_refers_to_things_that_exist(result):
     assert result.accelerator is None or find_accelerator(result.accelerator)
     assert result.tokens_per_second_per_gpu or result.flops_per_second_per_gpu or result.mfu
     assert result.mfu is None or 0 < result.mfu < 1
-    ranks = (result.tensor_parallel or 1) * (result.pipeline_parallel or 1) * (result.context_parallel or 1)
+    ranks = (
+        (result.workload.tensor_parallel or 1)
+        * (result.workload.pipeline_parallel or 1)
+        * (result.workload.context_parallel or 1)
+    )
     assert result.gpus % ranks == 0
-    if result.expert_parallel:
-        assert models()[result.shape].experts % result.expert_parallel == 0
-        assert result.gpus // (result.pipeline_parallel or 1) % result.expert_parallel == 0
+    if result.workload.expert_parallel:
+        assert models()[result.shape].experts % result.workload.expert_parallel == 0
+        assert result.gpus // (result.workload.pipeline_parallel or 1) % result.workload.expert_parallel == 0
 
 
 def test_nvidia_counts_the_flop_of_these_models_as_we_do():
@@ -85,7 +89,7 @@ def test_nvidia_counts_the_flop_of_these_models_as_we_do():
     rows = [row for row in results() if row.engine == "megatron-bridge" and row.flops_per_second_per_gpu]
     assert {row.shape for row in rows} >= {"llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen3-30b-a3b", "deepseek-v3"}
     for row in rows:
-        counted = row.tokens_per_second_per_gpu * flop_per_token(model_shape(row.shape), row.sequence_tokens)
+        counted = row.tokens_per_second_per_gpu * flop_per_token(model_shape(row.shape), row.workload.sequence_tokens)
         assert counted == pytest.approx(row.flops_per_second_per_gpu, rel=0.006), row.name
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from changes import replace
 from plans import request_of
 
 from tprimat.config.load import Setting, read_config
@@ -14,7 +15,6 @@ from tprimat.engines import nemo
 from tprimat.engines.base import Here, Settings, choose
 from tprimat.plan.build import build_plan
 from tprimat.predict.memory import predict_memory
-from tprimat.predict.workload import workload_of_plan
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -148,9 +148,9 @@ def test_memory_is_predicted_with_the_loss_and_the_gradients_that_are_asked_for(
             **{f"platform_optimizations__nvidia__nemo__{name}": value for name, value in options.items()},
             training__data__micro_batch_size=4,
         )
-        settings = Settings(shape=plan.shape, options=nemo.ENGINE.options(plan), transformer_engine=True)
+        settings = Settings(shape=plan.workload.shape, options=nemo.ENGINE.options(plan), transformer_engine=True)
         code = nemo.ENGINE.implementation(settings)
-        return predict_memory(workload_of_plan(plan, code)).parts
+        return predict_memory(replace(plan.workload, implementation=code)).parts
 
     own, tuned = predicted(), predicted(cross_entropy_fusion_impl="te", grad_reduce_in_fp32=False)
     assert tuned["gradients"] * 2 == own["gradients"]

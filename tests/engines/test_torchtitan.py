@@ -6,10 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from changes import replace
 from commands import FAKE_PACKAGES, fake_nvml, run_command, run_script
 from plans import request_of
 
@@ -230,10 +231,10 @@ def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, t
         [],
         "framework",
     )
-    proof = record["evidence"]
+    proof = record["evidence"]["workload"]
     assert (proof["tensor_parallel"], proof["data_parallel"], proof["micro_batch_sequences"]) == (1, 2, 1)
     assert (proof["global_batch_sequences"], proof["sequence_tokens"], proof["matmul_dtype"]) == (8, 2048, "bf16")
-    assert (proof["source"], record["machine"]["accelerator"]) == ("log", "NVIDIA H200")
+    assert (record["evidence"]["source"], record["machine"]["accelerator"]) == ("log", "NVIDIA H200")
     assert record["software"]["tprimat"]
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert [(step["step"], step["loss"]) for step in steps] == [(1, 11), (2, 10), (3, 9), (4, 8)]

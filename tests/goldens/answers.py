@@ -355,7 +355,17 @@ def report_document(folders):
     runs = {}
     for place, run in enumerate(data["runs"]):
         fields = {keys[int(number)]: text for number, text in run["fields"].items()}
-        skipped = ("shape.*", "source.*", "evidence.notes", "mismatches", "hint", "command", "started_at", "ended_at")
+        skipped = (
+            "workload.shape.*",
+            "evidence.workload.shape.*",
+            "source.*",
+            "evidence.notes",
+            "mismatches",
+            "hint",
+            "command",
+            "started_at",
+            "ended_at",
+        )
         runs[f"{place} {run['name']}"] = prune(fields, skipped)
     series = [prune({**run, "curves": len(run["curves"])}, ("times",)) for group in data["groups"] for run in group["runs"]]
     return {

@@ -12,12 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from changes import record as record_of  # noqa: E402
 
 from tprimat.engines.base import Command  # noqa: E402
 from tprimat.launch.run import Launch, run  # noqa: E402
 from tprimat.launch.watchdog import Limits  # noqa: E402
-from tprimat.records.schema import Machine, RunRecord  # noqa: E402
+from tprimat.records.schema import Machine  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
 
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
@@ -51,7 +53,7 @@ def first_record(**fields):
         "clock": "step_end",
         "outcome": "running",
     }
-    return RunRecord(**{**absent, **given, **fields})
+    return record_of(**{**absent, **given, **fields})
 
 
 def a_launch(folder, *words, limits=None, **fields):

@@ -28,7 +28,7 @@ def command_on(plan, place):
     words = list(map(str, words))
     folder = Path(plan.run_directory)
     seen = {"rank": place.rank, "store": f"{place.master_address}:{place.master_port}", "folder": str(folder)}
-    environment = {"FAKE_STEPS": str(folder / "steps.jsonl"), "FAKE_TOKENS": str(plan.batch.tokens_per_step)}
+    environment = {"FAKE_STEPS": str(folder / "steps.jsonl"), "FAKE_TOKENS": str(plan.workload.tokens_per_step)}
     environment |= {"RANK": str(place.rank), "LOCAL_RANK": "0"}
     return Command(argv=(*TRAINER, "line", json.dumps(seen), *words), environment=environment)
 

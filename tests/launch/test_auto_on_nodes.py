@@ -74,7 +74,7 @@ def test_the_first_node_chooses_the_layout_also_for_a_node_that_would_choose_ano
     ((record, path),) = runs(tmp_path)
     assert (record.strategy, record.counts, record.machine.nodes) == (FIRST, True, 2)
     there = read_plan(path / "node-1" / "plan.json")
-    assert (there.strategy, there.batch.global_batch_sequences) == (FIRST, 16)
+    assert (there.strategy, there.workload.global_batch_sequences) == (FIRST, 16)
     assert not left_behind()
 
 

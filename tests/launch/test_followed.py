@@ -7,9 +7,9 @@ from test_sweep import plan_of
 
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import joules
+from tprimat.core.workload import Layout
 from tprimat.launch.run import PIECE_BYTES, GrowingFile, run
 from tprimat.logs.formats import primus
-from tprimat.plan.schema import Batch, Layout
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
@@ -25,7 +25,9 @@ def followed(tmp_path, log, *words, batch=128, data=8):
         engine="primus",
         gpus_per_node=8,
         layout=Layout(data=data),
-        batch=Batch(micro_batch_sequences=2, global_batch_sequences=batch, sequence_tokens=8192, accumulation_steps=8),
+        micro_batch_sequences=2,
+        global_batch_sequences=batch,
+        sequence_tokens=8192,
     )
     began = datetime.now(timezone.utc).isoformat()
     following = FollowedLog(plan, primus.DIALECT.read_line, began)

@@ -57,7 +57,7 @@ def test_what_the_worker_wrote_into_its_record_stays(tmp_path):
     written = tmp_path / "worker.json"
     written.write_text(to_json(first_record(matmul_dtype="bf16")))
     record, *_ = launched(tmp_path, "run-record", written, "steps", 1, "exit", 1)
-    assert (record.matmul_dtype, record.outcome) == ("bf16", "failed")
+    assert (record.ran.matmul_dtype, record.outcome) == ("bf16", "failed")
 
 
 def test_a_worker_that_died_while_writing_its_record_does_not_hide_the_run(tmp_path):

@@ -1,4 +1,3 @@
-import dataclasses
 import os
 import signal
 import time
@@ -6,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from a_launch import Notes, a_launch, first_record
+from changes import replace
 
 from tprimat.config.schema import EngineOptions, OptimizerConfig, ProfilingConfig
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import model_shape
+from tprimat.core.workload import FullWorkload
 from tprimat.launch.run import run
-from tprimat.plan.schema import Batch, Layout, RunPlan, write_plan
+from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.store import RunDirectory
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.sweep import Cell, Scheduler
@@ -21,7 +22,6 @@ def plan_of(folder, run_id, **fields):
     given = {
         "run_id": run_id,
         "model": "llama",
-        "shape": model_shape("llama-3.1-8b"),
         "size": "tiny",
         "strategy": "minimal",
         "engine": "megatron",
@@ -29,11 +29,10 @@ def plan_of(folder, run_id, **fields):
         "platform": "cpu",
         "nodes": 1,
         "gpus_per_node": 1,
-        "layout": Layout(),
-        "batch": Batch(micro_batch_sequences=1, global_batch_sequences=1, sequence_tokens=8, accumulation_steps=1),
+        "workload": FullWorkload(
+            shape=model_shape("llama-3.1-8b"), micro_batch_sequences=1, global_batch_sequences=1, sequence_tokens=8
+        ),
         "steps": 2,
-        "precision": "bf16",
-        "recompute": "none",
         "dataset": "mock",
         "tokenizer": None,
         "seed": 1,
@@ -44,7 +43,7 @@ def plan_of(folder, run_id, **fields):
         "run_directory": str(folder / "runs" / run_id),
         "output_directory": str(folder),
     }
-    return RunPlan(**{**given, **fields})
+    return replace(RunPlan(**given), **fields)
 
 
 def cell_of(folder, run_id, **fields):
@@ -94,7 +93,7 @@ def test_a_run_that_cannot_start_stops_no_other(sweep, tmp_path):
             raise LaunchError("no such engine.")
         return scheduler.start(cell)
 
-    results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
+    results = replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
     assert outcomes(results) == [("a", None), ("b", "completed")]
     assert results[0].cause == "no such engine."
     assert "llama minimal: not started. no such engine." in messages
@@ -143,7 +142,7 @@ def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path, m
         if text.startswith("cooling"):
             monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
 
-    results = dataclasses.replace(scheduler, cooldown_seconds=30.0, notify=interrupt_the_cool_down).run(plans)
+    results = replace(scheduler, cooldown_seconds=30.0, notify=interrupt_the_cool_down).run(plans)
     assert outcomes(results) == [("a", "completed")]
     assert messages[-1] == "cooling down for 30 s."
 
@@ -158,7 +157,7 @@ def test_a_signal_while_a_run_is_written_breaks_nothing_off_and_starts_no_other(
         written.append(cell.plan.run_id)
         return made
 
-    results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
+    results = replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
     assert outcomes(results) == [("a", "completed")]
     assert results[0].stop_signal == signal.SIGTERM
     assert written == ["a"]

@@ -105,11 +105,11 @@ def test_megatron_lm():
     assert result.steps[1].loss == pytest.approx(11.87)
     assert column(result, "peak_allocated_bytes") == [None] + [round(40970.5 * 2**20)] * 5
     assert column(result, "peak_reserved_bytes")[1] == 45056 * 2**20
-    proof = result.evidence
-    assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.data_parallel) == (4, 2, 1, 2)
-    assert (proof.micro_batch_sequences, proof.global_batch_sequences, proof.sequence_tokens) == (2, 64, 4096)
-    assert (proof.matmul_dtype, proof.parameter_dtype, proof.transformer_engine) == ("bf16", "bfloat16", True)
-    assert (proof.sequence_parallel, proof.data, proof.optimizer, proof.virtual_pipeline) == (True, "mock", "adam", None)
+    proof, ran = result.evidence, result.evidence.workload
+    assert (proof.world_size, ran.tensor_parallel, ran.pipeline_parallel, ran.data_parallel) == (4, 2, 1, 2)
+    assert (ran.micro_batch_sequences, ran.global_batch_sequences, ran.sequence_tokens) == (2, 64, 4096)
+    assert (ran.matmul_dtype, ran.parameter_dtype, proof.transformer_engine) == ("bf16", "bfloat16", True)
+    assert (ran.sequence_parallel, ran.data, ran.optimizer, ran.virtual_pipeline) == (True, "mock", "adam", None)
     assert proof.parameters is None, "a rank's share under tensor parallelism is not the model's count"
     assert proof.tokens_per_step == 64 * 4096
 
@@ -256,8 +256,8 @@ def test_nemo_counts_steps_from_one_here():
     assert (column(result, "step"), column(result, "step_seconds")) == ([1, 2, 3, 4], [61.07, 9.441, 9.437, 9.44])
     assert (result.steps[0].learning_rate, result.steps[0].peak_allocated_bytes) == (1.5e-07, 70833405952)
     assert (contents.total_steps, contents.finished) == (4, True)
-    proof = result.evidence
-    assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.context_parallel) == (8, 2, 2, 1)
+    proof, ran = result.evidence, result.evidence.workload
+    assert (proof.world_size, ran.tensor_parallel, ran.pipeline_parallel, ran.context_parallel) == (8, 2, 2, 1)
 
 
 def test_torchtitan_derives_times_from_the_rate_per_gpu():
@@ -268,9 +268,9 @@ def test_torchtitan_derives_times_from_the_rate_per_gpu():
     assert column(result, "loss") == [12.2347, 11.8351, 10.5, 9.5]
     assert result.steps[1].peak_reserved_bytes == round(48.87 * GIB)
     assert (contents.accelerator, contents.total_steps, contents.finished) == ("NVIDIA H200", 30, True)
-    proof = result.evidence
-    assert (proof.world_size, proof.tensor_parallel, proof.data_parallel, proof.matmul_dtype) == (8, 2, 4, "fp8")
-    assert (proof.sequence_tokens, proof.micro_batch_sequences, proof.global_batch_sequences) == (8192, 2, 8)
+    proof, ran = result.evidence, result.evidence.workload
+    assert (proof.world_size, ran.tensor_parallel, ran.data_parallel, ran.matmul_dtype) == (8, 2, 4, "fp8")
+    assert (ran.sequence_tokens, ran.micro_batch_sequences, ran.global_batch_sequences) == (8192, 2, 8)
 
 
 @pytest.mark.parametrize(

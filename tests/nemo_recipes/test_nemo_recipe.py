@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from changes import replace
 from needs_nemo import ROOT, needs_nemo
 from plans import request_of
 
@@ -52,7 +52,7 @@ def own_recipe(plan):
 def test_a_strategy_is_what_the_recipe_runs(model, strategy):
     plan = plan_of(model, strategy)
     recipe = recipe_of(plan)
-    made, layout, batch = recipe.trainer.strategy, plan.layout, plan.batch
+    made, layout, batch = recipe.trainer.strategy, plan.workload.layout, plan.workload
     assert made.tensor_model_parallel_size == layout.tensor
     assert made.pipeline_model_parallel_size == layout.pipeline
     assert made.virtual_pipeline_model_parallel_size is None
@@ -97,7 +97,7 @@ def test_our_shape_of_a_model_is_the_one_that_nemo_builds(model):
     own = own_recipe(plan).model.config
     own.apply_rope_fusion = own.moe_permute_fusion = False  # cannot be built otherwise where Transformer Engine is absent
     config = fiddle.build(own)
-    expected = model_fields(plan.shape)
+    expected = model_fields(plan.workload.shape)
     if config.vocab_size is None:  # taken from the tokenizer there
         expected.pop("vocab_size")
     if config.kv_channels is None:

@@ -8,11 +8,11 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from changes import replace
 from needs_nemo import ROOT, needs_nemo
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
@@ -57,7 +57,7 @@ def mixture_plan(folder, model, experts):
         "training.data.dataset": "mock",
     }
     plan = make_plan(folder, model, {key: yaml.safe_load(str(value)) for key, value in settings.items()}, engine="nemo")
-    return replace(plan, shape=replace(plan.shape, experts=8, experts_per_token=2))
+    return replace(plan, shape=replace(plan.workload.shape, experts=8, experts_per_token=2))
 
 
 def plan_of(folder, model, tensor=1, pipeline=1, layers=SHALLOW, **settings):
@@ -138,11 +138,19 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
     run, steps = trained[model, name]
     evidence = run.evidence
     assert (run.outcome, run.mismatches, run.engine) == ("completed", (), "nemo")
-    assert (evidence.tensor_parallel, evidence.pipeline_parallel, evidence.data_parallel) == (tensor, pipeline, 1)
-    assert evidence.sequence_parallel is (tensor > 1)
-    assert (evidence.micro_batch_sequences, evidence.global_batch_sequences, evidence.tokens_per_step) == (1, 4, 128)
-    assert (evidence.matmul_dtype, evidence.gradient_dtype) == (precision, "float32")
-    assert (evidence.recompute, evidence.data) == ("none", "NeMo MockDataModule (seed 1234)")
+    assert (evidence.workload.tensor_parallel, evidence.workload.pipeline_parallel, evidence.workload.data_parallel) == (
+        tensor,
+        pipeline,
+        1,
+    )
+    assert evidence.workload.sequence_parallel is (tensor > 1)
+    assert (evidence.workload.micro_batch_sequences, evidence.workload.global_batch_sequences, evidence.tokens_per_step) == (
+        1,
+        4,
+        128,
+    )
+    assert (evidence.workload.matmul_dtype, evidence.workload.gradient_dtype) == (precision, "float32")
+    assert (evidence.workload.recompute, evidence.workload.data) == ("none", "NeMo MockDataModule (seed 1234)")
     assert evidence.first_sequence == trained["llama", "1 rank"][0].evidence.first_sequence
     assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
     assert evidence.parameters == {"llama": 689280, "qwen": 575024}[model]
@@ -159,7 +167,7 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
 def test_virtual_stages_get_gradients_of_the_size_of_plain_ones(trained):
     """Without overlap_p2p_comm Megatron-Core 0.15.3 hands wrong activations on between chunks, and norms explode."""
     (run, steps), (_, plain) = trained["llama", "virtual stages"], trained["llama", "pp2"]
-    assert (run.mismatches, run.evidence.virtual_pipeline) == ((), 2)
+    assert (run.mismatches, run.ran.virtual_pipeline) == ((), 2)
     assert steps[0].grad_norm == pytest.approx(plain[0].grad_norm, rel=0.3)
 
 
@@ -189,14 +197,14 @@ def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is
     assert abs(first[0].loss - third[0].loss) > 1e-4
     assert abs(first[0].grad_norm - third[0].grad_norm) > 1e-4
     assert one.evidence.parameters == again.evidence.parameters == 4595840
-    assert (one.seed, one.evidence.data, again.evidence.transformer_engine) == (5, "NeMo MockDataModule (seed 5)", False)
+    assert (one.seed, one.evidence.workload.data, again.evidence.transformer_engine) == (5, "NeMo MockDataModule (seed 5)", False)
 
 
 def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_loss(trained):
     (overlapped, first), (in_turn, second), (halved, _) = (trained["options", name] for name in OPTIONS)
     assert [step.loss for step in first] == pytest.approx([step.loss for step in second], abs=1e-6)
     for run, overlap in ((overlapped, True), (in_turn, False)):
-        assert (run.mismatches, run.evidence.data_parallel, run.evidence.gradient_dtype) == ((), 2, "float32")
+        assert (run.mismatches, run.ran.data_parallel, run.ran.gradient_dtype) == ((), 2, "float32")
         assert run.engine_options == {
             "cross_entropy_fusion_impl": "native",
             "grad_reduce_in_fp32": True,
@@ -207,16 +215,20 @@ def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_lo
             "cuda_graph_impl": "none",
             "first_last_layers_bf16": False,
         }
-    assert (halved.mismatches, halved.evidence.gradient_dtype) == ((), "bfloat16")
+    assert (halved.mismatches, halved.evidence.workload.gradient_dtype) == ((), "bfloat16")
     assert halved.engine_options["grad_reduce_in_fp32"] is False
-    assert (halved.evidence.recompute, halved.evidence.recompute_modules) == ("selective", ("layernorm", "mlp"))
+    assert (halved.evidence.workload.recompute, halved.evidence.workload.recompute_modules) == ("selective", ("layernorm", "mlp"))
 
 
 @pytest.mark.parametrize(("model", "experts"), MIXTURES)
 def test_a_shrunk_recipe_with_experts_trains_with_and_without_expert_parallelism(trained, model, experts):
     run, steps = trained[model, experts]
     assert (run.outcome, run.mismatches, run.engine) == ("completed", (), "nemo")
-    assert (run.evidence.expert_parallel, run.evidence.data_parallel, run.evidence.routing) == (experts, 2, "natural")
+    assert (run.ran.expert_parallel, run.ran.data_parallel, run.ran.routing) == (
+        experts,
+        2,
+        "natural",
+    )
     assert [step.step for step in steps] == [1, 2, 3]
     assert all(step.finite and step.loss == pytest.approx(math.log(512), abs=0.4) for step in steps)
     # The busiest of 8 experts has more than the mean, and at most all 2 choices of each token; no choice is lost.
@@ -234,8 +246,8 @@ def test_weights_alone_follow_the_seed_on_each_pipeline_stage(trained):
 def test_our_text_is_learned_over_two_replicas_and_profiled_on_the_way(trained):
     run, steps = trained["text", "profiled"]
     folder = trained["folder"] / "profiled"
-    assert (run.mismatches, run.evidence.data_parallel) == ((), 2)
-    assert run.evidence.data == "text:stdlib (bytes)"
+    assert (run.mismatches, run.ran.data_parallel) == ((), 2)
+    assert run.ran.data == "text:stdlib (bytes)"
     assert steps[-1].loss < steps[0].loss - 0.3
     assert run.profiled_steps == (1, 2, 3)
     assert len(steps) == 6

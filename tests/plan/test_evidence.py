@@ -1,18 +1,18 @@
 """What a record starts from, and where evidence contradicts a plan."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from changes import evidence as evidence_of
+from changes import replace
 from planning import make_plan
+from tprimat.plan.workload.layout import valid_tensor_degrees
 
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
 from tprimat.plan.evidence import mismatches
-from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.schema import read_plan, write_plan
-from tprimat.records.schema import Evidence
 from tprimat.runner.sweep import configuration
 from tprimat.train import worker
 
@@ -31,16 +31,16 @@ def plan(tmp_path):
 
 @pytest.mark.parametrize(("ran", "finding"), SHAPED_OTHERWISE)
 def test_what_ran_otherwise_is_a_mismatch(plan, ran, finding):
-    assert mismatches(plan, Evidence(source="running_framework", **ran)) == (finding,)
+    assert mismatches(plan, evidence_of(source="running_framework", **ran)) == (finding,)
 
 
 def test_what_was_not_said_is_no_mismatch(plan):
-    assert mismatches(plan, Evidence(source="running_framework")) == ()
+    assert mismatches(plan, evidence_of(source="running_framework")) == ()
 
 
 def test_modules_are_recomputed_as_asked(plan):
     asked = replace(plan, recompute="selective", recompute_modules=("layernorm", "mlp"))
-    ran = Evidence(source="running_framework", recompute="selective", recompute_modules=("core_attn",))
+    ran = evidence_of(source="running_framework", recompute="selective", recompute_modules=("core_attn",))
     assert mismatches(asked, ran) == ("recomputed modules: layernorm, mlp was asked for, core_attn ran",)
     assert mismatches(asked, replace(ran, recompute_modules=("layernorm", "mlp"))) == ()
     assert mismatches(asked, replace(ran, recompute="none", recompute_modules=None)) == (
@@ -65,7 +65,7 @@ def test_modules_that_cannot_be_recomputed_are_refused(tmp_path, recompute, modu
 
 def test_layers_are_recomputed_as_asked(plan):
     asked = replace(plan, recompute="full", recompute_layers=2)
-    ran = Evidence(source="running_framework", recompute="full", recompute_layers=2)
+    ran = evidence_of(source="running_framework", recompute="full", recompute_layers=2)
     assert mismatches(asked, ran) == ()
     assert mismatches(asked, replace(ran, recompute_layers=None)) == ("recomputed layers: 2 was asked for, all ran",)
     assert mismatches(replace(asked, recompute_layers=None), ran) == ("recomputed layers: all was asked for, 2 ran",)
@@ -89,26 +89,28 @@ def test_a_number_of_layers_that_cannot_be_recomputed_is_refused(tmp_path, recom
 
 
 def test_attention_alone_is_recomputed_where_no_module_is_named(tmp_path):
-    assert make_plan(tmp_path, "llama", {"platform_optimizations.cpu.recompute": "selective"}).recompute_modules == ("core_attn",)
+    assert make_plan(tmp_path, "llama", {"platform_optimizations.cpu.recompute": "selective"}).workload.recompute_modules == (
+        "core_attn",
+    )
     both = {
         "platform_optimizations.cpu.recompute": "selective",
         "platform_optimizations.cpu.recompute_modules": ["mlp", "core_attn"],
     }
-    assert make_plan(tmp_path, "llama", both).recompute_modules == ("core_attn", "mlp")
+    assert make_plan(tmp_path, "llama", both).workload.recompute_modules == ("core_attn", "mlp")
 
 
 def test_the_counted_parameters_must_be_those_of_the_shape_as_trained(plan):
-    expected = parameters(replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))).total
-    assert mismatches(plan, Evidence(source="running_framework", parameters=expected)) == ()
-    (finding,) = mismatches(plan, Evidence(source="running_framework", parameters=expected - 128))
+    expected = parameters(replace(plan.workload.shape, vocabulary=padded_vocabulary(plan.workload.shape))).total
+    assert mismatches(plan, evidence_of(source="running_framework", parameters=expected)) == ()
+    (finding,) = mismatches(plan, evidence_of(source="running_framework", parameters=expected - 128))
     assert finding == f"parameters: {expected} was asked for, {expected - 128} ran"
-    assert mismatches(plan, Evidence(source="log", parameters=expected // 2)) == ()
+    assert mismatches(plan, evidence_of(source="log", parameters=expected // 2)) == ()
 
 
 def test_a_plan_of_another_version_is_refused(plan, tmp_path):
     path = tmp_path / "plan.json"
     write_plan(path, plan)
-    path.write_text(path.read_text().replace('"plan_version": 1', '"plan_version": 2'))
+    path.write_text(path.read_text().replace('"plan_version": 2', '"plan_version": 3'))
     with pytest.raises(Exception, match="not a valid RunPlan") as caught:
         read_plan(path)
     assert "plan_version" in str(caught.value)
@@ -149,7 +151,7 @@ def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, t
 
 
 def test_the_padded_vocabulary_must_divide_too(plan):
-    shape = replace(plan.shape, heads=25, kv_heads=25, ffn=100, hidden=100, vocabulary=500)
+    shape = replace(plan.workload.shape, heads=25, kv_heads=25, ffn=100, hidden=100, vocabulary=500)
     assert valid_tensor_degrees(shape) == [1]
     assert valid_tensor_degrees(replace(shape, vocabulary=640)) == [1, 5]
 

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 
+from tprimat.core.models import model_shape
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.plan.micro_batch import (
     as_asked,
     candidates,
@@ -13,7 +15,6 @@ from tprimat.plan.micro_batch import (
     trial_micro_batches,
     with_micro_batch,
 )
-from tprimat.plan.schema import Batch, Layout
 from tprimat.records.schema import MicroBatchTrial
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -64,13 +65,14 @@ def test_a_batch_with_one_size_needs_one_trial():
     assert [trial.micro_batch_sequences for trial in search(lambda size: size, 50, sizes=(1,))] == [1]
 
 
-def batch(whole):
-    return Batch(micro_batch_sequences="auto", global_batch_sequences=whole, sequence_tokens=8, accumulation_steps=None)
+def work(layout, whole):
+    shape = model_shape("llama-3.1-8b")
+    return FullWorkload(**layout.facts, shape=shape, global_batch_sequences=whole, sequence_tokens=8)
 
 
 def test_sizes_divide_each_replicas_share_and_give_the_interleaved_schedule_whole_rounds():
-    assert candidates(Layout(data=4), batch(48)) == (1, 2, 3, 4, 6, 12)
-    assert candidates(Layout(data=2, pipeline=4, virtual_pipeline=2), batch(32)) == (1, 2, 4)
+    assert candidates(work(Layout(data=4), 48)) == (1, 2, 3, 4, 6, 12)
+    assert candidates(work(Layout(data=2, pipeline=4, virtual_pipeline=2), 32)) == (1, 2, 4)
 
 
 def test_a_trial_has_as_many_micro_batches_as_a_pipeline_holds_at_once():
@@ -91,6 +93,6 @@ def test_the_plan_of_the_run_has_the_number_and_can_be_compared_with_what_was_as
 
     plan = make_plan(tmp_path, "llama", {"training.data.micro_batch_size": "auto", "training.data.global_batch_size": 16})
     found = with_micro_batch(plan, searched((1, 2), search(lambda size: size, 9, sizes=(1, 2))), 2)
-    assert (found.batch.micro_batch_sequences, found.batch.accumulation_steps) == (2, 1)
+    assert (found.workload.micro_batch_sequences, found.workload.accumulation_steps) == (2, 1)
     assert as_asked(found) == plan
     assert as_asked(plan) is plan

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from changes import replace
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tprimat.core.models import ModelShape, padded_vocabulary
-from tprimat.plan.schema import Layout
+from tprimat.core.workload import Layout
 
 multi_latent_attention.HAVE_TE = False  # it is importable without Transformer Engine, and then takes None for its classes
 

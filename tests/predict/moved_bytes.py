@@ -117,10 +117,10 @@ def of_model(plan):
     config = model.transformer_config(plan, device, options)
     nemo = plan.engine == "nemo"  # whose recipes, without Transformer Engine, have our layers on Megatron-Core's products
     model._linear = (lambda *_: None) if nemo else OUR_PRODUCTS
-    config.bias_activation_fusion = not (nemo and plan.shape.name.startswith("qwen"))
+    config.bias_activation_fusion = not (nemo and plan.workload.shape.name.startswith("qwen"))
     (chunk,) = model.build_chunks(plan, config, options, device)
     chunk = chunk.bfloat16()
-    tokens = torch.zeros(plan.batch.micro_batch_sequences, plan.batch.sequence_tokens, dtype=torch.long)
+    tokens = torch.zeros(plan.workload.micro_batch_sequences, plan.workload.sequence_tokens, dtype=torch.long)
     TRAFFIC.bytes = 0
     with TRAFFIC:
         chunk(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None).sum().backward()

@@ -4,15 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from changes import replace
 
 
 def printed_by(script, files):
     """Run a script of this folder on files, and return its lines of output."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / script), *map(str, files)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -34,5 +35,5 @@ def print_one_layer(measure):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     initialize_parallel_state(plans[0])
     for plan in plans:
-        deep, shallow = (measure(replace(plan, shape=replace(plan.shape, layers=layers))) for layers in (4, 3))
+        deep, shallow = (measure(replace(plan, shape=replace(plan.workload.shape, layers=layers))) for layers in (4, 3))
         print(json.dumps(deep - shallow))

@@ -46,8 +46,8 @@ def saved_bytes(plan):
             kept[storage.data_ptr()] = storage  # holding it keeps its address from being used again
         return tensor
 
-    batch = plan.batch
-    tokens = torch.randint(0, plan.shape.vocabulary, (batch.micro_batch_sequences, batch.sequence_tokens))
+    batch = plan.workload
+    tokens = torch.randint(0, plan.workload.shape.vocabulary, (batch.micro_batch_sequences, batch.sequence_tokens))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None)
     return sum(storage.nbytes() for storage in kept.values())

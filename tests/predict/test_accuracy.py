@@ -4,11 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from changes import replace
 
 from benchmarks.accuracy import (
     LARGE_MODELS,
@@ -25,12 +25,12 @@ from benchmarks.accuracy import (
 )
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.accelerators import find_accelerator
+from tprimat.core.implementations import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
-from tprimat.plan.schema import Layout
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.published import score_published
 from tprimat.predict.rates import probed_rates, published_rates
-from tprimat.predict.workload import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE, Workload
 from tprimat.records.discover import probes_in
 from tprimat.report.plan import FASTER_BY, TIME_ERROR, time_error
 from tprimat.runner.analysis import read_results
@@ -83,16 +83,18 @@ def test_megatrons_estimator_gives_what_megatron_prints(tensor, gibibytes):
         "accumulation_steps": 1,
         "implementation": TRANSFORMER_ENGINE,
     }
-    one, two = (megatron_estimate(Workload(**parts, micro_batch=size, sequence_tokens=2)) for size in (1, 2))
+    one, two = (megatron_estimate(FullWorkload.of(**parts, micro_batch=size, sequence_tokens=2)) for size in (1, 2))
     assert (2 * one - two) / 2**30 == pytest.approx(gibibytes, abs=0.01)
 
 
 def test_calculon_knows_dense_models_only():
     parts = {"layout": Layout(), "micro_batch": 1, "accumulation_steps": 1, "sequence_tokens": 2048}
-    dense = Workload(**parts, shape=model_shape("gpt-3-175b"), implementation=TRANSFORMER_ENGINE)
+    dense = FullWorkload.of(**parts, shape=model_shape("gpt-3-175b"), implementation=TRANSFORMER_ENGINE)
     # 2 bytes per weight, 12 of master and moments, 2 of its gradient; activations come on top.
     assert calculon_estimate(dense) > 16 * 174e9
-    assert calculon_estimate(Workload(**parts, shape=model_shape("mixtral-8x7b"), implementation=TRANSFORMER_ENGINE)) is None
+    assert (
+        calculon_estimate(FullWorkload.of(**parts, shape=model_shape("mixtral-8x7b"), implementation=TRANSFORMER_ENGINE)) is None
+    )
 
 
 # Issue 17's targets, on the committed records.
@@ -252,7 +254,7 @@ def test_overlap_of_tensor_ranks_and_layers_kept_in_bf16_are_rows_of_their_own()
 
 def test_runs_of_one_configuration_are_one_row_wherever_its_shape_was_copied_from():
     folders = [H200 / series / "megatron" / "cut_mbs4_fp8" for series in ("in-turn", "in-turn-delayed")]
-    sources = {measured.result.run.shape.source for measured in read_results(folders, MetricOptions(), {}).measured}
+    sources = {measured.result.run.ran.shape.source for measured in read_results(folders, MetricOptions(), {}).measured}
     assert len(sources) == 2
     assert len(score_runs(read_results(folders, MetricOptions(), {}).measured, []).memory) == 1
 
@@ -301,7 +303,7 @@ def test_reserved_memory_of_captured_layers_is_predicted():
 
 
 def test_a_run_that_drops_choices_is_not_scored():
-    measured = [one for one in read_results([H200], MetricOptions(), {}).measured if one.result.run.shape.experts]
+    measured = [one for one in read_results([H200], MetricOptions(), {}).measured if one.result.run.ran.shape.experts]
     assert any("mixtures" in score.group for score in score_runs(measured, []).memory)
     full = [
         replace(

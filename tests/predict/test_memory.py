@@ -1,15 +1,15 @@
 """Predicted memory against what H200 used, and against what must hold for any workload."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 
+from tprimat.core.implementations import EMBEDDED, FSDP, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
-from tprimat.plan.schema import Layout
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.memory import predict_memory, state_bytes
 from tprimat.predict.stages import stages_of, weights_of
-from tprimat.predict.workload import EMBEDDED, FSDP, TRANSFORMER_ENGINE, Recompute, Workload
 from tprimat.records.discover import load_results
 from tprimat.runner.prediction import recorded_workload
 
@@ -44,7 +44,7 @@ def workload(**changes):
         "sequence_tokens": 2048,
         "implementation": EMBEDDED,
     }
-    return Workload(**{**parts, **changes})
+    return FullWorkload.of(**{**parts, **changes})
 
 
 @pytest.mark.parametrize(("folder", "error"), MEASURED)
@@ -62,7 +62,7 @@ def test_an_h200_used_what_is_predicted(folder, error):
         ({}, 2 + 4 + 12 / 4),
         ({"distributed_optimizer": False}, 2 + 4 + 12),
         ({"layout": Layout(tensor=4)}, (2 + 4 + 12) / 4),
-        ({"precision": "fp32"}, 4 + 4 + 8 / 4),
+        ({"matmul_dtype": "fp32"}, 4 + 4 + 8 / 4),
         ({"optimizer_states": "bf16"}, 2 + 2 + 4),
         ({"implementation": replace(EMBEDDED, shards_weights=True)}, (4 + 4 + 8) / 4),
     ],
@@ -79,11 +79,10 @@ def allocated(**changes):
 
 def test_recomputation_and_parallelism_need_less():
     whole = allocated()
-    assert allocated(recompute=Recompute(granularity="full")) < allocated(recompute=Recompute(granularity="selective")) < whole
+    assert allocated(recompute="full") < allocated(recompute="selective") < whole
     assert allocated(layout=Layout(tensor=2, data=2, sequence_parallel=True)) < allocated(layout=Layout(tensor=2, data=2))
     assert allocated(layout=Layout(context=2, data=2)) < whole
-    some = Recompute(granularity="full", method="block", layers=8)
-    assert allocated(recompute=Recompute(granularity="full")) < allocated(recompute=some) < whole
+    assert allocated(recompute="full") < allocated(recompute="full", recompute_layers=8) < whole
 
 
 def test_a_deeper_pipeline_holds_as_many_activations_on_its_first_stage():
@@ -95,8 +94,8 @@ def test_a_deeper_pipeline_holds_as_many_activations_on_its_first_stage():
 
 def test_the_fullest_stage_is_found_behind_stages_of_dense_layers():
     shape = model_shape("deepseek-v3")  # three dense layers; 61 layers on 32 stages begin 2 dense, 1 dense, 2 of experts
-    layout, full = Layout(pipeline=32, data=16, expert=2), Recompute(granularity="full")
-    work = workload(shape=shape, implementation=TRANSFORMER_ENGINE, layout=layout, recompute=full, expert_tensor=1)
+    layout, full = Layout(pipeline=32, data=16, expert=2), "full"
+    work = workload(shape=shape, implementation=TRANSFORMER_ENGINE, layout=layout, recompute=full, expert_tensor_parallel=1)
     found = predict_memory(work)
     assert found.stage == 2
     assert found.parts["weights"] == max(state_bytes(work, weights_of(work, stage))["weights"] for stage in stages_of(work))
@@ -113,7 +112,7 @@ def test_experts_are_spread_and_their_tokens_stay():
 
 
 def test_fp8_adds_copies_of_the_weights_and_halves_inputs():
-    low, high = (predict_memory(workload(precision=precision)) for precision in ("fp8", "bf16"))
+    low, high = (predict_memory(workload(matmul_dtype=precision)) for precision in ("fp8", "bf16"))
     assert low.parts["8-bit copies"] == 2 * 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     assert low.parts["activations"] < high.parts["activations"]
 
@@ -121,7 +120,7 @@ def test_fp8_adds_copies_of_the_weights_and_halves_inputs():
 def test_the_moment_of_the_peak_is_named():
     assert "loss" in predict_memory(workload()).moment
     assert predict_memory(workload(layout=Layout(pipeline=4))).moment == "backward pass of a layer"
-    assert replace(workload(), micro_batch=4).tokens == 8192
+    assert replace(workload(), micro_batch_sequences=4).tokens == 8192
 
 
 def test_gradients_in_bf16_save_two_bytes_a_weight():

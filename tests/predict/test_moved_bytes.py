@@ -1,17 +1,18 @@
 """What uncompiled element-wise operations read and write, counted operation by operation."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from changes import replace
 from one_layer import printed_by
 from planning import make_plan
 
 from tprimat.core.accelerators import find_accelerator
-from tprimat.plan.schema import Layout, write_plan
+from tprimat.core.implementations import EMBEDDED, NEMO_ON_TORCH
+from tprimat.core.workload import FullWorkload, Layout
+from tprimat.plan.schema import write_plan
 from tprimat.predict.rates import published_rates
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import EMBEDDED, NEMO_ON_TORCH, Workload
 
 EAGER = replace(EMBEDDED, eager_layers=True, eager_loss=True)
 NEMO_QWEN = replace(NEMO_ON_TORCH, fused_activation=False)
@@ -30,7 +31,7 @@ RATES = published_rates(find_accelerator("NVIDIA H200"), 8)
 
 def workload(shape, implementation, **changes):
     parts = {"layout": Layout(), "micro_batch": 4, "accumulation_steps": 1, "sequence_tokens": 64}
-    return Workload(shape=shape, implementation=implementation, **{**parts, **changes})
+    return FullWorkload.of(shape=shape, implementation=implementation, **{**parts, **changes})
 
 
 def predicted_bytes(part, *arguments, **changes):
@@ -53,7 +54,7 @@ def counted(tmp_path_factory):
     shapes = {}
     for name, (model, code, changes) in CASES.items():
         plan = make_plan(folder, model, settings)
-        shapes[name] = replace(plan.shape, **changes)
+        shapes[name] = replace(plan.workload.shape, **changes)
         plan = replace(plan, shape=shapes[name], engine="megatron" if code is EAGER else "nemo")
         write_plan(folder / f"{name}.json", plan)
     lines = printed_by("moved_bytes.py", [folder / f"{name}.json" for name in CASES])

@@ -1,15 +1,13 @@
 """What is said about a run before it starts and after it ran out of memory."""
 
-from dataclasses import replace
-
 import pytest
+from changes import replace
 from commands import run_command
 from plans import request_of
 
 from tprimat.config.load import Setting, read_config
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import model_shape
-from tprimat.plan.schema import Batch
 from tprimat.records.schema import Machine
 from tprimat.runner.prediction import doubtful_memory, out_of_memory_hint, predicted, refuse_too_large
 from tprimat.runner.session import plan_run
@@ -53,9 +51,9 @@ def test_states_in_bf16_are_the_last_resort_of_a_single_gpu():
 
 def test_where_another_engine_fits_it_is_named_before_more_gpus():
     """On 4 H100, sequences of 131,072 tokens fit the embedded engine's loss, which NeMo's without Transformer Engine is not."""
-    long = Batch(micro_batch_sequences=1, global_batch_sequences=4, sequence_tokens=131_072, accumulation_steps=1)
+    long = {"micro_batch_sequences": 1, "global_batch_sequences": 4, "sequence_tokens": 131_072}
     machine = replace(H100, gpus_per_node=4)
-    by_nemo = predicted(replace(plan(4, 1), batch=long, engine="nemo"), machine, ())
+    by_nemo = predicted(replace(plan(4, 1), **long, engine="nemo"), machine, ())
     with pytest.raises(LaunchError) as refused:
         refuse_too_large(by_nemo, machine)
     other, more, forced = refused.value.fix.split("; ")
@@ -86,9 +84,9 @@ def test_weights_split_over_the_replicas_are_named_where_they_let_the_layout_fit
 def mixture(gpus, capacity):
     """OLMoE with sequences of 4,096 tokens, 16 at once, on GPUs that each hold the expert-parallel share of its weights."""
     whole = plan(gpus, 1)
-    batch = Batch(micro_batch_sequences=16, global_batch_sequences=64, sequence_tokens=4096, accumulation_steps=64 // 16 // gpus)
-    layout = replace(whole.layout, expert=gpus)
-    routed = replace(whole, shape=model_shape("olmoe-1b-7b"), layout=layout, batch=batch, moe_expert_capacity_factor=capacity)
+    batch = {"micro_batch_sequences": 16, "global_batch_sequences": 64, "sequence_tokens": 4096}
+    experts = {"expert_parallel": gpus, "expert_tensor_parallel": 1, "expert_capacity": capacity or "unlimited"}
+    routed = replace(whole, shape=model_shape("olmoe-1b-7b"), **batch, **experts)
     return predicted(routed, replace(H200, gpus_per_node=gpus), ())
 
 

@@ -1,16 +1,17 @@
 """What one layer of the engine's model keeps for the backward pass, to the byte."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from changes import replace
 from one_layer import printed_by
 from planning import make_plan
 
+from tprimat.core.implementations import EMBEDDED
 from tprimat.core.models import model_shape, tiny
-from tprimat.plan.schema import Layout, write_plan
+from tprimat.core.workload import FullWorkload, Layout
+from tprimat.plan.schema import write_plan
 from tprimat.predict.memory import layer_activations
-from tprimat.predict.workload import EMBEDDED, Workload
 
 CASES = {
     "llama": ("llama", 2, {}),
@@ -51,8 +52,8 @@ def layers(tmp_path_factory):
             plan = replace(plan, shape=tiny(model_shape(model)))
         modules = tuple(module for module in MODULES if module in name)
         recompute = "selective" if modules else "none"
-        plan = replace(plan, precision="fp8" if "fp8" in name else plan.precision)
-        plans[name] = replace(plan, shape=replace(plan.shape, **changes), recompute=recompute, recompute_modules=modules)
+        plan = replace(plan, matmul_dtype="fp8" if "fp8" in name else plan.workload.matmul_dtype)
+        plans[name] = replace(plan, shape=replace(plan.workload.shape, **changes), recompute=recompute, recompute_modules=modules)
         write_plan(folder / f"{name}.json", plans[name])
     lines = printed_by("saved_for_backward.py", [folder / f"{name}.json" for name in plans])
     saved = [json.loads(line) for line in lines[-len(plans) :]]
@@ -60,16 +61,16 @@ def layers(tmp_path_factory):
 
 
 def predicted(plan):
-    work = Workload(
-        shape=plan.shape,
+    work = FullWorkload.of(
+        shape=plan.workload.shape,
         layout=Layout(),
-        micro_batch=plan.batch.micro_batch_sequences,
+        micro_batch=plan.workload.micro_batch_sequences,
         accumulation_steps=1,
-        sequence_tokens=plan.batch.sequence_tokens,
+        sequence_tokens=plan.workload.sequence_tokens,
         implementation=EMBEDDED,
-        precision=plan.precision,
+        matmul_dtype=plan.workload.matmul_dtype,
     )
-    return layer_activations(work, moe=bool(plan.shape.experts))
+    return layer_activations(work, moe=bool(plan.workload.shape.experts))
 
 
 @pytest.mark.slow
@@ -77,8 +78,8 @@ def predicted(plan):
 def test_a_layer_saves_what_is_predicted(layers, name):
     plan, saved = layers[name]
     kept = predicted(plan)
-    mask = 4 if "core_attn" in plan.recompute_modules else 0  # Megatron keeps the kind of mask as a number
-    found = kept.without(kept.recomputed(plan.recompute_modules)) + mask
+    mask = 4 if "core_attn" in plan.workload.recompute_modules else 0  # Megatron keeps the kind of mask as a number
+    found = kept.without(kept.recomputed(plan.workload.recompute_modules)) + mask
     assert found == pytest.approx(saved, abs=0.2 * kept.router)  # of a router's small tensors, the loss decides which are kept
 
 

@@ -1,21 +1,21 @@
 """The layouts that are searched are those that TPrimat's own plans accept, and they are ranked by their predictions."""
 
 import statistics
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
+from tprimat.plan.workload.layout import LayoutRequest, resolve
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import LayoutError
+from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
-from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import MOST_CHUNKS, Question, layouts, reason, search, workloads
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.records.discover import load_results
 from tprimat.report.plan import host_may_be_late, interval
 
@@ -83,7 +83,7 @@ def test_every_micro_batch_is_one_that_a_plan_takes():
         layout = work.layout
         chosen = {"tensor": layout.tensor, "pipeline": layout.pipeline, "virtual": layout.virtual_pipeline}
         assert accepted(asked, **chosen, context=layout.context, micro=work.micro_batch) == layout
-        assert work.micro_batch * work.accumulation_steps * layout.data == asked.global_batch
+        assert work.micro_batch * work.accumulation * layout.data == asked.global_batch
 
 
 def test_the_ranking_is_by_time_and_what_is_too_large_says_by_how_much():
@@ -105,7 +105,7 @@ def test_more_memory_loses_no_layout_and_recomputation_is_a_last_resort():
     small, large = (search(question(memory_bytes=size * 2**30), published_rates(H100, 8)) for size in (30, 80))
     fits = [{(one.workload.layout, one.workload.micro_batch) for one in answer.fitting} for answer in (small, large)]
     assert fits[0] < fits[1]
-    assert large.fitting[0].workload.recompute.granularity == "none"
+    assert large.fitting[0].workload.recompute == "none"
     assert large.fitting[0].time.step_seconds <= small.fitting[0].time.step_seconds
 
 
@@ -147,11 +147,11 @@ def test_only_as_many_layers_are_recomputed_as_memory_needs():
     mi300x = find_accelerator("MI300X")
     asked = question(shape=model_shape("llama-3.1-70b"), gpus=8, memory_bytes=mi300x.usable_bytes, sequence_tokens=8192)
     found = search(asked, published_rates(mi300x, 8)).fitting
-    best, other = found[0], next(candidate for candidate in found if candidate.workload.recompute.first_layers is None)
-    layers = best.workload.recompute.first_layers
+    best, other = found[0], next(candidate for candidate in found if candidate.workload.recompute_layers is None)
+    layers = best.workload.recompute_layers
     assert best.time.step_seconds < other.time.step_seconds
-    assert all(candidate.workload.recompute.granularity == "full" for candidate in found)
-    fewer = replace(best.workload, recompute=replace(best.workload.recompute, layers=layers - 1))
+    assert all(candidate.workload.recompute == "full" for candidate in found)
+    fewer = replace(best.workload, recompute_layers=layers - 1)
     room = 0.95 * asked.memory_bytes
     assert best.memory.device_bytes <= room < predict_memory(fewer).device_bytes
 
@@ -161,12 +161,12 @@ def test_an_engine_that_recomputes_all_or_none_is_asked():
     shape = model_shape("llama-3.1-70b")
 
     def refusal(_, work):
-        return LayoutError("all or none", where="here") if work.recompute.first_layers else None
+        return LayoutError("all or none", where="here") if work.recompute_layers else None
 
     asked = question(shape=shape, gpus=8, memory_bytes=mi300x.usable_bytes, sequence_tokens=8192, refusal=refusal)
     found = search(asked, published_rates(mi300x, 8)).fitting
     assert found
-    assert {candidate.workload.recompute.first_layers for candidate in found} == {None}
+    assert {candidate.workload.recompute_layers for candidate in found} == {None}
 
 
 # A late host.

@@ -1,20 +1,20 @@
 """The parts of a step: against a replay of the schedule, against each other, and against what must hold anywhere."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 
 from tprimat.core.accelerators import accelerators, find_accelerator
 from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape, padded_vocabulary
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
-from tprimat.plan.schema import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Recompute, Workload
 from tprimat.records.discover import probes_in
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
@@ -30,7 +30,7 @@ def workload(**changes):
         "sequence_tokens": 2048,
         "implementation": EMBEDDED,
     }
-    return Workload(**{**parts, **changes})
+    return FullWorkload.of(**{**parts, **changes})
 
 
 def replayed(forward, backward, stages, micro_batches):
@@ -95,9 +95,7 @@ def test_parts_are_seconds_of_one_step():
 
 
 def test_recomputation_takes_another_forward_pass():
-    once, again = (
-        predict_time(workload(recompute=Recompute(granularity=kind)), RATES).parts["products"] for kind in ("none", "full")
-    )
+    once, again = (predict_time(workload(recompute=kind), RATES).parts["products"] for kind in ("none", "full"))
     assert 1.25 < again / once < 1.4
 
 
@@ -107,13 +105,13 @@ def test_recomputing_the_first_layers_takes_their_share_of_the_time(stages):
     chunks = layout.pipeline * (layout.virtual_pipeline or 1)
 
     def seconds(**recompute):
-        time = predict_time(workload(layout=layout, recompute=Recompute(**recompute)), RATES)
+        time = predict_time(workload(layout=layout, **recompute), RATES)
         return {part: time.parts[part] for part in ("products", "attention", "memory")}
 
-    none, full = seconds(), seconds(granularity="full")
-    for part, value in seconds(granularity="full", method="block", layers=2).items():
+    none, full = seconds(), seconds(recompute="full")
+    for part, value in seconds(recompute="full", recompute_layers=2).items():
         assert value == pytest.approx(none[part] + 2 * chunks / 32 * (full[part] - none[part])), part
-    assert seconds(granularity="full", method="block", layers=32) == pytest.approx(full)
+    assert seconds(recompute="full", recompute_layers=32) == pytest.approx(full)
 
 
 def test_experts_between_nodes_cost_more_than_in_one():
@@ -131,7 +129,7 @@ def test_expert_ranks_are_neighbours_whatever_else_divides_them(others):
 
     def parts(node, experts):
         layout = Layout(expert=experts, data=2, **others)
-        work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor=1)
+        work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor_parallel=1)
         return predict_time(work, published_rates(find_accelerator("H100 SXM"), node)).parts
 
     assert parts(8, 8)["experts"] == parts(16, 8)["experts"], "8 expert ranks are in one node of 8"
@@ -159,7 +157,7 @@ def test_deepseek_on_a_rack_reaches_about_what_nvidia_published():
         accumulation_steps=64,
         sequence_tokens=4096,
         implementation=TRANSFORMER_ENGINE,
-        expert_tensor=1,
+        expert_tensor_parallel=1,
     )
     time = predict_time(work, published_rates(find_accelerator("GB200"), 4))
     assert time.tokens_per_second_per_gpu == pytest.approx(3139, rel=0.3)
@@ -175,7 +173,7 @@ def test_a_token_that_travels_to_a_node_once_takes_less_of_the_network():
     once = replace(TRANSFORMER_ENGINE, dispatches_once_a_node=True)
 
     def seconds(expert=64, **changes):
-        work = workload(**{"shape": shape, "layout": Layout(expert=expert, data=256), "expert_tensor": 1, **changes})
+        work = workload(**{"shape": shape, "layout": Layout(expert=expert, data=256), "expert_tensor_parallel": 1, **changes})
         return predict_time(work, rates).parts["experts"]
 
     each = seconds(implementation=TRANSFORMER_ENGINE)
@@ -189,7 +187,7 @@ def test_a_token_that_travels_to_a_node_once_takes_less_of_the_network():
 def test_replicas_of_experts_in_one_node_do_not_use_the_network():
     shape = model_shape("mixtral-8x7b")
     layout = Layout(tensor=2, expert=2, data=4, sequence_parallel=True)
-    work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor=1)
+    work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor_parallel=1)
     near = published_rates(find_accelerator("H100 SXM"), 8)
     slow = replace(near, network=near.network / 100)
     assert predict_time(work, near).parts == predict_time(work, slow).parts
@@ -197,9 +195,9 @@ def test_replicas_of_experts_in_one_node_do_not_use_the_network():
 
 def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
     shape = replace(model_shape("mixtral-8x7b"), vocabulary=512)
-    common = {"shape": shape, "layout": Layout(expert=8, data=8), "expert_tensor": 1}
+    common = {"shape": shape, "layout": Layout(expert=8, data=8), "expert_tensor_parallel": 1}
     wide, ours, all_of_them = (
-        predict_time(workload(**common, precision=precision, implementation=code), RATES)
+        predict_time(workload(**common, matmul_dtype=precision, implementation=code), RATES)
         for precision, code in (("bf16", EMBEDDED), ("fp8", EMBEDDED), ("fp8", TRANSFORMER_ENGINE))
     )
     assert wide.parts["products"] > ours.parts["products"] > all_of_them.parts["products"]
@@ -209,11 +207,11 @@ def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
 
 
 def test_an_output_layer_in_fp8_takes_half_of_its_products_time_and_converts_its_weight():
-    work = workload(precision="fp8")
+    work = workload(matmul_dtype="fp8")
     wide, small = (
         predict_time(replace(work, implementation=replace(EMBEDDED, fp8_output_layer=on)), RATES) for on in (False, True)
     )
-    flop = 6 * padded_vocabulary(work.shape) * work.shape.hidden * work.tokens * work.accumulation_steps
+    flop = 6 * padded_vocabulary(work.shape) * work.shape.hidden * work.tokens * work.accumulation
     saved = flop * (1 / RATES.flops["bf16"] - 1 / RATES.flops["fp8"])
     assert wide.parts["products"] - small.parts["products"] == pytest.approx(saved, rel=0.1)
     assert small.parts["optimizer"] > wide.parts["optimizer"]
@@ -252,7 +250,7 @@ def test_replicas_share_the_update_and_each_sets_all_its_gradients_to_zero():
 def test_states_in_bf16_move_less_and_leave_the_conversion_to_fp8():
     one = workload(layout=Layout(), distributed_optimizer=False)
     seconds = {
-        (states, precision): predict_time(replace(one, optimizer_states=states, precision=precision), RATES).parts["optimizer"]
+        (states, precision): predict_time(replace(one, optimizer_states=states, matmul_dtype=precision), RATES).parts["optimizer"]
         for states in ("fp32", "bf16")
         for precision in ("bf16", "fp8")
     }

@@ -1,15 +1,14 @@
 """The weights of a rank, for every model of the table, are those of the model that Megatron-Core builds."""
 
-from dataclasses import replace
-
 import pytest
+from changes import replace
 from meta_models import shallow, weights_of_rank
 
 from tprimat.core.flops import parameters
+from tprimat.core.implementations import TRANSFORMER_ENGINE
 from tprimat.core.models import models, padded_vocabulary
-from tprimat.plan.schema import Layout
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.stages import stages_of, weights_of
-from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
 
 LAYERS = 4
 """Layers are equal, or of two kinds; more of them only take time."""
@@ -17,7 +16,7 @@ SPLIT = Layout(tensor=2, pipeline=2, data=2)
 
 
 def workload(shape, layout=SPLIT):
-    return Workload(
+    return FullWorkload.of(
         shape=shape,
         layout=layout,
         micro_batch=1,
@@ -60,7 +59,7 @@ def test_one_rank_holds_the_whole_model(name):
 
 
 def test_the_embedded_engine_gives_the_last_stage_fewer_layers():
-    from tprimat.predict.workload import EMBEDDED
+    from tprimat.core.implementations import EMBEDDED
 
     work = replace(workload(models()["llama-3.1-8b"], Layout(pipeline=2)), implementation=EMBEDDED)
     assert [stage.layers for stage in stages_of(work)] == [17, 15]

@@ -1,16 +1,15 @@
 """The pieces of a training step: each is the operation that its name says, and predictions use what was measured."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from changes import replace
 
 from tprimat.core.accelerators import find_accelerator
+from tprimat.core.implementations import EMBEDDED
 from tprimat.core.models import model_shape
-from tprimat.plan.schema import Layout
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.rates import BESIDE, UNDER_LOAD, probed_rates
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import EMBEDDED, Workload
 from tprimat.probe import collectives, pieces
 from tprimat.probe.case import empty_record, measure, open_bench, open_log
 from tprimat.probe.catalogue import Choice, records
@@ -172,7 +171,7 @@ def test_a_table_leaves_out_bursts_of_what_was_measured_under_load(bench):
 
 def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):
     rates = probed_rates(probes(bench, wgrad=500e12, region=4e12, launch=1e-6), H200, 8)
-    work = Workload(
+    work = FullWorkload.of(
         shape=model_shape("llama-3.1-8b"),
         layout=Layout(data=8),
         micro_batch=4,

@@ -54,15 +54,15 @@ def a_bad_run(folder, run=None, steps=None):
 
 HUGE = 10**400
 BAD_RUNS = {
-    "layers: 0": {("shape", "layers"): 0},
-    "layers: 10^400": {("shape", "layers"): HUGE},
-    "rope_base: -1": {("shape", "rope_base"): -1.0},
-    "sequence_tokens: -5": {("sequence_tokens",): -5},
+    "layers: 0": {("workload", "shape", "layers"): 0},
+    "layers: 10^400": {("workload", "shape", "layers"): HUGE},
+    "rope_base: -1": {("workload", "shape", "rope_base"): -1.0},
+    "sequence_tokens: -5": {("workload", "sequence_tokens"): -5},
     "GPUs: -8": {("machine", "gpus_per_node"): -8},
     "GPUs: 10^400": {("machine", "gpus_per_node"): HUGE},
     "NaN memory": {("machine", "memory_bytes"): float("nan")},
     "lone surrogate": {("model",): "\ud800"},
-    "newer": {("schema_version",): 2},
+    "newer": {("schema_version",): 3},
     "control characters": {("strategy",): "\x1b]0;title\x07\x1b[2J"},
     "two lines": {("model",): "llama\nqwen"},
     "a name of 100,000 characters": {("strategy",): "s" * 100_000},
@@ -85,7 +85,7 @@ BAD_FILES = {
     "endless GPUs": changed(FOREIGN, ("training_config", "num_gpus"), float("inf")),
     "10^400 seconds": changed(FOREIGN, ("step_times", 0), HUGE),
     "surrogate": json.dumps(changed(FOREIGN, ("parallelism_config",), {"strategy_name": "\ud800"})),
-    "newer": changed(GOOD_FILE, ("run", "schema_version"), 2),
+    "newer": changed(GOOD_FILE, ("run", "schema_version"), 3),
     "1e308 s": changed(GOOD_FILE, ("steps", 0, "step_seconds"), 1e308),
 }
 

@@ -70,6 +70,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("asked", "now"), [(True, "local"), (False, "none")])
 def test_an_older_name_of_an_option_is_read_as_the_present_one(tmp_path, asked, now):
     path = tmp_path / "b.json"
-    older = dataclasses.replace(a_run(), engine_options={"tp_comm_overlap": False, "enable_cuda_graph": asked})
-    write_benchmark_file(path, older, (), None)
+    document = benchmark_document(a_run(), (), None)
+    options = {"tp_comm_overlap": False, "enable_cuda_graph": asked}
+    run = {name: value for name, value in document["run"].items() if name != "workload"}
+    run |= document["run"]["workload"] | {"schema_version": 1, "engine_options": options}
+    path.write_text(json.dumps(document | {"run": run}))
     assert read_result(path).run.engine_options == {"tp_comm_overlap": False, "cuda_graph_impl": now}

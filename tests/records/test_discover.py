@@ -46,8 +46,8 @@ def test_a_primus_file_is_read_as_it_says():
     result = read_result(FOREIGN / "train_amd_prim_llama.json")
     run = result.run
     assert (run.model, run.engine, run.machine.platform, run.clock) == ("llama", "primus", "rocm", "framework")
-    assert run.shape == model_shape("llama-3.1-8b")
-    assert (run.strategy, run.tensor_parallel, run.pipeline_parallel, run.data_parallel) == ("TP1_PP2_SP0", 1, 2, 4)
+    assert run.ran.shape == model_shape("llama-3.1-8b")
+    assert (run.strategy, run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.data_parallel) == ("TP1_PP2_SP0", 1, 2, 4)
     assert (run.machine.gpus, run.machine.accelerator, run.machine.memory_bytes) == (8, "AMD Instinct MI300X", 206141650000)
     assert (len(result.steps), result.steps[0].step, result.steps[0].tokens) == (24, 1, 64 * 2048)
     assert (result.steps[0].loss, result.steps[0].learning_rate) == (10.0, 1e-5)
@@ -55,7 +55,7 @@ def test_a_primus_file_is_read_as_it_says():
 
 def test_what_a_file_does_not_say_is_absent():
     run = read_result(FOREIGN / "train_amd_prim_llama.json").run
-    assert (run.matmul_dtype, run.started_at, run.recompute, run.seed) == (None, None, None, None)
+    assert (run.ran.matmul_dtype, run.started_at, run.ran.recompute, run.seed) == (None, None, None, None)
     assert run.source.sha256 is not None
 
 
@@ -66,14 +66,14 @@ def test_a_nemo_file_names_its_strategy_where_it_can():
 
 def test_a_file_without_parallelism_or_losses_is_still_a_result():
     result = read_result(FOREIGN / "benchmark_rocm_llama.json")
-    assert (result.run.engine, result.run.tensor_parallel, result.run.strategy) == ("primus", None, None)
+    assert (result.run.engine, result.run.ran.tensor_parallel, result.run.strategy) == ("primus", None, None)
     assert result.steps[0].loss is None
     assert any("117.99 GB" in note for note in result.run.evidence.notes)
 
 
 def test_words_for_absent_and_lists_of_another_length_become_none():
     result = read_result(FOREIGN / "benchmark_cuda_qwen.json")
-    assert (result.run.global_batch_sequences, result.run.sequence_tokens, result.run.strategy) == (None, None, None)
+    assert (result.run.ran.global_batch_sequences, result.run.ran.sequence_tokens, result.run.strategy) == (None, None, None)
     step = result.steps[0]
     assert (step.tokens, step.learning_rate, step.peak_allocated_bytes) == (None, None, 54_500_000_000)
 

@@ -1,13 +1,13 @@
 """Facts have grades; older records get theirs from where their facts came from, and never a better one."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import evidence as evidence_of
+from changes import replace
 
 from tprimat.records.discover import read_result
 from tprimat.records.evidence import facts, fingerprint, grade_of, graded
-from tprimat.records.schema import Evidence
 
 RUN = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0").run
 
@@ -32,7 +32,7 @@ RUN = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-l
     ],
 )
 def test_the_grade_of_a_fact(fields, options, name, grade):
-    assert grade_of(replace(RUN, evidence=Evidence(**fields), engine_options=options), name) == grade
+    assert grade_of(replace(RUN, evidence=evidence_of(**fields), engine_options=options), name) == grade
 
 
 def test_without_evidence_a_record_only_states():
@@ -41,7 +41,7 @@ def test_without_evidence_a_record_only_states():
 
 
 def test_every_known_fact_gets_a_grade():
-    evidence = graded(Evidence(source="log", matmul_dtype="bf16", sequence_parallel=False), {"matmul_dtype": "resolved"})
+    evidence = graded(evidence_of(source="log", matmul_dtype="bf16", sequence_parallel=False), {"matmul_dtype": "resolved"})
     assert facts(evidence) == {"matmul_dtype": "bf16", "sequence_parallel": False}
     assert evidence.grades == {"matmul_dtype": "resolved", "sequence_parallel": "observed"}
 

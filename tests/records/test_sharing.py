@@ -4,8 +4,8 @@ import dataclasses
 import json
 import socket
 import typing
-from dataclasses import replace
 
+from changes import replace
 from runs.make_runs import a_run
 
 from tprimat.records import sharing

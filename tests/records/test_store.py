@@ -3,11 +3,12 @@ import math
 import os
 
 import pytest
+from changes import record as record_of
 
 from tprimat.core.errors import RecordError
 from tprimat.records.benchmark_file import benchmark_document, write_benchmark_file
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Machine, RunRecord, StepRecord
+from tprimat.records.schema import Machine, StepRecord
 from tprimat.records.store import RunDirectory
 
 
@@ -29,7 +30,7 @@ def a_run(**changes):
         "clock": "step_end",
         "outcome": "completed",
     }
-    return RunRecord(**{**fields, **changes})
+    return record_of(**{**fields, **changes})
 
 
 def test_a_run_and_its_steps_come_back_as_they_were_written(tmp_path):

@@ -6,20 +6,21 @@ import re
 import subprocess
 import sys
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from browser import Browser, find_browser
+from changes import evidence as evidence_of
+from changes import replace
 from commands import run_command
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
 from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Evidence, StepRecord, TelemetrySample
+from tprimat.records.schema import StepRecord, TelemetrySample
 from tprimat.records.store import to_json
 from tprimat.report.html.data import flatten, section_of
 from tprimat.report.html.sections import evidence_fields
@@ -510,7 +511,7 @@ def test_nothing_to_report_on_is_the_users_mistake(tmp_path):
 
 
 def test_a_note_that_ends_with_a_period_gets_no_second_one():
-    evidence = Evidence(source="running_framework", notes=("It ran on the CPU.", "It was slow."))
+    evidence = evidence_of(source="running_framework", notes=("It ran on the CPU.", "It was slow."))
     run = SimpleNamespace(evidence=evidence, matmul_dtype="fp32")
     assert dict(evidence_fields(run))["note"] == "It ran on the CPU.; It was slow"
 

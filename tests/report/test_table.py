@@ -1,10 +1,10 @@
 """Verdicts in words, and what a table leaves out."""
 
-import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+from changes import ran_with, replace
 
 from tprimat.analyze.compare import Verdict, rankings
 from tprimat.analyze.groups import group_runs, measure
@@ -34,21 +34,19 @@ def test_a_shown_difference_is_said_with_its_interval_and_its_evidence():
 
 
 def test_twice_the_speed_and_more_is_said_as_a_multiple():
-    verdict = dataclasses.replace(FASTER, ratio=Estimate(value=12.459, low=7.4, high=21.0, samples=2))
+    verdict = replace(FASTER, ratio=Estimate(value=12.459, low=7.4, high=21.0, samples=2))
     assert sentence(verdict).startswith("B against A: 12.5 times as fast (ratio 12.459, ")
 
 
 def test_runs_that_differ_are_said_to_be_faster_or_slower_whatever_the_ratio():
     for ratio, word in ((2.5, "faster"), (1.2, "faster"), (0.8, "slower")):
         estimate = Estimate(value=ratio, low=ratio - 0.1, high=ratio + 0.1, samples=2)
-        verdict = dataclasses.replace(FASTER, outcome="these runs differ", ratio=estimate)
+        verdict = replace(FASTER, outcome="these runs differ", ratio=estimate)
         assert f"in these runs, too few to call it {word} (" in sentence(verdict)
 
 
 def test_no_difference_shown_names_no_winner():
-    verdict = dataclasses.replace(
-        FASTER, outcome="no difference shown", ratio=Estimate(value=1.01, low=0.99, high=1.03, samples=2)
-    )
+    verdict = replace(FASTER, outcome="no difference shown", ratio=Estimate(value=1.01, low=0.99, high=1.03, samples=2))
     assert sentence(verdict).startswith("B against A: no difference shown (ratio 1.010")
     assert "faster" not in sentence(verdict)
 
@@ -59,13 +57,13 @@ def test_a_refusal_lists_what_differs():
         DifferingTrait(key=key, first=one, second=other, words=(str(one), str(other)), effect="refuse")
         for key, one, other in pairs
     )
-    verdict = dataclasses.replace(FASTER, outcome="refused", ratio=None, traits=traits)
+    verdict = replace(FASTER, outcome="refused", ratio=None, traits=traits)
     assert "they differ: tokens a step not recorded against 262,144; clock b against a." in sentence(verdict)
 
 
 def test_columns_that_nobody_filled_are_left_out_and_one_step_says_n_is_1():
     (result,), _ = load_results([RUNS / "cpu"])
-    short = dataclasses.replace(result, steps=result.steps[:2])
+    short = replace(result, steps=result.steps[:2])
     comparison = Comparison(groups=tuple(group_runs([measure(short, MetricOptions())])), verdicts=())
     header, (row,) = rows_of(comparison)
     assert "MFU" not in header
@@ -112,14 +110,14 @@ def test_single_runs_make_no_winner_and_this_is_said_once():
 
 def slowed(item, name, factor):
     """The same run under another strategy, with every step slower by a factor."""
-    run = dataclasses.replace(item.run, strategy=name, run_id=name)
-    steps = tuple(dataclasses.replace(step, step_seconds=step.step_seconds * factor) for step in item.steps)
-    return measure(dataclasses.replace(item, run=run, steps=steps), MetricOptions())
+    run = replace(item.run, strategy=name, run_id=name)
+    steps = tuple(replace(step, step_seconds=step.step_seconds * factor) for step in item.steps)
+    return measure(replace(item, run=run, steps=steps), MetricOptions())
 
 
 def test_a_difference_between_single_steps_is_not_called_noise():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
-    short = dataclasses.replace(result, steps=result.steps[:2])
+    short = replace(result, steps=result.steps[:2])
     (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
     assert winner.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
     assert winner.vs_fastest(ranking, 1) == "-16.7 % (n = 1)"
@@ -129,7 +127,7 @@ def test_a_difference_between_single_steps_is_not_called_noise():
 def test_an_interval_of_two_uneven_steps_is_not_printed():
     """Student's t with one degree of freedom makes them reach from a fraction to many times the rate."""
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
-    short = dataclasses.replace(result, steps=result.steps[:3])
+    short = replace(result, steps=result.steps[:3])
     (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.01))]))
     verdict = ranking.lead
     assert verdict.ratio.high > 20 * verdict.ratio.low > 0, "the document keeps its ends"
@@ -179,10 +177,7 @@ def test_warnings_that_differ_in_numbers_only_are_one_line_with_their_range():
 )
 def test_numbers_in_names_and_ranges_are_not_joined_when_printed(one, other):
     first, second = (item for group in comparison_of(ENGINE).groups[:2] for item in group.runs[:1])
-    runs = [
-        dataclasses.replace(item, metrics=dataclasses.replace(item.metrics, warnings=(words,)))
-        for item, words in ((first, one), (second, other))
-    ]
+    runs = [replace(item, metrics=replace(item.metrics, warnings=(words,))) for item, words in ((first, one), (second, other))]
     lines = text(Comparison(groups=tuple(group_runs(runs)), verdicts=())).splitlines()
     assert [sum(words in line for line in lines) for words in (one, other)] == [1, 1]
 
@@ -237,12 +232,7 @@ def test_text_from_files_ends_no_cell_and_becomes_no_link(text, written):
 def test_names_leave_out_what_is_equal_within_their_own_table():
     found, _ = load_results([ENGINE.parent / "moe" / "natural"])
     measured = [measure(result, MetricOptions()) for result in found if result.run.engine == "megatron"]
-    full = [
-        dataclasses.replace(
-            one, result=dataclasses.replace(one.result, run=dataclasses.replace(one.result.run, expert_capacity=1.25))
-        )
-        for one in measured
-    ]
+    full = [replace(one, result=replace(one.result, run=ran_with(one.result.run, expert_capacity=1.25))) for one in measured]
     groups = group_runs([*measured, *full])
     assert len({group.label for group in groups}) == 4
     assert any("expert capacity 1.25" in group.label for group in groups)
@@ -260,8 +250,8 @@ def test_names_leave_out_what_is_equal_within_their_own_table():
 def test_why_losses_were_not_compared_is_said_once_for_a_pair_judged_from_both_sides():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
     (ranking,) = rankings(group_runs([slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
-    one = dataclasses.replace(ranking.lead, losses_open="the rate is 1 on one side and 3 on the other")
-    mirrored = dataclasses.replace(
+    one = replace(ranking.lead, losses_open="the rate is 1 on one side and 3 on the other")
+    mirrored = replace(
         one, baseline=one.candidate, candidate=one.baseline, losses_open="the rate is 3 on one side and 1 on the other"
     )
     (line,) = winner.open_losses([one, mirrored])

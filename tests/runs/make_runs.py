@@ -5,30 +5,36 @@ python3 tests/runs/make_runs.py FOLDER     writes there
 """
 
 import argparse
-import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
 
+sys.path[:0] = [str(Path(__file__).parents[parents]) for parents in (1, 2)]
+
+from changes import evidence as evidence_of
+from changes import record as record_of
+from changes import replace
+
 from tprimat.core.models import model_shape, tiny
-from tprimat.records.schema import Evidence, Machine, RunRecord, StepRecord
+from tprimat.records.schema import Machine, RunRecord, StepRecord
 from tprimat.records.store import to_json
 
 H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1, memory_bytes=85017624576)
 MI300X = Machine(platform="rocm", accelerator="AMD Instinct MI300X", gpus_per_node=8, nodes=1, memory_bytes=206141652992)
 LAPTOP = Machine(platform="cpu", accelerator="Example CPU", gpus_per_node=2, nodes=1)
-SYNTHETIC = Evidence(source="log", notes=("synthetic data from tests/runs/make_runs.py, not a measurement",))
+SYNTHETIC = evidence_of(source="log", notes=("synthetic data from tests/runs/make_runs.py, not a measurement",))
 
-REBUILT = Evidence(
+REBUILT = evidence_of(
     source="log", notes=("rebuilt by tests/runs/make_runs.py from published figures; the steps are not a measurement",)
 )
 
 
 def a_run(run_id: str, **changes: object) -> RunRecord:
     """A completed run of Llama on 8 H100 unless said otherwise."""
-    run = RunRecord(
+    run = record_of(
         run_id=run_id,
         model="llama",
         shape=model_shape("llama-3.1-8b"),
@@ -47,7 +53,7 @@ def a_run(run_id: str, **changes: object) -> RunRecord:
         outcome="completed",
         evidence=SYNTHETIC,
     )
-    return dataclasses.replace(run, **changes)
+    return replace(run, **changes)
 
 
 def steps_of(run: RunRecord, seconds: np.ndarray, seed: int, gigabytes: float | None = 54.0) -> list[StepRecord]:
@@ -58,7 +64,7 @@ def steps_of(run: RunRecord, seconds: np.ndarray, seed: int, gigabytes: float | 
         StepRecord(
             step=i,
             step_seconds=round(float(value), 6),
-            tokens=run.global_batch_sequences * run.sequence_tokens,
+            tokens=run.ran.global_batch_sequences * run.ran.sequence_tokens,
             loss=round(2 + 10 * math.exp(-i / 12) + 0.03 * rng.normal(), 5),
             grad_norm=round(1 + abs(rng.normal()), 5),
             learning_rate=3e-4 * min(1, i / 10),
@@ -123,7 +129,7 @@ def published_runs() -> list[tuple[RunRecord, float]]:
 def write_published(folder: Path) -> None:
     """Twelve equal steps each: only the rate was published."""
     for run, rate in published_runs():
-        tokens = run.global_batch_sequences * run.sequence_tokens
+        tokens = run.ran.global_batch_sequences * run.ran.sequence_tokens
         steps = [StepRecord(step=i, step_seconds=tokens / rate, tokens=tokens) for i in range(1, 13)]
         write_run(folder / "published", run, steps)
 

@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from changes import replace
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4", "--against", "torchtitan")
@@ -66,9 +66,9 @@ def test_the_log_of_torchtitan_becomes_a_record_that_proves_the_workload(in_turn
     assert len(row["metrics"]) == 2
     for run in row["runs"]:
         assert (run["engine"], run["outcome"], run["mismatches"], run["clock"]) == ("torchtitan", "completed", [], "framework")
-        proof = run["evidence"]
+        source, proof = run["evidence"]["source"], run["evidence"]["workload"]
         assert (proof["data_parallel"], proof["micro_batch_sequences"], proof["global_batch_sequences"]) == (2, 1, 8)
-        assert (proof["matmul_dtype"], proof["source"]) == ("fp32", "log")
+        assert (proof["matmul_dtype"], source) == ("fp32", "log")
     files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("torchtitan/*/benchmark_cpu_llama.json"))
     assert files == ["torchtitan/dp_mbs4-2/benchmark_cpu_llama.json", "torchtitan/dp_mbs4/benchmark_cpu_llama.json"]
     steps = json.loads((folder / files[1]).read_text())["steps"]

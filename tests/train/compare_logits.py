@@ -30,20 +30,20 @@ def compare(plan):
     (model,) = build_chunks(plan, transformer_config(plan, device, options), options, device)
     generator = torch.Generator().manual_seed(7)
     weights = dict(model.named_parameters())
-    if plan.shape.router_bias:  # else the bias of the choice is zero
+    if plan.workload.shape.router_bias:  # else the bias of the choice is zero
         weights |= {name: buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")}
     with torch.no_grad():  # norms and biases away from one and zero, so that a missing one shows
         for parameter in weights.values():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    tokens = torch.randint(0, plan.shape.vocabulary, (2, plan.batch.sequence_tokens), generator=generator)
+    tokens = torch.randint(0, plan.workload.shape.vocabulary, (2, plan.workload.sequence_tokens), generator=generator)
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    factor = plan.moe_expert_capacity_factor
+    factor = plan.workload.expert_capacity_factor
     with torch.set_grad_enabled(factor is not None):
         ours = model.eval()(tokens, positions, None)
-        if plan.shape.experts:
-            reference = ReferenceMixture(plan.shape, weights, factor)
+        if plan.workload.shape.experts:
+            reference = ReferenceMixture(plan.workload.shape, weights, factor)
         else:
-            reference = ReferenceModel(plan.shape, split_fused_weights(weights, plan.shape))
+            reference = ReferenceModel(plan.workload.shape, split_fused_weights(weights, plan.workload.shape))
         theirs = reference(tokens)
     found = {"difference": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item()}
     if factor is not None:

@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from changes import replace
 
 from tprimat.config.load import Setting, read_config
 from tprimat.plan.build import PlanRequest
@@ -44,7 +45,7 @@ def make_plan(
         output_directory=str(folder),
     )
     plan = plan_run(loaded, request)
-    return replace(plan, shape=replace(plan.shape, layers=layers)) if layers else plan
+    return replace(plan, shape=replace(plan.workload.shape, layers=layers)) if layers else plan
 
 
 def train_together(plans: list, *, timeout: float = 500) -> list[tuple]:

@@ -281,7 +281,7 @@ def test_training_goes_on_when_steps_can_no_longer_be_written(tmp_path):
 @pytest.mark.parametrize(("precision", "dtype"), [("32-true", "fp32"), ("bf16-mixed", "bf16")])
 def test_the_trainers_precision_is_the_dtype(tmp_path, precision, dtype):
     train(BenchmarkCallback(tmp_path), batches=2, precision=precision)
-    assert only_result(tmp_path).run.matmul_dtype == dtype
+    assert only_result(tmp_path).run.ran.matmul_dtype == dtype
 
 
 NEW_SETTING = """

@@ -3,11 +3,11 @@
 tests/nemo_recipes/test_nemo_training.py checks 0.15.3 against the reference run.
 """
 
-from dataclasses import replace
 from importlib import metadata
 
 import pytest
 import reference_run
+from changes import replace
 from commands import run_command
 from planning import make_plan, train_together
 

@@ -3,12 +3,13 @@
 import subprocess
 import sys
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from changes import replace
 from megatron.core.transformer.transformer_config import TransformerConfig
 from planning import make_plan, train_together, train_until_the_data_end
 from plans import request_of
@@ -24,7 +25,6 @@ from tprimat.megatron import fp8, transformer_engine
 from tprimat.megatron.evidence import untested
 from tprimat.megatron.graphs import Place, StepGraphs
 from tprimat.plan.build import build_plan
-from tprimat.predict.workload import workload_of_plan
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
@@ -234,8 +234,8 @@ def test_what_does_not_go_with_graphs_is_refused_with_the_way_out(changes, what,
 )
 def test_plans_offer_graphs_only_where_the_engine_takes_them(changes):
     plan = plan_of(*changes)
-    code = ENGINE.implementation(Settings(shape=plan.shape, options=asdict(plan.engine_options)))
-    assert can_run_as_graphs(workload_of_plan(plan, code)) == (ENGINE.refusal(plan, place) is None)
+    code = ENGINE.implementation(Settings(shape=plan.workload.shape, options=asdict(plan.engine_options)))
+    assert can_run_as_graphs(replace(plan.workload, implementation=code)) == (ENGINE.refusal(plan, place) is None)
 
 
 @pytest.mark.parametrize(("precision", "tensor", "cautions"), [("fp8", 2, 1), ("fp8", 1, 0), ("bf16", 2, 0)])

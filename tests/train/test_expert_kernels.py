@@ -11,11 +11,11 @@ from megatron.core.transformer.moe.moe_utils import (
     topk_routing_with_score_function,
 )
 
+from tprimat.core.implementations import EMBEDDED
 from tprimat.megatron import grouped, rows
 from tprimat.megatron.experts import LENGTHS, order_by_expert
 from tprimat.megatron.grouped import GroupedProducts, LoopedProducts
 from tprimat.megatron.router import Choice, balance_loss, choose, sorted_places, within_capacity
-from tprimat.predict.workload import EMBEDDED
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a GPU's kernels with a CPU's: there is no GPU")
 

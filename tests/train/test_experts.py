@@ -1,8 +1,7 @@
 """Mixtures of experts: the same losses and gradient norms however experts, tokens and layers are spread over ranks."""
 
-from dataclasses import replace
-
 import pytest
+from changes import replace
 from planning import make_plan, train_together
 
 from tprimat.core.models import model_shape, tiny
@@ -107,8 +106,8 @@ def test_losses_and_gradient_norms_do_not_depend_on_where_the_experts_are(traine
     (run, steps), (_, reference) = trained[model, number], trained[model, OF_THEIR_OWN.get((model, number), 0)]
     assert len(steps) == STEPS
     assert run.mismatches == ()
-    assert run.evidence.expert_parallel == CASES[model][number][1].get("ep", 1)
-    assert run.evidence.recompute_modules == (tuple(sorted(CASES[model][number][1].get("recompute_modules", ()))) or None)
+    assert run.ran.expert_parallel == CASES[model][number][1].get("ep", 1)
+    assert run.ran.recompute_modules == (tuple(sorted(CASES[model][number][1].get("recompute_modules", ()))) or None)
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in reference], abs=1e-5)
     assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in reference], rel=1e-4)
 
@@ -128,7 +127,11 @@ def test_the_load_of_experts_and_ranks_is_recorded(trained):
 @pytest.mark.slow
 def test_forced_balance_is_recorded_and_more_even(trained):
     (natural, uneven), (forced, even) = trained["mixtral", 1], trained["mixtral", BALANCED]
-    assert (natural.evidence.routing, forced.evidence.routing) == (natural.routing, forced.routing) == ("natural", "balanced")
+    assert (
+        (natural.evidence.workload.routing, forced.evidence.workload.routing)
+        == (natural.ran.routing, forced.ran.routing)
+        == ("natural", "balanced")
+    )
     assert forced.mismatches == ()
     assert sum(step.expert_load for step in even) < sum(step.expert_load for step in uneven)
 
@@ -136,9 +139,9 @@ def test_forced_balance_is_recorded_and_more_even(trained):
 @pytest.mark.slow
 def test_a_capacity_drops_choices_and_is_recorded(trained):
     (run, steps), (spread, same) = trained["mixtral", DROPPING], trained["mixtral", DROPPING_SPREAD]
-    assert run.expert_capacity == run.evidence.expert_capacity == spread.evidence.expert_capacity == 0.75
-    assert trained["mixtral", ROOMY][0].evidence.expert_capacity == 100
-    assert trained["mixtral", 0][0].evidence.expert_capacity == "unlimited"
+    assert run.ran.expert_capacity == spread.evidence.workload.expert_capacity == 0.75
+    assert trained["mixtral", ROOMY][0].evidence.workload.expert_capacity == 100
+    assert trained["mixtral", 0][0].evidence.workload.expert_capacity == "unlimited"
     assert [step.dropped for step in steps] == pytest.approx([step.dropped for step in same])
     assert steps[0].dropped >= 0.25  # three of four choices have room, were all even
     assert [step.loss for step in steps] != pytest.approx([step.loss for step in trained["mixtral", 0][1]], abs=1e-5)

@@ -1,11 +1,11 @@
 """The same model, the same batches: the same losses and gradient norms in every layout."""
 
 import argparse
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import pytest
+from changes import replace
 from planning import make_plan, train_together
 
 STEPS = 3
@@ -107,8 +107,8 @@ def variant_plan(folder, model, ranks, variant):
             settings[f"{OPTIONS}.engine_options.{key}"] = value
     plan = make_plan(folder, model, settings)
     if "wide" in folder.name:
-        return replace(plan, shape=replace(plan.shape, vocabulary=4096))
-    return replace(plan, shape=replace(plan.shape, tied_embeddings=True)) if "tied" in folder.name else plan
+        return replace(plan, shape=replace(plan.workload.shape, vocabulary=4096))
+    return replace(plan, shape=replace(plan.workload.shape, tied_embeddings=True)) if "tied" in folder.name else plan
 
 
 def reference_of(name):
@@ -147,19 +147,19 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, name):
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_seen_in_the_weights_whether_replicas_share_them(trained, name):
     evidence = trained[name][0].evidence
-    assert evidence.weights_split_over == (2 if "sharded" in name else 1)
-    assert evidence.optimizer.endswith(" over 1/2 of each weight") == ("sharded" in name)
-    assert evidence.gradient_dtype == "float32"
+    assert evidence.workload.weights_split_over == (2 if "sharded" in name else 1)
+    assert evidence.workload.optimizer.endswith(" over 1/2 of each weight") == ("sharded" in name)
+    assert evidence.workload.gradient_dtype == "float32"
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_recomputation_and_sequence_parallelism_are_seen_in_the_layers(trained, name):
     evidence = trained[name][0].evidence
-    assert evidence.recompute == ("full" if "full" in name else "selective" if "selective" in name else "none")
-    assert evidence.recompute_layers == (1 if "of 1 layer" in name else None)
+    assert evidence.workload.recompute == ("full" if "full" in name else "selective" if "selective" in name else "none")
+    assert evidence.workload.recompute_layers == (1 if "of 1 layer" in name else None)
     modules = [module for module in ("core_attn", "layernorm", "mlp") if module in name]
-    assert evidence.recompute_modules == (tuple(modules or ["core_attn"]) if "selective" in name else None)
-    assert evidence.sequence_parallel == ("tp" in name and "without sequence" not in name)
+    assert evidence.workload.recompute_modules == (tuple(modules or ["core_attn"]) if "selective" in name else None)
+    assert evidence.workload.sequence_parallel == ("tp" in name and "without sequence" not in name)
     assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
 
 
@@ -174,13 +174,13 @@ def test_evidence_tells_layouts_apart(trained):
     without = trained["tp2 pp2 without sequence parallelism"][0].evidence
     assert (deep.tensor_parallel, deep.pipeline_parallel, deep.data_parallel) == (4, 2, 1)
     assert (with_sp.sequence_parallel, without.sequence_parallel) == (True, False)
-    assert trained["pp2 vpp2, gradients straight into the buffer"][0].evidence.virtual_pipeline == 2
+    assert trained["pp2 vpp2, gradients straight into the buffer"][0].evidence.workload.virtual_pipeline == 2
     plain = trained["1 rank, plain optimizer, full recompute, gradients straight into the buffer"]
-    assert plain[0].evidence.optimizer.startswith("FP32Optimizer")
+    assert plain[0].evidence.workload.optimizer.startswith("FP32Optimizer")
 
 
 def test_evidence_names_the_attention_that_ran(trained):
-    whole, parts = (trained[name][0].evidence.attention for name in ("tp2 pp2", "cp2, streamed cross-entropy"))
+    whole, parts = (trained[name][0].evidence.workload.attention for name in ("tp2 pp2", "cp2, streamed cross-entropy"))
     assert parts.endswith("scaled_dot_product_attention, flash_attention in two parts")
     assert "in two parts" not in whole
 

@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import replace
 from planning import ROOT, make_plan
 
 from tprimat.core.models import model_shape, tiny
@@ -37,10 +37,10 @@ def compared(tmp_path_factory):
                 small = replace(small, nope_head_dim=8, rope_head_dim=8, value_head_dim=12, kv_lora_rank=16)
             if full:
                 small = replace(small, experts=16 if small.router_groups else small.experts)
-            write_plan(file, replace(plan, shape=small, moe_expert_capacity_factor=DROPPING.get(model)))
+            write_plan(file, replace(plan, shape=small, expert_capacity=DROPPING.get(model, "unlimited")))
             continue
         # Wider heads and a rotary base with wavelengths on both sides of the rescaling, so that every branch of it counts.
-        write_plan(file, replace(plan, shape=replace(plan.shape, head_dim=64, rope_base=500000.0)))
+        write_plan(file, replace(plan, shape=replace(plan.workload.shape, head_dim=64, rope_base=500000.0)))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "compare_logits.py"), *map(str, files)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"},

@@ -1,11 +1,11 @@
 """The models of the table, and all five strategies of config.yaml, train on the embedded engine in tiny sizes, on a CPU."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from changes import replace
 from commands import run_command
 from planning import make_plan, train_together
 
@@ -96,7 +96,7 @@ def trained(tmp_path_factory):
     done = benchmark(folder, "--config", configuration(folder, TABLE), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plans = [from_json(RunPlan, json.dumps(plan), where="--dry-run") for plan in json.loads(done.stdout)["plans"]]
-    assert {plan.model: plan.shape for plan in plans} == {model: tiny(model_shape(model)) for model in TABLE}
+    assert {plan.model: plan.workload.shape for plan in plans} == {model: tiny(model_shape(model)) for model in TABLE}
     plans = [replace(plan, shape=trained_shape(plan.model)) for plan in plans]
     cases = {(model, name): strategy_plan(folder / f"{model}-{name}", model, name) for model, name in TRAINED}
     distinct = {what_is_trained(plan): plan for plan in cases.values()}
@@ -109,9 +109,9 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("model", TABLE)
 def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(trained, model):
     plan, run, steps = trained[0][model]
-    assert plan.shape == trained_shape(model)
-    assert (run.outcome, run.mismatches, run.matmul_dtype) == ("completed", (), "fp32")
-    assert run.evidence.parameters == weights_of(plan.shape)
+    assert plan.workload.shape == trained_shape(model)
+    assert (run.outcome, run.mismatches, run.ran.matmul_dtype) == ("completed", (), "fp32")
+    assert run.evidence.parameters == weights_of(plan.workload.shape)
     assert len(steps) == 2
     assert all(step.finite and step.loss > 0 and step.grad_norm > 0 for step in steps)
 
@@ -151,7 +151,9 @@ def test_every_strategy_has_the_layout_of_the_contract(tmp_path):
 def test_a_strategy_trains_under_the_layout_of_the_contract(trained, model, strategy):
     run, steps = trained[1][model, strategy]
     evidence = run.evidence
-    assert (evidence.tensor_parallel, evidence.pipeline_parallel, evidence.data_parallel) == EXPECTED[model, strategy]
+    assert (evidence.workload.tensor_parallel, evidence.workload.pipeline_parallel, evidence.workload.data_parallel) == EXPECTED[
+        model, strategy
+    ]
     assert run.mismatches == ()
     assert len(steps) == 2
     assert all(step.finite and step.loss is not None for step in steps)

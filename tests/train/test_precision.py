@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
+from changes import replace
 from planning import ROOT, make_plan, train_together
 
 from tprimat.core.errors import ConfigError
@@ -58,8 +58,8 @@ def trained(tmp_path_factory):
         f"{options}.accumulate_weight_gradients": "auto",
         "hardware.platforms.cpu.gpus_per_node": 2,
     }
-    small = replace(make_plan(folder / "fp8", "llama", FP8, layers=FP8_LAYERS), precision="fp8")
-    output = replace(make_plan(folder / "output", "llama", FP8, layers=FP8_LAYERS), precision="fp8")
+    small = replace(make_plan(folder / "fp8", "llama", FP8, layers=FP8_LAYERS), matmul_dtype="fp8")
+    output = replace(make_plan(folder / "output", "llama", FP8, layers=FP8_LAYERS), matmul_dtype="fp8")
     plans = {
         "sharded": make_plan(folder / "sharded", "qwen", sharded),
         "bf16 gradients": make_plan(folder / "gradients", "qwen", gradients),
@@ -74,8 +74,8 @@ def trained(tmp_path_factory):
 
 def test_the_record_says_what_the_states_were(trained):
     (bf16, _), (masters, _) = trained["bf16 states"], trained["masters"]
-    assert bf16.evidence.optimizer == "AdamW without master weights, states bfloat16"
-    assert (bf16.evidence.gradient_dtype, masters.evidence.gradient_dtype) == ("bfloat16", "float32")
+    assert bf16.evidence.workload.optimizer == "AdamW without master weights, states bfloat16"
+    assert (bf16.evidence.workload.gradient_dtype, masters.evidence.workload.gradient_dtype) == ("bfloat16", "float32")
     assert bf16.engine_options["optimizer_states"] == "bf16"
     assert not bf16.engine_options["distributed_optimizer"]
     assert bf16.mismatches == ()
@@ -91,9 +91,9 @@ def test_the_first_step_is_that_of_fp32_states_and_the_loss_falls(trained):
 
 def test_gradients_in_bf16_update_fp32_masters_of_two_replicas(trained):
     (run, halved), (_, masters) = trained["bf16 gradients"], trained["masters"]
-    assert (run.mismatches, run.evidence.gradient_dtype, run.evidence.data_parallel) == ((), "bfloat16", 2)
+    assert (run.mismatches, run.ran.gradient_dtype, run.ran.data_parallel) == ((), "bfloat16", 2)
     assert run.engine_options["gradients"] == "bf16"
-    assert run.evidence.optimizer == "DistributedOptimizer over CompiledAdamW"
+    assert run.ran.optimizer == "DistributedOptimizer over CompiledAdamW"
     assert [step.loss for step in halved] == pytest.approx([step.loss for step in masters], rel=0.01)
     assert [step.grad_norm for step in halved] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
     assert halved[-1].grad_norm != masters[-1].grad_norm
@@ -102,8 +102,12 @@ def test_gradients_in_bf16_update_fp32_masters_of_two_replicas(trained):
 def test_weights_split_over_replicas_in_fp32_compute_in_bf16(trained):
     (run, sharded), (_, masters) = trained["sharded"], trained["masters"]
     evidence = run.evidence
-    assert (run.matmul_dtype, evidence.parameter_dtype, evidence.gradient_dtype) == ("bf16", "bfloat16", "float32")
-    assert (run.mismatches, evidence.weights_split_over) == ((), 2)
+    assert (run.ran.matmul_dtype, evidence.workload.parameter_dtype, evidence.workload.gradient_dtype) == (
+        "bf16",
+        "bfloat16",
+        "float32",
+    )
+    assert (run.mismatches, evidence.workload.weights_split_over) == ((), 2)
     assert sharded[0].loss == pytest.approx(masters[0].loss, abs=1e-6)
     assert [step.loss for step in sharded] == pytest.approx([step.loss for step in masters], rel=0.001)
     assert [step.grad_norm for step in sharded] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
@@ -131,8 +135,12 @@ def test_it_is_refused_where_it_would_not_be_what_it_says(tmp_path, changes, why
 
 def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
     (wide, plain), (run, small) = trained["bf16"], trained["fp8"]
-    assert (wide.evidence.fp8_scaling, run.evidence.fp8_scaling, run.evidence.attention_dtype) == (None, "current", None)
-    assert (run.matmul_dtype, run.evidence.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
+    assert (wide.evidence.workload.fp8_scaling, run.ran.fp8_scaling, run.ran.attention_dtype) == (
+        None,
+        "current",
+        None,
+    )
+    assert (run.ran.matmul_dtype, run.ran.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
     assert small[-1].loss < small[0].loss - 0.3
     assert [step.loss for step in small] == pytest.approx([step.loss for step in plain], rel=0.02)
     assert [step.loss for step in small] != pytest.approx([step.loss for step in plain], rel=1e-6)
@@ -140,8 +148,8 @@ def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
 
 def test_an_output_layer_in_fp8_follows_one_in_bf16_but_is_not_it_and_says_so(trained):
     (without, plain), (run, small) = trained["fp8"], trained["fp8 output layer"]
-    assert (run.matmul_dtype, run.mismatches) == ("fp8", ())
-    assert (without.evidence.output_layer_dtype, run.evidence.output_layer_dtype) == (None, "fp8")
+    assert (run.ran.matmul_dtype, run.mismatches) == ("fp8", ())
+    assert (without.evidence.workload.output_layer_dtype, run.ran.output_layer_dtype) == (None, "fp8")
     note = "The output layer multiplied in fp8, too."
     assert note in run.evidence.notes
     assert note not in without.evidence.notes
@@ -155,7 +163,10 @@ def test_an_output_layer_in_fp8_needs_a_vocabulary_that_tensor_ranks_divide_into
     plan = make_plan(tmp_path, "llama", {})
     options = replace(plan.engine_options, fp8_output_layer=True)
     for words, what in ((128 * 1001, "output layer: a dimension of 8008 cannot be multiplied in fp8."), (128 * 1002, None)):
-        changes = {"shape": replace(model_shape("llama-3.1-8b"), vocabulary=words), "layout": replace(plan.layout, tensor=16)}
+        changes = {
+            "shape": replace(model_shape("llama-3.1-8b"), vocabulary=words),
+            "layout": replace(plan.workload.layout, tensor=16),
+        }
         refused = refusal_in_fp8(plan, **changes, engine_options=options)
         assert (refused and refused.what) == what
 
@@ -172,7 +183,7 @@ def test_an_output_layer_in_fp8_needs_a_vocabulary_that_tensor_ranks_divide_into
 def test_an_output_layer_in_fp8_is_refused_where_it_would_not_be_in_fp8(tmp_path, precision, options, what):
     plan = make_plan(tmp_path, "llama", {})
     options = replace(plan.engine_options, fp8_output_layer=True, **options)
-    plan = replace(plan, platform="nvidia", precision=precision, engine_options=options)
+    plan = replace(plan, platform="nvidia", matmul_dtype=precision, engine_options=options)
     refused = ENGINE.refusal(plan, lambda *keys: ".".join(keys))
     assert (refused and refused.what) == what
     assert engine_named("nemo").refusal(plan, lambda *keys: ".".join(keys)).what == "fp8_output_layer is on."
@@ -185,7 +196,7 @@ def test_an_output_layer_in_fp8_is_refused_where_it_would_not_be_in_fp8(tmp_path
 def test_the_record_names_the_scaling_of_transformer_engines_layers_in_fp8(tmp_path, precision, layers, named):
     plan = make_plan(tmp_path, "llama", {})
     ours = resolve(plan, torch.device("cpu"))
-    plan = replace(plan, precision=precision, engine_options=replace(plan.engine_options, fp8_scaling="current"))
+    plan = replace(plan, matmul_dtype=precision, engine_options=replace(plan.engine_options, fp8_scaling="current"))
     found = recorded(plan, replace(ours, layers=layers))
     assert found.get("fp8_scaling") == ("current" if named else None)
     assert found["layers"] == layers
@@ -209,7 +220,7 @@ def test_layers_of_transformer_engine_are_refused_off_nvidia_and_with_switches_o
 
 
 def refusal_in_fp8(plan, **changes):
-    return ENGINE.refusal(replace(plan, platform="nvidia", precision="fp8", **changes), lambda *keys: ".".join(keys))
+    return ENGINE.refusal(replace(plan, platform="nvidia", matmul_dtype="fp8", **changes), lambda *keys: ".".join(keys))
 
 
 def test_experts_stay_in_bf16(tmp_path):
@@ -221,18 +232,18 @@ def test_what_8_bit_products_cannot_divide_by_16_is_refused(tmp_path):
     plan = make_plan(tmp_path, "llama", {})
     plan = replace(plan, engine_options=replace(plan.engine_options, layers="transformer_engine"))
     experts, latents = (replace(model_shape(name), layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
-    batch = replace(plan.batch, micro_batch_sequences=1, sequence_tokens=1040)
-    spread = replace(plan.layout, tensor=2, expert=2, data=1, sequence_parallel=True)
-    assert refusal_in_fp8(plan, shape=experts, batch=batch, layout=spread) is None
-    narrow = refusal_in_fp8(plan, shape=replace(experts, expert_ffn=1000), batch=batch, layout=spread)
+    batch = {"micro_batch_sequences": 1, "sequence_tokens": 1040}
+    spread = replace(plan.workload.layout, tensor=2, expert=2, data=1, sequence_parallel=True)
+    assert refusal_in_fp8(plan, shape=experts, layout=spread, **batch) is None
+    narrow = refusal_in_fp8(plan, shape=replace(experts, expert_ffn=1000), layout=spread, **batch)
     assert narrow.what == "expert_down: a dimension of 1000 cannot be multiplied in fp8."
-    whole = refusal_in_fp8(plan, shape=latents, batch=batch, layout=spread)
+    whole = refusal_in_fp8(plan, shape=latents, layout=spread, **batch)
     assert whole.what == "A tensor rank's part of a micro-batch of 520 cannot be multiplied in fp8."
-    assert refusal_in_fp8(plan, shape=latents, batch=replace(batch, sequence_tokens=1024), layout=spread) is None
+    assert refusal_in_fp8(plan, shape=latents, layout=spread, **batch | {"sequence_tokens": 1024}) is None
 
 
 def test_norms_are_not_recomputed_apart_from_products_in_8_bits(tmp_path):
-    plan = replace(make_plan(tmp_path, "llama", {}), platform="nvidia", precision="fp8", recompute="selective")
+    plan = replace(make_plan(tmp_path, "llama", {}), platform="nvidia", matmul_dtype="fp8", recompute="selective")
     refused = ENGINE.refusal(replace(plan, recompute_modules=("layernorm", "mlp")), lambda *keys: ".".join(keys))
     assert (refused.what, refused.where) == (
         "The embedded engine's own layers cannot recompute layernorm in fp8.",

@@ -56,7 +56,7 @@ def steps_in(trace):
 
 def test_one_file_stands_under_the_names_of_chrome_and_of_tensorboard(trained):
     plan, run, _ = trained["once"]
-    assert (plan.layout.world_size, load_trace(plan)["distributedInfo"]["rank"]) == (2, 0), "only rank 0 is profiled"
+    assert (plan.workload.layout.world_size, load_trace(plan)["distributedInfo"]["rank"]) == (2, 0), "only rank 0 is profiled"
     assert run.profiled_steps.count(3) == 1
     folder = Path(plan.output_directory)
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "prof" in path.name or "trace" in path.name)

@@ -43,7 +43,7 @@ if __name__ == "__main__":
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=plan.layout.world_size,
+            nproc_per_node=plan.workload.layout.world_size,
             rdzv_backend=rendezvous.BACKEND,
             rdzv_endpoint=f"{rendezvous.LOOPBACK}:0",
             rdzv_configs={"rank": 0},

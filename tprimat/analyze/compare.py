@@ -183,7 +183,7 @@ def run_rates(group: Group) -> list[Rate]:
 
 def assumed_spread(*groups: Group) -> float:
     """Return the relative standard deviation that single runs are assumed to have."""
-    mixture = any(group.run.shape is not None and group.run.shape.experts for group in groups)
+    mixture = any(group.run.ran.shape is not None and group.run.ran.shape.experts for group in groups)
     least = BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS
     return spread_between_runs(*map(run_rates, groups), least=least)
 

@@ -136,7 +136,7 @@ def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> li
 def kind_of(result: RunResult, origin: Origin | None) -> Kind:
     """Return what repeated runs share: origin, traits, and the file of a run that records too little to be a repetition."""
     run = result.run
-    anonymous = not (run.strategy or layout(run) or run.matmul_dtype or run.engine_options)
+    anonymous = not (run.strategy or layout(run) or run.ran.matmul_dtype or run.engine_options)
     file = f"{result.path.parent.name}/{result.path.stem}" if anonymous else ""
     return ("" if origin is None else f"{origin(result)}:", *(trait.label(run) for trait in TRAITS.values()), file)
 

@@ -8,6 +8,7 @@ from tprimat.analyze.window import steady_steps
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
+from tprimat.core.workload import COMPARED
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 
@@ -15,23 +16,8 @@ TOLERANCE = 0.2
 """Between two figures of one file that should be the same; another choice of warm-up makes a few percent."""
 PARAMETER_TOLERANCE = 0.02
 """Frameworks pad the vocabulary differently."""
-SAME_FACTS = (
-    ("tensor parallel", "tensor_parallel"),
-    ("pipeline parallel", "pipeline_parallel"),
-    ("data parallel", "data_parallel"),
-    ("micro-batch", "micro_batch_sequences"),
-    ("global batch", "global_batch_sequences"),
-    ("sequence length", "sequence_tokens"),
-    ("dtype", "matmul_dtype"),
-    ("recompute", "recompute"),
-)
-"""Fields that a record and its evidence share."""
-OPTIONAL_DEGREES = (
-    ("virtual pipeline", "virtual_pipeline"),
-    ("context parallel", "context_parallel"),
-    ("expert parallel", "expert_parallel"),
-)
-"""Fields where none is the same as 1."""
+ONE_IF_ABSENT = ("virtual_pipeline", "context_parallel", "expert_parallel")
+"""Degrees where none is the same as 1."""
 
 
 def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, ...]:
@@ -56,28 +42,32 @@ def _against_evidence(run: RunRecord) -> Iterator[str]:
     evidence = run.evidence
     if evidence is None:
         return
-    pairs = [(words, getattr(run, name), getattr(evidence, name)) for words, name in SAME_FACTS]
-    pairs += [(words, getattr(run, name) or 1, getattr(evidence, name) or 1) for words, name in OPTIONAL_DEGREES]
-    pairs.append(("GPU count", run.machine.gpus, evidence.world_size))
-    if run.global_batch_sequences and run.sequence_tokens:
-        pairs.append(("tokens a step", run.global_batch_sequences * run.sequence_tokens, evidence.tokens_per_step))
+    asked, seen = run.workload, evidence.workload
+    compared = [(words, name) for name, words in COMPARED.items() if name not in ONE_IF_ABSENT]
+    pairs = [(words, getattr(asked, name), getattr(seen, name)) for words, name in compared]
+    if asked.tensor_parallel is not None:  # else it is a log's, which has its layout in the evidence alone
+        pairs += [(name.replace("_", " "), getattr(asked, name) or 1, getattr(seen, name) or 1) for name in ONE_IF_ABSENT]
+    pairs += [
+        ("GPU count", run.machine.gpus, evidence.world_size),
+        ("tokens a step", asked.tokens_per_step, evidence.tokens_per_step),
+    ]
     for words, recorded, ran in pairs:
         if recorded is not None and ran is not None and recorded != ran:
             yield f"{words} is {recorded} in the record and {ran} in its evidence"
-    if run.shape is not None and evidence.parameters is not None and evidence.source == "running_framework":
-        expected = parameters(replace(run.shape, vocabulary=padded_vocabulary(run.shape))).total
+    if run.ran.shape is not None and evidence.parameters is not None and evidence.source == "running_framework":
+        expected = parameters(replace(run.ran.shape, vocabulary=padded_vocabulary(run.ran.shape))).total
         if abs(evidence.parameters / expected - 1) > PARAMETER_TOLERANCE:
             yield f"{evidence.parameters:,} parameters ran, and the recorded shape has {expected:,}"
 
 
 def _against_arithmetic(run: RunRecord) -> Iterator[str]:
-    degrees = (run.tensor_parallel, run.pipeline_parallel, run.data_parallel, run.machine.gpus)
+    degrees = (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.data_parallel, run.machine.gpus)
     if None not in degrees:
         tensor, pipeline, data, gpus = (degree or 1 for degree in degrees)
-        ranks = tensor * pipeline * data * (run.context_parallel or 1)
+        ranks = tensor * pipeline * data * (run.ran.context_parallel or 1)
         if ranks != gpus:
             yield f"its layout needs {ranks} GPUs, and {gpus} ran"
-    whole, micro, data_ranks = run.global_batch_sequences, run.micro_batch_sequences, run.data_parallel
+    whole, micro, data_ranks = run.ran.global_batch_sequences, run.ran.micro_batch_sequences, run.ran.data_parallel
     if whole and micro and data_ranks and whole % (micro * data_ranks):
         yield f"a batch of {whole} sequences is not a multiple of micro-batch {micro} on {data_ranks} replicas"
 
@@ -110,7 +100,7 @@ def _power(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
 
 def _tokens(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
     """Compare the tokens of each step that counts with the batch."""
-    batch, length = run.global_batch_sequences or 0, run.sequence_tokens or 0
+    batch, length = run.ran.global_batch_sequences or 0, run.ran.sequence_tokens or 0
     other = [step.tokens for step in steps if step.tokens is not None and abs(step.tokens - batch * length) > 1e-6 * step.tokens]
     if batch and length and other:
         yield (

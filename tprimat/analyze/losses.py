@@ -228,7 +228,7 @@ def mismatches_of_pair(reference: RunResult, candidate: RunResult) -> list[Misma
         ("seed", one.seed, other.seed),
         *((TRAITS[key].name, TRAITS[key].value(one), TRAITS[key].value(other)) for key in ("model", "shape", "data")),
         ("tokens a step", tokens_per_step(one), tokens_per_step(other)),
-        ("sequence length", one.sequence_tokens, other.sequence_tokens),
+        ("sequence length", one.ran.sequence_tokens, other.ran.sequence_tokens),
     ]
     found = [Mismatch(field=name, reference=first, candidate=second) for name, first, second in facts if not _same(first, second)]
     tokens = _first_sequence(one), _first_sequence(other)

@@ -218,7 +218,7 @@ def _speed(run: RunRecord, options: MetricOptions, steady: Sequence[StepRecord],
 
 def drops_choices(run: RunRecord, dropped: float | None) -> bool:
     """Whether a run computes less than its prediction, which knows of no full expert. `dropped` is the recorded share."""
-    return isinstance(run.expert_capacity, float | int) if dropped is None else dropped > 0
+    return isinstance(run.ran.expert_capacity, float | int) if dropped is None else dropped > 0
 
 
 def _memory_error(prediction: RunPrediction | None, steady: Sequence[StepRecord]) -> float | None:
@@ -248,7 +248,7 @@ STRAGGLING = 0.05
 
 def stragglers(run: RunRecord) -> tuple[str, ...]:
     """Return the ranks that make the others wait: those that take clearly longer than the other ranks of their pipeline stage."""
-    times, stages = run.rank_seconds, run.pipeline_parallel or 1
+    times, stages = run.rank_seconds, run.ran.pipeline_parallel or 1
     if run.machine.platform == "cpu" or len(times) % stages:  # processes on a CPU take turns on its cores
         return ()
     size = len(times) // stages  # Megatron-Core numbers the ranks of one stage consecutively
@@ -295,22 +295,22 @@ def scaled(interval: Interval | Estimate, factor: float, samples: int) -> Estima
 
 
 def _flop_per_token(run: RunRecord, convention: Convention, dropped: float | None) -> tuple[float | None, str | None]:
-    if run.shape is None:
+    if run.ran.shape is None:
         return None, f"the shape of model {run.model!r} is not recorded"
     if run.engine == "torchtune":
         return None, "torchtune's log does not tell which weights it trains (LoRA: few), nor where attention ends"
-    if run.sequence_tokens is None:
+    if run.ran.sequence_tokens is None:
         return None, "the sequence length is not recorded"
     if dropped is None and drops_choices(run, None):
         return (
             None,
-            f"experts are full at a capacity of {run.expert_capacity:g}, and how many choices they dropped is not recorded",
+            f"experts are full at a capacity of {run.ran.expert_capacity:g}, and how many choices they dropped is not recorded",
         )
-    return flop_per_token(run.shape, run.sequence_tokens, convention, dropped or 0.0), None
+    return flop_per_token(run.ran.shape, run.ran.sequence_tokens, convention, dropped or 0.0), None
 
 
 def _seed_flop(run: RunRecord) -> tuple[float | None, str | None]:
-    flop = None if run.shape is None else seed_flop_per_token(run.shape.name)
+    flop = None if run.ran.shape is None else seed_flop_per_token(run.ran.shape.name)
     return flop, None if flop else f"the first TPrimat had no FLOP count for model {run.model!r}"
 
 
@@ -328,7 +328,7 @@ def _contradiction(stated: float | None, measured: Interval | None) -> tuple[str
 
 def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | None]:
     """Return the peak FLOP/s of one GPU, or why there is none. Never the peak of another GPU."""
-    kind, dtype = options.peak, run.matmul_dtype
+    kind, dtype = options.peak, run.ran.matmul_dtype
     if options.seed_conventions:
         kind, dtype = ("sparse" if run.machine.platform == "cuda" else "dense"), "bf16"
     if run.machine.platform == "cpu":

@@ -88,7 +88,7 @@ class Entry:
     @property
     def samples_per_day(self) -> float | None:
         """Return the sequences of a day; None where their length is not recorded."""
-        return None if self.run.sequence_tokens is None else self.tokens_per_day / self.run.sequence_tokens
+        return None if self.run.ran.sequence_tokens is None else self.tokens_per_day / self.run.ran.sequence_tokens
 
 
 def entry_of(group: Group) -> Entry | None:
@@ -186,10 +186,10 @@ def _settings(run: RunRecord) -> dict[str, object]:
     return {
         "engine": run.engine,
         "dtype": dtype_that_ran(run),
-        "sequence": run.sequence_tokens,
-        "GBS": run.global_batch_sequences,
-        "MBS": run.micro_batch_sequences,
-        "recompute": run.recompute_words,
+        "sequence": run.ran.sequence_tokens,
+        "GBS": run.ran.global_batch_sequences,
+        "MBS": run.ran.micro_batch_sequences,
+        "recompute": run.ran.recompute_words,
     }
 
 
@@ -288,7 +288,7 @@ def unlike_workloads(best: Sequence[Entry]) -> list[str]:
     notes = []
     for model in dict.fromkeys(entry.model for entry in best):
         same = [entry for entry in best if entry.model == model]
-        workloads = {(tokens_per_step(entry.run), entry.run.sequence_tokens, dtype_that_ran(entry.run)) for entry in same}
+        workloads = {(tokens_per_step(entry.run), entry.run.ran.sequence_tokens, dtype_that_ran(entry.run)) for entry in same}
         if len(workloads) > 1:
             each = "; ".join(f"{entry.platform} {workload(entry.run)}" for entry in same)
             notes.append(f"The peaks of {model} come from different work: {each}.")

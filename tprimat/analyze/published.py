@@ -89,16 +89,16 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
     """Return every trait in which a published configuration is not, or is not known to be, the one that ran here."""
     theirs = find_accelerator(result.accelerator)
     pairs = (
-        ("model", run.shape.name if run.shape else run.model, result.shape or result.model),
+        ("model", run.ran.shape.name if run.ran.shape else run.model, result.shape or result.model),
         ("accelerator", accelerator_name(run), theirs.name if theirs else result.accelerator),
         ("GPUs", run.machine.gpus, result.gpus),
-        ("dtype", run.matmul_dtype, result.dtype),
-        ("sequence", run.sequence_tokens, result.sequence_tokens),
-        ("global batch", run.global_batch_sequences, result.global_batch_sequences),
-        ("micro-batch", run.micro_batch_sequences, result.micro_batch_sequences),
-        ("TP", run.tensor_parallel, result.tensor_parallel),
-        ("PP", run.pipeline_parallel, result.pipeline_parallel),
-        ("CP", run.context_parallel, result.context_parallel),
+        ("dtype", run.ran.matmul_dtype, result.workload.matmul_dtype),
+        ("sequence", run.ran.sequence_tokens, result.workload.sequence_tokens),
+        ("global batch", run.ran.global_batch_sequences, result.workload.global_batch_sequences),
+        ("micro-batch", run.ran.micro_batch_sequences, result.workload.micro_batch_sequences),
+        ("TP", run.ran.tensor_parallel, result.workload.tensor_parallel),
+        ("PP", run.ran.pipeline_parallel, result.workload.pipeline_parallel),
+        ("CP", run.ran.context_parallel, result.workload.context_parallel),
         ("engine", run.engine, result.engine),
     )
     found = [Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other]
@@ -118,7 +118,7 @@ def _weight(run: RunRecord, difference: Difference) -> float:
 
 def _compute_alike(run: RunRecord, difference: Difference) -> bool:
     """Tell whether two models have layers of the same FLOP (Llama 3 and 3.1 8B do), or two accelerators the same peaks."""
-    ours, theirs = run.shape, models().get(str(difference.theirs))
+    ours, theirs = run.ran.shape, models().get(str(difference.theirs))
     if difference.name == "model" and ours and theirs:
         return flop_per_token(replace(ours, layers=theirs.layers), 1) == flop_per_token(theirs, 1)
     here, there = (find_accelerator(str(name)) for name in (difference.ours, difference.theirs))

@@ -25,9 +25,9 @@ def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> tuple[float |
     """
     if run.machine.platform == "cpu":
         return None, (ON_CPU,)
-    wanted = [probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == run.matmul_dtype and probe.seconds]
+    wanted = [probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == run.ran.matmul_dtype and probe.seconds]
     if not wanted:
-        return None, (f"no matrix product was probed in {run.matmul_dtype or 'its dtype'}",)
+        return None, (f"no matrix product was probed in {run.ran.matmul_dtype or 'its dtype'}",)
     target = setting_of(run.machine, run.software)
     differences = [_why_not_alike(target, setting_of(probe.machine, probe.software)) for probe in wanted]
     usable = [probe for probe, why in zip(wanted, differences, strict=True) if why is None]
@@ -151,18 +151,18 @@ class StepBreakdown:
 
 def step_breakdown(run: RunRecord, metrics: RunMetrics, probes: Sequence[ProbeRecord]) -> StepBreakdown | None:
     """Compute the parts of a run's step; None where shape, layout or batch is not recorded."""
-    tensor, pipeline, data = run.tensor_parallel, run.pipeline_parallel, run.data_parallel
-    batch, sequence, shape, gpus = run.global_batch_sequences, run.sequence_tokens, run.shape, run.machine.gpus
+    tensor, pipeline, data = run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.data_parallel
+    batch, sequence, shape, gpus = run.ran.global_batch_sequences, run.ran.sequence_tokens, run.ran.shape, run.machine.gpus
     if not (tensor and pipeline and data and batch and sequence and shape and gpus and metrics.flop_per_token):
         return None
     ceiling, _ = gemm_ceiling(run, probes)
     flops = None if ceiling is None else metrics.flop_per_token * batch * sequence / gpus / ceiling
     copy = max((rate for probe in probes if probe.kind == "copy" and (rate := bandwidth(probe))), default=None)
-    states = OPTIMIZER_BYTES.get(str(run.engine_options.get("optimizer_states", "fp32")))
+    states = OPTIMIZER_BYTES.get(run.ran.optimizer_states or "fp32")
     own = parameters(shape).total / (tensor * pipeline)
     others = (data - 1) / data
     exchanged = 2 * shape.hidden * batch * sequence / data * (tensor - 1) / tensor * shape.layers / pipeline
-    rounds = run.accumulation_steps
+    rounds = run.ran.accumulation_steps
     return StepBreakdown(
         model_flops=flops,
         optimizer=None if copy is None or states is None else states * own / data / copy,
@@ -171,7 +171,7 @@ def step_breakdown(run: RunRecord, metrics: RunMetrics, probes: Sequence[ProbeRe
             _seconds(WEIGHT_BYTES * own * others, fastest_bus(probes, "all_gather", data)),
         ),
         tensor_ranks=_seconds(TENSOR_EXCHANGES * exchanged, fastest_bus(probes, "all_gather", tensor)),
-        bubble=None if flops is None or not rounds else flops * (pipeline - 1) / (rounds * (run.virtual_pipeline or 1)),
+        bubble=None if flops is None or not rounds else flops * (pipeline - 1) / (rounds * (run.ran.virtual_pipeline or 1)),
     )
 
 

@@ -208,19 +208,19 @@ MOST_REASONS = 3
 
 
 def _split(run: RunRecord) -> tuple[object, ...]:
-    return (run.tensor_parallel, run.pipeline_parallel, run.context_parallel, run.expert_parallel)
+    return (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.context_parallel, run.ran.expert_parallel)
 
 
 def _same_layout(group: Group) -> tuple[object, ...]:
     run = group.run
-    return (*_same_job(group), run.strategy, *_split(run), run.micro_batch_sequences)
+    return (*_same_job(group), run.strategy, *_split(run), run.ran.micro_batch_sequences)
 
 
 def _same_job(group: Group) -> tuple[object, ...]:
     run = group.run
-    shape = None if run.shape is None else replace(run.shape, source=None)
+    shape = None if run.ran.shape is None else replace(run.ran.shape, source=None)
     work = tuple(TRAITS[key].value(run) for key in FORBIDDING if key not in FOLLOWS_GPUS)
-    return (run.size, shape, accelerator_name(run), run.engine, run.recompute_words, *work)
+    return (run.size, shape, accelerator_name(run), run.engine, run.ran.recompute_words, *work)
 
 
 def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[tuple[Series, list[Group]]]:

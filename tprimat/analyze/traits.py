@@ -7,7 +7,7 @@ from typing import Literal
 
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.models import ModelShape, family_of, models
-from tprimat.records.evidence import FP8_RECIPES, grade_of, layers_in_bf16
+from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import RunRecord
 
@@ -16,15 +16,15 @@ def tokens_per_step(run: RunRecord) -> int | None:
     """Return the tokens of a step: observed where there is evidence, else batch times sequence length."""
     if run.evidence is not None and run.evidence.tokens_per_step is not None:
         return run.evidence.tokens_per_step
-    if run.global_batch_sequences is None or run.sequence_tokens is None:
+    if run.ran.global_batch_sequences is None or run.ran.sequence_tokens is None:
         return None
-    return run.global_batch_sequences * run.sequence_tokens
+    return run.ran.global_batch_sequences * run.ran.sequence_tokens
 
 
 def sequence_words(run: RunRecord) -> str | None:
     """Return the tokens of a sequence, and whether documents are packed or padded to fill it: '8,192 packed'."""
-    filled = None if run.evidence is None else run.evidence.documents
-    return None if run.sequence_tokens is None else f"{run.sequence_tokens:,}" + (f" {filled}" if filled else "")
+    filled = None if run.evidence is None else run.evidence.workload.documents
+    return None if run.ran.sequence_tokens is None else f"{run.ran.sequence_tokens:,}" + (f" {filled}" if filled else "")
 
 
 def work_words(run: RunRecord) -> list[str]:
@@ -42,21 +42,21 @@ def model_name(run: RunRecord) -> str:
 
     A model of another family than its key has the name of its shape: olmoe-1b-7b under the key qwen3_moe.
     """
-    if run.shape is not None:
-        asked, ran = family_of(run.model), family_of(run.shape.name)
+    if run.ran.shape is not None:
+        asked, ran = family_of(run.model), family_of(run.ran.shape.name)
         if asked and ran and asked != ran:
-            return run.shape.name
+            return run.ran.shape.name
     return run.model if run.size == "full" else f"{run.model} {run.size}"
 
 
 def model_and_shape(run: RunRecord) -> str:
     """Return the model's name, with its shape unless it is the usual one: 'llama (llama-3.1-8b-20-layers)'."""
     name = model_name(run)
-    if run.size != "full" or run.shape is None or run.shape.name == name:
+    if run.size != "full" or run.ran.shape is None or run.ran.shape.name == name:
         return name
     usual = USUAL_SHAPES.get(run.model)
-    whole = run.shape.name == usual if usual else run.shape.name.lower() in models()
-    return name if whole else f"{name} ({run.shape.name})"
+    whole = run.ran.shape.name == usual if usual else run.ran.shape.name.lower() in models()
+    return name if whole else f"{name} ({run.ran.shape.name})"
 
 
 def accelerator_name(run: RunRecord) -> str:
@@ -67,10 +67,10 @@ def accelerator_name(run: RunRecord) -> str:
 
 def layout(run: RunRecord) -> str:
     """Return the layout, such as TP4 PP2 DP1: without what is not recorded, and with VPP, CP and EP only where they are not 1."""
-    rare = (("VPP", run.virtual_pipeline), ("CP", run.context_parallel), ("EP", run.expert_parallel))
-    sizes = [("TP", run.tensor_parallel), ("PP", run.pipeline_parallel)]
+    rare = (("VPP", run.ran.virtual_pipeline), ("CP", run.ran.context_parallel), ("EP", run.ran.expert_parallel))
+    sizes = [("TP", run.ran.tensor_parallel), ("PP", run.ran.pipeline_parallel)]
     sizes += [(name, size) for name, size in rare if size != 1]
-    return " ".join(f"{name}{size}" for name, size in (*sizes, ("DP", run.data_parallel)) if size is not None)
+    return " ".join(f"{name}{size}" for name, size in (*sizes, ("DP", run.ran.data_parallel)) if size is not None)
 
 
 def ranks(run: RunRecord) -> str | None:
@@ -100,14 +100,14 @@ EXPERTS = "experts"
 
 def dtype_that_ran(run: RunRecord) -> str | None:
     """Return what the matrix units ran, such as bf16, and where in the model fp8 or fp4 differs from the usual recipes."""
-    if run.matmul_dtype not in {"fp8", "fp4"} or run.evidence is None:
-        return run.matmul_dtype
-    seen = (("output layer", run.evidence.output_layer_dtype), ("attention", run.evidence.attention_dtype))
-    besides, layers = " and ".join(part for part, dtype in seen if dtype == "fp8"), layers_in_bf16(run.evidence)
-    mixture = run.shape is None or run.shape.experts is not None
-    parts = [part for part in run.evidence.wider_parts or () if mixture or part != EXPERTS]
+    if run.ran.matmul_dtype not in {"fp8", "fp4"} or run.evidence is None:
+        return run.ran.matmul_dtype
+    seen = (("output layer", run.evidence.workload.output_layer_dtype), ("attention", run.evidence.workload.attention_dtype))
+    besides, layers = " and ".join(part for part, dtype in seen if dtype == "fp8"), run.ran.layers_in_bf16 or 0
+    mixture = run.ran.shape is None or run.ran.shape.experts is not None
+    parts = [part for part in run.evidence.workload.wider_parts or () if mixture or part != EXPERTS]
     wider = [f"in {layers} layer{'s' * (layers > 1)}"] * (layers > 0) + [f"in {part}" for part in parts]
-    return run.matmul_dtype + (f" with {besides}" if besides else "") + (f" except {' and '.join(wider)}" if wider else "")
+    return run.ran.matmul_dtype + (f" with {besides}" if besides else "") + (f" except {' and '.join(wider)}" if wider else "")
 
 
 def engine_words(run: RunRecord) -> str:
@@ -143,19 +143,19 @@ class Trait:
         return self.words.format(value)
 
 
-def _seen(name: str) -> Callable[[RunRecord], object]:
-    """Return a function that reads a field of the evidence."""
-    return lambda run: None if run.evidence is None else getattr(run.evidence, name)
+def _ran(name: str) -> Callable[[RunRecord], object]:
+    """Return a function that reads a field of what ran."""
+    return lambda run: getattr(run.ran, name)
 
 
 def _sequence(run: RunRecord) -> object:
     """Return the tokens of a sequence, in words where documents are packed or padded to fill it."""
-    filled = None if run.evidence is None else run.evidence.documents
-    return sequence_words(run) if filled else run.sequence_tokens
+    filled = None if run.evidence is None else run.evidence.workload.documents
+    return sequence_words(run) if filled else run.ran.sequence_tokens
 
 
 def _sequence_parallel(run: RunRecord) -> str | None:
-    seen = None if run.evidence is None else run.evidence.sequence_parallel
+    seen = None if run.evidence is None else run.evidence.workload.sequence_parallel
     return None if seen is None else "on" if seen else "off"
 
 
@@ -174,7 +174,7 @@ def processors(run: RunRecord) -> str | None:
 
 def _shape(run: RunRecord) -> str | None:
     """Return what changes the work of a token: all dimensions, and whatever a model has that most have not."""
-    shape = run.shape
+    shape = run.ran.shape
     if shape is None:
         return None
     parts = [f"{shape.heads}/{shape.kv_heads} heads", f"ffn {shape.ffn}", f"vocabulary {shape.vocabulary}", *_experts(shape)]
@@ -210,32 +210,21 @@ def _own_options(run: RunRecord) -> bool:
 
 
 def _optimizer_states(run: RunRecord) -> str | None:
-    """Return the dtype of masters and moments, and whose they are unless Adam's: another optimizer computes something else.
-
-    They are in fp32 under an engine that records its options, unless these say otherwise.
-    """
-    seen, optimizer = (None, None) if run.evidence is None else (run.evidence.optimizer_states, run.evidence.optimizer)
-    value = run.engine_options.get("optimizer_states", seen or ("fp32" if _own_options(run) else None))
+    """Return the dtype of masters and moments, and whose they are unless Adam's: another optimizer computes something else."""
+    value, optimizer = run.ran.optimizer_states, run.ran.optimizer
     other = optimizer if optimizer and "adam" not in optimizer.lower() else None
     if value is None:
         return f"unknown dtypes ({other})" if other else None
-    return f"{value} ({other})" if other else str(value)
+    return f"{value} ({other})" if other else value
 
 
 def _fp8_scaling(run: RunRecord) -> str | None:
-    """Return how values are scaled to 8 or 4 bits; empty for other dtypes. Older records name it among the engine's options."""
-    if run.matmul_dtype not in {"fp8", "fp4"}:
-        return ""
-    options = run.engine_options
-    if run.evidence is not None and run.evidence.fp8_scaling:
-        return run.evidence.fp8_scaling
-    if options.get("layers") == "local":
-        return "current"
-    return FP8_RECIPES.get(str(options.get("fp8_recipe") or options.get("fp8_scaling")))
+    """Return how values are scaled to 8 or 4 bits; empty for other dtypes."""
+    return run.ran.fp8_scaling if run.ran.matmul_dtype in {"fp8", "fp4"} else ""
 
 
 def _data(run: RunRecord) -> str | None:
-    data = None if run.evidence is None else run.evidence.data
+    data = None if run.evidence is None else run.evidence.workload.data
     return None if data is None else re.sub(r" \(seed \d+\)", "", data)
 
 
@@ -272,17 +261,12 @@ def _environment(run: RunRecord) -> str | None:
 
 def _routing(run: RunRecord) -> str | None:
     """Return how tokens chose experts: None where a model with experts does not say, empty for a model without any."""
-    return run.routing if run.shape is not None and run.shape.experts is not None else ""
+    return run.ran.routing if run.ran.shape is not None and run.ran.shape.experts is not None else ""
 
 
 def _expert_capacity(run: RunRecord) -> object:
-    """Return what an expert takes before it drops tokens; empty for a model without experts.
-
-    Records of ours from before the field name the engine's options: no engine of ours could drop tokens then.
-    """
-    if run.shape is None or run.shape.experts is None:
-        return ""
-    return run.expert_capacity or ("unlimited" if _own_options(run) else None)
+    """Return what an expert takes before it drops tokens; empty for a model without experts."""
+    return run.ran.expert_capacity if run.ran.shape is not None and run.ran.shape.experts is not None else ""
 
 
 def routing_words(run: RunRecord) -> str:
@@ -351,14 +335,14 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "global-batch": Trait(
         name="global batch",
-        value=lambda run: run.global_batch_sequences,
+        value=_ran("global_batch_sequences"),
         words="GBS {}",
         effect="list",
         why="Counts through tokens a step and sequence length, which have their own rows.",
     ),
     "micro-batch": Trait(
         name="micro-batch",
-        value=lambda run: run.micro_batch_sequences,
+        value=_ran("micro_batch_sequences"),
         words="micro-batch {}",
         effect="list",
         why="Splits the same work differently.",
@@ -379,7 +363,7 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "recompute": Trait(
         name="recompute",
-        value=lambda run: run.recompute_words,
+        value=_ran("recompute_words"),
         words="recompute {}",
         effect="list",
         why="Trades time for memory.",
@@ -409,28 +393,28 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "attention": Trait(
         name="attention",
-        value=_seen("attention"),
+        value=_ran("attention"),
         words="attention {}",
         effect="list",
         why="Selects a kernel; the work is the same.",
     ),
     "optimizer": Trait(
         name="optimizer",
-        value=_seen("optimizer"),
+        value=_ran("optimizer"),
         words="optimizer {}",
         effect="list",
         why="Selects a kernel, or shards the states differently.",
     ),
     "weights": Trait(
         name="weights",
-        value=_seen("parameter_dtype"),
+        value=_ran("parameter_dtype"),
         words="weights in {}",
         effect="list",
         why="Names the dtype of the stored weights, not of the products.",
     ),
     "gradients": Trait(
         name="gradients",
-        value=_seen("gradient_dtype"),
+        value=_ran("gradient_dtype"),
         words="gradients in {}",
         effect="warn",
         why="Changes the bytes to reduce and the rounding of the sums.",

@@ -277,7 +277,7 @@ def _command_of(request: "RunRequest", plan: "RunPlan") -> str:
     """
     recompute = f"platform_optimizations.{plan.platform}.recompute"
     kept = [text for text in request.settings if not text.startswith(recompute)]
-    set_by_file = plan.recompute != "none" and len(kept) == len(request.settings)
+    set_by_file = plan.workload.recompute != "none" and len(kept) == len(request.settings)
     kept += [f"{recompute}=none", f"{recompute}_modules=null", f"{recompute}_layers=null"] if set_by_file else []
     config = ["--config", str(request.config)] if request.config else []
     return shlex.join(["./benchmark.py", "--model", plan.model, *config, *(word for text in kept for word in ("--set", text))])
@@ -340,7 +340,6 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
     """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.doctor import show_checks
     from tprimat.records.environment import masked_environment
-    from tprimat.records.schema import recompute_words
     from tprimat.records.sharing import without_secrets
     from tprimat.records.store import as_document
     from tprimat.runner.dry_run import check_session, command_shown
@@ -356,12 +355,12 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
         command = command_shown(session, plan)
         environment = {**command.environment, **masked_environment(plan.environment)}
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-        batch, recompute = plan.batch, recompute_words(plan.recompute, plan.recompute_layers, plan.recompute_modules)
-        print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
+        batch, recompute = plan.workload, plan.workload.recompute_words
+        print(f"{plan.model} ({plan.workload.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
         print(
             f"Workload: {plan.steps} steps of {batch.global_batch_sequences} x {batch.sequence_tokens} tokens, micro-batch "
-            f"{batch.micro_batch_sequences}, {plan.precision}, recompute {recompute}, data {plan.dataset}"
+            f"{batch.micro_batch_sequences}, {plan.workload.matmul_dtype}, recompute {recompute}, data {plan.dataset}"
         )
         words = without_secrets(" ".join([*variables, shlex.join(command.argv)]))
         print(f"Command, on the plan.json that a real run writes first: {words}\n")

@@ -4,8 +4,10 @@ Sources count FLOP in three ways and divide by dense or sparse peaks. Each figur
 convention; `rebase` restates it in the `causal` convention against the dense peak. The rows are in tprimat/data/published.yaml.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from functools import cache, partial
 
 from tprimat.core.accelerators import Dtype, find_accelerator, peak_dense_flops
@@ -13,6 +15,7 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.flops import FlopConvention, flop_per_token
 from tprimat.core.models import ModelShape, models
 from tprimat.core.rows import Prepare, Row, T, Units, in_si, read_rows
+from tprimat.core.workload import Workload
 
 FILE = "published.yaml"
 PLACE = f"tprimat/data/{FILE}"
@@ -25,6 +28,8 @@ ROW_UNITS: Units = {
     "link_gb_per_second": ("link_bytes_per_second", 1e9),
 }
 IN_SI = partial(in_si, units=ROW_UNITS)
+
+FACTS = tuple(field.name for field in fields_of(Workload))
 
 SPELLING = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
 """Frameworks whose makers write them with capitals, by the name of their engine or log format."""
@@ -46,22 +51,8 @@ class PublishedResult:
     gpus: int | None
     model: str
     """As the source calls it."""
-    shape: str | None
-    """Name in models(); None when the table has no such model."""
-    dtype: str | None
-    """Of the matmuls."""
-    sequence_tokens: int | None = None
-    micro_batch_sequences: int | None = None
-    global_batch_sequences: int | None = None
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    virtual_pipeline: int | None = None
-    context_parallel: int | None = None
-    expert_parallel: int | None = None
-    fully_sharded: bool = False
-    """Weights, gradients and optimizer states are spread over the replicas: FSDP, ZeRO-3."""
-    recomputed_layers: int | None = None
-    """Layers of each stage whose activations the backward pass computes again."""
+    workload: Workload
+    """Its shape is one of models(); None when the table has no such model."""
     tokens_per_second_per_gpu: float | None = None
     flops_per_second_per_gpu: float | None = None
     """As printed, in `convention`."""
@@ -71,6 +62,11 @@ class PublishedResult:
     peak_flops: float | None = None
     """What the source divided by."""
     notes: str | None = None
+
+    @property
+    def shape(self) -> str | None:
+        """Name in models()."""
+        return self.workload.shape.name if self.workload.shape else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,16 +155,31 @@ def _rows(section: str, kind: type[T], prepare: Prepare = IN_SI) -> tuple[T, ...
     for row in rows:
         shape, accelerator = getattr(row, "shape", None), getattr(row, "accelerator", None)
         place = f"{PLACE}, {getattr(row, 'name', section)}"
-        if shape is not None and shape not in models():
-            raise ConfigError(f"There is no model {shape!r} in models.yaml.", where=place)
+        if shape is not None:
+            _known_shape(shape, place)
         if accelerator is not None and find_accelerator(accelerator) is None:
             raise ConfigError(f"There is no accelerator {accelerator!r} in accelerators.yaml.", where=place)
     return rows
 
 
+def _known_shape(name: str, place: str) -> ModelShape:
+    if name not in models():
+        raise ConfigError(f"There is no model {name!r} in models.yaml.", where=place)
+    return models()[name]
+
+
 def _result_fields(row: Row) -> Row:
-    """Turn the rates that a source prints for all GPUs together into rates of one GPU."""
+    """Gather the facts of the workload, and turn rates that a source prints for all GPUs together into rates of one GPU."""
     fields = in_si(row, ROW_UNITS)
+    place = f"{PLACE}, {fields.get('name')}"
+    workload = {name: fields.pop(name) for name in FACTS if name in fields and name != "shape"}
+    shape, ranks = fields.pop("shape", None), [workload.get(name) or 1 for name in ("tensor_parallel", "pipeline_parallel")]
+    workload |= {"shape": None if shape is None else _known_shape(shape, place), "matmul_dtype": fields.pop("dtype", None)}
+    if fields.pop("fully_sharded", False):
+        workload["weights_split_over"] = fields.get("gpus", 1) // math.prod(ranks)
+    if (layers := fields.pop("recomputed_layers", None)) is not None:
+        workload |= {"recompute": "full", "recompute_layers": layers}
+    fields["workload"] = workload
     for rate in ("tokens_per_second", "flops_per_second"):
         printed, gpus = fields.pop(f"{rate}_all_gpus", None), fields.get("gpus")
         if printed is not None:
@@ -182,7 +193,7 @@ def _result_fields(row: Row) -> Row:
 
 def rebase(result: PublishedResult) -> Rebased:
     """Restate a result from its tokens/s where the source prints them, else from its FLOP/s and convention."""
-    peak = peak_dense_flops(result.accelerator, result.dtype)
+    peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype)
     causal = _flops(result, "causal")
     own = result.flops_per_second_per_gpu
     if own is None and result.convention is not None:
@@ -197,11 +208,11 @@ def rebase(result: PublishedResult) -> Rebased:
 def _flops(result: PublishedResult, convention: FlopConvention) -> float | None:
     if result.convention == convention and result.flops_per_second_per_gpu is not None:
         return result.flops_per_second_per_gpu
-    if result.shape is None or result.sequence_tokens is None or result.engine in OTHER_TOKENS:
+    shape = result.workload.shape
+    if shape is None or result.workload.sequence_tokens is None or result.engine in OTHER_TOKENS:
         return None
-    shape = models()[result.shape]
-    rate = _tokens_per_second_per_gpu(result, shape, result.sequence_tokens)
-    return None if rate is None else rate * flop_per_token(shape, result.sequence_tokens, convention)
+    rate = _tokens_per_second_per_gpu(result, shape, result.workload.sequence_tokens)
+    return None if rate is None else rate * flop_per_token(shape, result.workload.sequence_tokens, convention)
 
 
 def _tokens_per_second_per_gpu(result: PublishedResult, shape: ModelShape, sequence_tokens: int) -> float | None:

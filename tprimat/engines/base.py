@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tprimat.core.errors import ConfigError, LaunchError, UserError
+from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
 from tprimat.logs.fields import LineFields
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
-from tprimat.predict.workload import Implementation
 from tprimat.records.environment import software_versions
 from tprimat.records.store import RunDirectory
 
@@ -177,7 +177,7 @@ def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> 
         transformer_engine: whether it is installed where the plan runs; None: as here.
     """
     engine = engine_named(plan.engine)
-    settings = Settings(shape=plan.shape, options=engine.options(plan), transformer_engine=transformer_engine)
+    settings = Settings(shape=plan.workload.shape, options=engine.options(plan), transformer_engine=transformer_engine)
     return engine.implementation(settings)
 
 
@@ -238,7 +238,7 @@ def refuse_own_switches(engine: str, plan: RunPlan, where: Where, *, shards: boo
 
 def refuse_search(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse micro_batch_size: auto for an engine that cannot search."""
-    if plan.batch.micro_batch_sequences != "auto":
+    if plan.workload.micro_batch_sequences is not None:
         return None
     return ConfigError(
         "micro_batch_size is auto.",

@@ -8,10 +8,10 @@ from typing import ClassVar
 from tprimat.core.cuda_graphs import Launches, Obstacle
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.core.models import padded_vocabulary
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
 KNOWN_CORES = ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2")
@@ -117,26 +117,28 @@ def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:
 
 def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse what the engine's experts cannot do."""
-    if not plan.shape.experts:
+    if not plan.workload.shape.experts:
         return None
     architecture = where("models", plan.model, "architecture")
-    if not plan.shape.gated or plan.shape.linear_bias:
-        what = f"The embedded engine's experts are gated and have no biases; {plan.shape.name} differs."
+    if not plan.workload.shape.gated or plan.workload.shape.linear_bias:
+        what = f"The embedded engine's experts are gated and have no biases; {plan.workload.shape.name} differs."
         return ConfigError(what, where=architecture, fix="gated: true and linear_bias: false")
-    if plan.engine_options.layers != "local" and plan.layout.tensor > 1 and plan.layout.expert == 1:
+    if plan.engine_options.layers != "local" and plan.workload.layout.tensor > 1 and plan.workload.layout.expert == 1:
         place = where("parallelism", plan.strategy, plan.model, plan.platform, "expert_model_parallel_size")
         why = "Megatron-Core would not add up the gradients of whole experts over tensor-parallel ranks."
         what = "Transformer Engine's experts under tensor parallelism need expert parallelism."
-        return ConfigError(what, where=place, why=why, fix=f"expert_model_parallel_size: {plan.layout.tensor}, or layers: local")
+        return ConfigError(
+            what, where=place, why=why, fix=f"expert_model_parallel_size: {plan.workload.layout.tensor}, or layers: local"
+        )
     return None
 
 
 def _refuse_repeated_tokens(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse the same tokens on several tensor ranks, where latent attention needs each rank's own; plan/layout.py: experts."""
-    if plan.layout.tensor == 1 or plan.layout.sequence_parallel or not plan.shape.kv_lora_rank:
+    if plan.workload.layout.tensor == 1 or plan.workload.layout.sequence_parallel or not plan.workload.shape.kv_lora_rank:
         return None
     return ConfigError(
-        f"{plan.shape.name} has latent attention, which needs sequence parallelism under tensor parallelism.",
+        f"{plan.workload.shape.name} has latent attention, which needs sequence parallelism under tensor parallelism.",
         where=where("parallelism", plan.strategy, plan.model, plan.platform, "sequence_parallel"),
         why="Otherwise each tensor rank would compute the same tokens once more.",
         fix="sequence_parallel: auto",
@@ -144,15 +146,15 @@ def _refuse_repeated_tokens(plan: RunPlan, where: Where) -> ConfigError | None:
 
 
 def _refuse_experts_in_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
-    if plan.precision != "fp8" or not plan.shape.experts or plan.engine_options.layers != "local":
+    if plan.workload.matmul_dtype != "fp8" or not plan.workload.shape.experts or plan.engine_options.layers != "local":
         return None
-    what = f"The embedded engine's own layers train {plan.shape.name}, which has experts, in bf16 alone."
+    what = f"The embedded engine's own layers train {plan.workload.shape.name}, which has experts, in bf16 alone."
     place, fix = where("platform_optimizations", plan.platform, "precision"), "--precision bf16, or layers: transformer_engine"
     return ConfigError(what, where=place, why="fp8 gained nothing there.", fix=fix)
 
 
 def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
-    if plan.precision != "fp8":
+    if plan.workload.matmul_dtype != "fp8":
         return None
     for what, size in _fp8_dimensions(plan):
         if size % FP8_MULTIPLE:
@@ -180,12 +182,17 @@ def _refuse_switch(name: str, plan: RunPlan, where: Where, contradictions: Seque
 
 def _refuse_fp8_output_layer(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse an output layer in 8 bits where it is not ours, whole logits exist, or nothing else is in 8 bits."""
-    options, in_fp8 = plan.engine_options, plan.precision == "fp8"
+    options, in_fp8 = plan.engine_options, plan.workload.matmul_dtype == "fp8"
     if not options.fp8_output_layer:
         return None
     whole = options.streamed_cross_entropy is False
     contradictions = [
-        (not in_fp8, f"the precision is {plan.precision}", "Only fp8 runs have products in 8 bits.", "--precision fp8"),
+        (
+            not in_fp8,
+            f"the precision is {plan.workload.matmul_dtype}",
+            "Only fp8 runs have products in 8 bits.",
+            "--precision fp8",
+        ),
         (options.layers != "local", "layers is transformer_engine", "The output layer is then Megatron-Core's.", "layers: local"),
         (whole, "streamed_cross_entropy is off", "Its gradient is converted chunk by chunk.", "streamed_cross_entropy: auto"),
     ]
@@ -194,7 +201,7 @@ def _refuse_fp8_output_layer(plan: RunPlan, where: Where) -> ConfigError | None:
 
 def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
     """Name and size of every dimension of the products on one rank. Experts are whole, and take any number of tokens."""
-    shape, tensor = plan.shape, plan.layout.tensor
+    shape, tensor = plan.workload.shape, plan.workload.layout.tensor
     dense = feed_forward_matrices(shape) if shape.dense_layers else []
     for matrix in [*attention_matrices(shape), *dense, *moe_matrices(shape)]:
         for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
@@ -202,8 +209,8 @@ def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
                 yield f"{matrix.name}: a dimension", size // (tensor if matrix.split == side and matrix.copies == 1 else 1)
     if plan.engine_options.fp8_output_layer:
         yield "output layer: a dimension", padded_vocabulary(shape) // tensor
-    if isinstance(plan.batch.micro_batch_sequences, int):
-        tokens = plan.batch.micro_batch_sequences * plan.batch.sequence_tokens // plan.layout.context
+    if plan.workload.micro_batch_sequences is not None:
+        tokens = plan.workload.micro_batch_sequences * plan.workload.sequence_tokens // plan.workload.layout.context
         yield "A micro-batch", tokens
         if shape.kv_lora_rank:  # whose narrow projections each tensor rank multiplies with its own tokens
             yield "A tensor rank's part of a micro-batch", tokens // tensor
@@ -211,7 +218,11 @@ def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
 
 def _refuse_recomputation(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse to recompute norms apart from the products that need more of them than their output."""
-    if plan.engine_options.layers != "local" or plan.precision != "fp8" or "layernorm" not in plan.recompute_modules:
+    if (
+        plan.engine_options.layers != "local"
+        or plan.workload.matmul_dtype != "fp8"
+        or "layernorm" not in (plan.workload.recompute_modules or ())
+    ):
         return None
     what = "The embedded engine's own layers cannot recompute layernorm in fp8."
     place = where("platform_optimizations", plan.platform, "recompute_modules")
@@ -221,7 +232,7 @@ def _refuse_recomputation(plan: RunPlan, where: Where) -> ConfigError | None:
 
 def _refuse_bf16_gradients(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse bf16 gradients of fp32 weights."""
-    if plan.engine_options.gradients == "fp32" or plan.precision != "fp32":
+    if plan.engine_options.gradients == "fp32" or plan.workload.matmul_dtype != "fp32":
         return None
     place = where("platform_optimizations", plan.platform, "engine_options", "gradients")
     why = "The weights are fp32, and their gradients with them."
@@ -234,25 +245,25 @@ def _refuse_bf16_states(plan: RunPlan, where: Where) -> ConfigError | None:
         return None
     place = where("platform_optimizations", plan.platform, "engine_options", "optimizer_states")
     what, fix = "optimizer_states is bf16.", "optimizer_states: fp32"
-    if (ranks := plan.layout.world_size) > 1:
+    if (ranks := plan.workload.layout.world_size) > 1:
         why = f"It is for one rank alone; this layout has {ranks}, which share fp32 states."
         return ConfigError(what, where=place, why=why, fix=f"{fix}, or --gpus 1 with a layout for it")
-    if plan.precision == "fp32":
+    if plan.workload.matmul_dtype == "fp32":
         return ConfigError(what, where=place, why="The weights are fp32, and their states with them.", fix=fix)
     return None
 
 
 def _refuse_fully_shard(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse to split over the replicas what is split otherwise, and switches whose work fully_shard does in its own way."""
-    options, layout = plan.engine_options, plan.layout
+    options, layout = plan.engine_options, plan.workload.layout
     if not options.fully_shard:
         return None
     whole = "It splits dense models over replicas alone."
     contradictions = [
         (layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"),
         (layout.pipeline > 1, "the layout has pipeline parallelism", whole, "a --parallel with PP1"),
-        (plan.shape.experts is not None, f"{plan.shape.name} has experts", whole, "a dense model"),
-        (plan.precision == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"),
+        (plan.workload.shape.experts is not None, f"{plan.workload.shape.name} has experts", whole, "a dense model"),
+        (plan.workload.matmul_dtype == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"),
         (options.layers != "local", "layers is transformer_engine", "It splits our own layers.", "layers: local"),
         *(
             (getattr(options, name) == "bf16", f"{name} is bf16", "Its shards are fp32.", f"{name}: fp32")
@@ -295,18 +306,18 @@ def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | Non
 
 def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse to record passes in which Python decides something anew, and some that no GPU has recorded."""
-    options, layout = plan.engine_options, plan.layout
+    options, layout = plan.engine_options, plan.workload.layout
     if not options.cuda_graphs:
         return None
     untested, fewest = "It is untested.", STEPS_WITHOUT_GRAPHS + 2
     found = Launches(
         pipeline=layout.pipeline,
         context=layout.context,
-        experts=plan.shape.experts is not None,
-        recompute=plan.recompute,
+        experts=plan.workload.shape.experts is not None,
+        recompute=plan.workload.recompute,
         fully_shard=options.fully_shard,
         own_layers=options.layers == "local",
-        fp8=plan.precision == "fp8",
+        fp8=plan.workload.matmul_dtype == "fp8",
     ).obstacle
     in_words: dict[Obstacle, tuple[str, str, str]] = {
         "pipeline": (
@@ -315,9 +326,13 @@ def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
             "a --parallel with PP1",
         ),
         "context": ("the layout has context parallelism", untested, "a --parallel with CP1"),
-        "experts": (f"{plan.shape.name} has experts", "The host must read how many tokens each expert got.", "a dense model"),
+        "experts": (
+            f"{plan.workload.shape.name} has experts",
+            "The host must read how many tokens each expert got.",
+            "a dense model",
+        ),
         "recompute": (
-            f"recompute is {plan.recompute}",
+            f"recompute is {plan.workload.recompute}",
             "Megatron-Core saves random states on the host for it.",
             "recompute: none",
         ),
@@ -329,7 +344,7 @@ def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
         (plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"),
         *([(True, *in_words[found])] if found else []),
         (
-            plan.batch.micro_batch_sequences == "auto",
+            plan.workload.micro_batch_sequences is None,
             "micro_batch_size is auto",
             "The search runs without graphs, which keep more memory.",
             "a number, such as --micro-batch-size 1",

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from tprimat.core.errors import ConfigError, LaunchError, UserError
+from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.engines.base import (
     Availability,
@@ -25,7 +26,6 @@ from tprimat.engines.base import (
     refuse_search,
 )
 from tprimat.plan.schema import PlatformName, RunPlan
-from tprimat.predict.workload import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.records.evidence import captures_layers
 
 REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "nemo", "nemo_run", "fiddle", "modelopt")
@@ -132,7 +132,7 @@ def can_import(name: str) -> bool:
 
 def inexpressible(plan: RunPlan) -> LaunchError | None:
     """Say why no NeMo recipe can express the plan, whatever is installed; None: one can."""
-    shape, recipe = plan.shape, plan.nemo_recipe
+    shape, recipe = plan.workload.shape, plan.nemo_recipe
     where = f"models.{plan.model}"
     if recipe is None:
         return LaunchError(f"The model {plan.model} names no NeMo recipe.", where=f"{where}.nemo_recipe", fix=OTHER_ENGINE)
@@ -189,15 +189,17 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
         place = where("platform_optimizations", plan.platform, "nemo", name)
         return ConfigError(f"{name} is {str(getattr(options, name)).lower()}.", where=place, why=why, fix=fix)
 
-    if options.tp_comm_overlap and not (plan.layout.tensor > 1 and plan.layout.sequence_parallel):
-        why = f"NeMo ignores it without tensor and sequence parallelism; this layout has TP{plan.layout.tensor}."
+    if options.tp_comm_overlap and not (plan.workload.layout.tensor > 1 and plan.workload.layout.sequence_parallel):
+        why = f"NeMo ignores it without tensor and sequence parallelism; this layout has TP{plan.workload.layout.tensor}."
         return refused("tp_comm_overlap", why, "tp_comm_overlap: null, or --tp 2")
     if captures_layers(asdict(options)) and (reason := _without_graphs(plan)):
         return refused("cuda_graph_impl", *reason)
-    if options.first_last_layers_bf16 and not (plan.precision == "fp8" and plan.engine_options.fp8_scaling == "current"):
+    if options.first_last_layers_bf16 and not (
+        plan.workload.matmul_dtype == "fp8" and plan.engine_options.fp8_scaling == "current"
+    ):
         why = "Megatron-Core leaves layers in bf16 under fp8 with current scaling only."
         return refused("first_last_layers_bf16", why, "first_last_layers_bf16: null, or --precision fp8 and fp8_scaling: current")
-    if options.grad_reduce_in_fp32 is False and plan.precision == "fp32":
+    if options.grad_reduce_in_fp32 is False and plan.workload.matmul_dtype == "fp32":
         why = "Gradients have the dtype of the weights, which is fp32."
         return refused("grad_reduce_in_fp32", why, "grad_reduce_in_fp32: null, or --precision bf16")
     if options.overlap_param_gather and not options.overlap_grad_reduce:
@@ -212,10 +214,10 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
 def _without_graphs(plan: RunPlan) -> tuple[str, str] | None:
     """Say why Megatron-Core cannot capture the layers, and what would help; None: it can."""
     off = "cuda_graph_impl: null"
-    if plan.recompute != "none":
-        why = f"Megatron-Core has no CUDA graphs with recomputation, and recompute is {plan.recompute}."
+    if plan.workload.recompute != "none":
+        why = f"Megatron-Core has no CUDA graphs with recomputation, and recompute is {plan.workload.recompute}."
         return why, f"{off}, or recompute: none"
-    if plan.shape.experts:
+    if plan.workload.shape.experts:
         return "The host waits for the number of tokens of each expert, which a CUDA graph cannot do.", f"{off}, or a dense model"
     if "expandable_segments:True" in plan.environment.get(ALLOCATOR, ""):
         return f"Megatron-Core refuses CUDA graphs with expandable_segments in {ALLOCATOR}.", f"{off}, or another {ALLOCATOR}"
@@ -224,15 +226,15 @@ def _without_graphs(plan: RunPlan) -> tuple[str, str] | None:
 
 def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
     """Say why NeMo cannot run the plan without a working Transformer Engine; None: it can."""
-    if plan.precision == "fp8":
+    if plan.workload.matmul_dtype == "fp8":
         return LaunchError(
             "NeMo cannot train in fp8 here: Transformer Engine is not installed, or does not import.",
             why="Without it Megatron-Core ignores fp8 silently and multiplies in bf16.",
             fix=f"--precision bf16, or {INSTALL_TRANSFORMER_ENGINE}",
         )
-    if plan.layout.context > 1:
+    if plan.workload.layout.context > 1:
         return LaunchError(
-            f"NeMo cannot split a sequence over {plan.layout.context} ranks here: "
+            f"NeMo cannot split a sequence over {plan.workload.layout.context} ranks here: "
             "Transformer Engine is not installed, or does not import.",
             why="Attention over ranks (context parallelism) is Transformer Engine's.",
             fix=f"context_parallel_size: 1, or {INSTALL_TRANSFORMER_ENGINE}",

@@ -16,11 +16,12 @@ from typing import ClassVar
 import yaml
 
 from tprimat.core.errors import ConfigError, LaunchError, UserError
+from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
+from tprimat.core.workload import ATTENTION_ALONE
 from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_own_switches
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan, Scalar
-from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation
 
 # A plan as Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides. Megatron
 # accepts some keys and then recomputes them; for those the key that has an effect is used, such as
@@ -77,12 +78,12 @@ def settings(plan: RunPlan) -> dict[str, Value]:
         LaunchError: Primus cannot run the plan.
     """
     refuse_unsupported(plan)
-    shape, layout, batch, options = plan.shape, plan.layout, plan.batch, plan.engine_options
-    if isinstance(batch.micro_batch_sequences, str):
+    shape, layout, batch, options = plan.workload.shape, plan.workload.layout, plan.workload, plan.engine_options
+    if batch.micro_batch_sequences is None:
         raise LaunchError("Primus cannot search for a micro-batch that fits.", fix="--micro-batch-size 1")
-    granularity, method, layers = RECOMPUTE[plan.recompute]
-    if plan.recompute_layers is not None:
-        method, layers = "block", plan.recompute_layers
+    granularity, method, layers = RECOMPUTE[plan.workload.recompute]
+    if plan.workload.recompute_layers is not None:
+        method, layers = "block", plan.workload.recompute_layers
     return {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -108,9 +109,9 @@ def settings(plan: RunPlan) -> dict[str, Value]:
         "train_iters": plan.steps,
         "seed": plan.seed,
         **_optimizer(plan),
-        "bf16": plan.precision != "fp32",
+        "bf16": plan.workload.matmul_dtype != "fp32",
         "fp16": False,
-        "fp8": "hybrid" if plan.precision == "fp8" else None,
+        "fp8": "hybrid" if plan.workload.matmul_dtype == "fp8" else None,
         "recompute_granularity": granularity,
         "recompute_method": method,
         "recompute_num_layers": layers,
@@ -123,16 +124,16 @@ def _experts(plan: RunPlan) -> dict[str, Value]:
     Under expert parallelism each expert is whole on its rank. Without it experts are split over the tensor-parallel ranks, which
     is Megatron-Core's default: it would not sum the gradients of whole experts over ranks with different tokens.
     """
-    shape = plan.shape
+    shape = plan.workload.shape
     if shape.experts is None:
         return {}
     return {
         "num_experts": shape.experts,
         "moe_router_topk": shape.experts_per_token,
         "moe_ffn_hidden_size": shape.expert_ffn,
-        "expert_tensor_parallel_size": 1 if plan.layout.expert > 1 else plan.layout.tensor,
-        "moe_router_force_load_balancing": plan.routing == "balanced",
-        "moe_expert_capacity_factor": plan.moe_expert_capacity_factor,
+        "expert_tensor_parallel_size": 1 if plan.workload.layout.expert > 1 else plan.workload.layout.tensor,
+        "moe_router_force_load_balancing": plan.workload.routing == "balanced",
+        "moe_expert_capacity_factor": plan.workload.expert_capacity_factor,
     }
 
 
@@ -171,9 +172,9 @@ def refuse_unsupported(plan: RunPlan) -> None:
         )
     if plan.profiling.enabled:
         raise LaunchError("The engine primus does not profile.", where="profiling.enabled", fix="--engine megatron")
-    if plan.recompute_modules not in {(), ("core_attn",)}:
+    if (modules := plan.workload.recompute_modules or ATTENTION_ALONE) != ATTENTION_ALONE:
         raise LaunchError(
-            f"The engine primus is not told to recompute {', '.join(plan.recompute_modules)}.",
+            f"The engine primus is not told to recompute {', '.join(modules)}.",
             where="platform_optimizations.amd.recompute_modules",
             why="Its log does not say which modules it recomputed.",
             fix="recompute_modules: null, or recompute: full, or --engine megatron",

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
+from tprimat.core.implementations import FSDP, Implementation
 from tprimat.core.models import model_shape
 from tprimat.engines.base import (
     Availability,
@@ -30,7 +31,6 @@ from tprimat.engines.base import (
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.workload import FSDP, Implementation
 
 INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
 OTHER_ENGINE = "--engine megatron"
@@ -72,7 +72,7 @@ class TorchtitanEngine(Engine):
 
     def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
         """Look for torchao where the plan needs it."""
-        if plan.precision != "fp8" or is_installed("torchao"):
+        if plan.workload.matmul_dtype != "fp8" or is_installed("torchao"):
             return None
         place = where("platform_optimizations", plan.platform, "precision")
         return LaunchError("torchtitan needs torchao for fp8.", where=place, fix="pip install torchao")
@@ -113,19 +113,19 @@ def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError("torchtitan trains the full model only.", where="--set size", fix=f"--set size=full, or {OTHER_ENGINE}")
     if mixture_of(plan) is not None:
         return
-    if plan.shape.name not in FLAVORS:
+    if plan.workload.shape.name not in FLAVORS:
         why = f"TPrimat starts it for {', '.join([*FLAVORS, *MIXTURES])}."
-        yield LaunchError(f"torchtitan has no {plan.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
-    elif plan.shape != model_shape(plan.shape.name):
-        yield LaunchError(f"The shape {plan.shape.name} differs from torchtitan's.", where=place, fix=OTHER_ENGINE)
+        yield LaunchError(f"torchtitan has no {plan.workload.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
+    elif plan.workload.shape != model_shape(plan.workload.shape.name):
+        yield LaunchError(f"The shape {plan.workload.shape.name} differs from torchtitan's.", where=place, fix=OTHER_ENGINE)
 
 
 def mixture_of(plan: RunPlan) -> str | None:
     """Return the flavor of a plan's mixture of experts, which may have fewer layers than torchtitan's; None for other models."""
     for name, flavor in MIXTURES.items():
         known = model_shape(name)
-        if replace(plan.shape, name=known.name, layers=known.layers, source=known.source) == known:
-            return flavor if plan.shape.layers == known.layers else f"{flavor}-{plan.shape.layers}-layers"
+        if replace(plan.workload.shape, name=known.name, layers=known.layers, source=known.source) == known:
+            return flavor if plan.workload.shape.layers == known.layers else f"{flavor}-{plan.workload.shape.layers}-layers"
     return None
 
 
@@ -134,18 +134,18 @@ def flavor_files(plan: RunPlan) -> dict[str, str]:
     flavor = mixture_of(plan)
     if flavor is None or flavor in MIXTURES.values():
         return {}
-    whole = flavor.removesuffix(f"-{plan.shape.layers}-layers")
+    whole = flavor.removesuffix(f"-{plan.workload.shape.layers}-layers")
     lines = (
         "from dataclasses import replace",
         "from torchtitan.models.qwen3 import qwen3_args",
-        f"qwen3_args[{flavor!r}] = replace(qwen3_args[{whole!r}], n_layers={plan.shape.layers})",
+        f"qwen3_args[{flavor!r}] = replace(qwen3_args[{whole!r}], n_layers={plan.workload.shape.layers})",
     )
     return {f"{FLAVORS_MODULE}.py": "\n".join(lines) + "\n"}
 
 
 def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each way in which torchtitan splits a model, or computes a step, differently."""
-    layout, place = plan.layout, where("parallelism", plan.strategy, plan.model, plan.platform)
+    layout, place = plan.workload.layout, where("parallelism", plan.strategy, plan.model, plan.platform)
     if plan.nodes > 1:
         yield LaunchError("torchtitan is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
     if layout.pipeline > 1:
@@ -154,24 +154,24 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if layout.tensor > 1 and not layout.sequence_parallel:
         what = "torchtitan has no tensor parallelism without sequence parallelism."
         yield LaunchError(what, where=place, fix=f"sequence_parallel: auto, or {OTHER_ENGINE}")
-    if layout.tensor > 1 and layout.data * layout.context == 1 and plan.precision != "fp32":
+    if layout.tensor > 1 and layout.data * layout.context == 1 and plan.workload.matmul_dtype != "fp32":
         what, why = "torchtitan computes in fp32 with a single replica.", "It lowers precision only where it shards weights."
         yield LaunchError(what, where=place, why=why, fix=f"--gpus {2 * layout.world_size}, or {OTHER_ENGINE}")
     settings = ("platform_optimizations", plan.platform)
-    if plan.precision == "fp8" and plan.shape.experts:
+    if plan.workload.matmul_dtype == "fp8" and plan.workload.shape.experts:
         what, why = "torchtitan's experts in fp8 are not measured.", "It converts grouped products by other rules than ours."
         yield LaunchError(what, where=where(*settings, "precision"), why=why, fix="--precision bf16")
-    if plan.recompute not in RECOMPUTE:
+    if plan.workload.recompute not in RECOMPUTE:
         what, why = "torchtitan has no recompute: selective as Megatron-Core has it.", "Its own leaves out every second layer."
         yield LaunchError(what, where=where(*settings, "recompute"), why=why, fix="recompute: none or full")
-    if plan.recompute_layers is not None:
+    if plan.workload.recompute_layers is not None:
         place = where(*settings, "recompute_layers")
         yield LaunchError("torchtitan recomputes all layers, or none.", where=place, fix="recompute_layers: null")
 
 
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each setting that has no counterpart in torchtitan."""
-    if plan.moe_expert_capacity_factor is not None:
+    if plan.workload.expert_capacity_factor is not None:
         place = where("training", "moe_expert_capacity_factor")
         yield LaunchError("torchtitan's experts drop no tokens.", where=place, fix=f"leave it out, or {OTHER_ENGINE}")
     if plan.dataset != "mock":
@@ -187,23 +187,23 @@ def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 def arguments(plan: RunPlan) -> tuple[str, ...]:
     """Return the plan as torchtitan's command line: compiled, with a log line for every step."""
-    batch, layout, optimizer, mixture = plan.batch, plan.layout, plan.optimizer, mixture_of(plan)
+    batch, layout, optimizer, mixture = plan.workload, plan.workload.layout, plan.optimizer, mixture_of(plan)
     floor = 1.0 if optimizer.schedule == "constant" else optimizer.min_learning_rate / optimizer.learning_rate
     values = {
         "--job.dump_folder": PurePath(plan.run_directory) / "torchtitan",
         "--model.name": "llama3" if mixture is None else "qwen3",
-        "--model.flavor": FLAVORS[plan.shape.name] if mixture is None else mixture,
+        "--model.flavor": FLAVORS[plan.workload.shape.name] if mixture is None else mixture,
         "--model.hf_assets_path": "tokenizer",
         "--training.dataset": "c4_test",
         "--training.steps": plan.steps,
         "--training.seq_len": batch.sequence_tokens,
         "--training.local_batch_size": batch.micro_batch_sequences,
         "--training.global_batch_size": batch.global_batch_sequences,
-        "--training.mixed_precision_param": DTYPES[plan.precision],
+        "--training.mixed_precision_param": DTYPES[plan.workload.matmul_dtype],
         "--training.max_norm": optimizer.gradient_clipping,
         "--parallelism.tensor_parallel_degree": layout.tensor,
         "--parallelism.context_parallel_degree": layout.context,
-        "--activation_checkpoint.mode": RECOMPUTE[plan.recompute],
+        "--activation_checkpoint.mode": RECOMPUTE[plan.workload.recompute],
         "--optimizer.lr": optimizer.learning_rate,
         "--optimizer.beta1": optimizer.beta1,
         "--optimizer.beta2": optimizer.beta2,
@@ -219,8 +219,8 @@ def arguments(plan: RunPlan) -> tuple[str, ...]:
     if mixture is not None:
         words += ["--parallelism.expert_parallel_degree", str(layout.expert)]
         words += ["--experimental.custom_import", FLAVORS_MODULE] if flavor_files(plan) else []
-        words += ["--debug.moe_force_load_balance"] if plan.routing == "balanced" else []
-    if plan.precision == "fp8":
+        words += ["--debug.moe_force_load_balance"] if plan.workload.routing == "balanced" else []
+    if plan.workload.matmul_dtype == "fp8":
         words += ["--model.converters", "quantize.linear.float8"]
     return (*words, "--compile.enable", "--job.print_config")
 

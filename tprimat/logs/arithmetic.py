@@ -7,8 +7,8 @@ from typing import Any
 
 from tprimat.logs.arguments import OPTIONS
 from tprimat.logs.fields import NONE, capacity, number, number_of, switch_of, truth
-from tprimat.records.evidence import FP8_RECIPES
 from tprimat.records.schema import StepRecord
+from tprimat.records.upgrade import FP8_RECIPES
 
 NARROW = {"fp8", "fp4"}
 WIDE_WEIGHT_GRADIENTS = "_with_gw_hp"

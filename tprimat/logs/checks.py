@@ -11,6 +11,7 @@ from tprimat.core import units
 from tprimat.core.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
+from tprimat.core.limits import finite_or_none
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.claims import AUTO, MODEL_FLAG, Claims, check_claim
 from tprimat.logs.contents import LogContents, LoggedStep
@@ -19,7 +20,7 @@ from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
 from tprimat.logs.times import batch_of, mean_batch, tokens_of
 from tprimat.records.evidence import CAUTION
-from tprimat.records.schema import Evidence, Machine, RunRecord, finite_or_none
+from tprimat.records.schema import Evidence, Machine, RunRecord
 
 PARAMETER_TOLERANCE = 0.01
 """Frameworks pad the vocabulary differently."""
@@ -51,8 +52,8 @@ def with_evidence(claims: Claims, evidence: Evidence) -> Claims:
     return replace(
         claims,
         gpus=evidence.world_size or claims.gpus,
-        global_batch_sequences=evidence.global_batch_sequences or claims.global_batch_sequences,
-        sequence_tokens=evidence.sequence_tokens or claims.sequence_tokens,
+        global_batch_sequences=evidence.workload.global_batch_sequences or claims.global_batch_sequences,
+        sequence_tokens=evidence.workload.sequence_tokens or claims.sequence_tokens,
     )
 
 
@@ -90,8 +91,8 @@ def check_claims_of_record(run: RunRecord, claims: Claims, log: str) -> None:
         (MODEL_FLAG, None if claims.model == AUTO else claims.model, run.model),
         ("--num-gpus", claims.gpus, run.machine.gpus),
         ("--num-nodes", claims.nodes, run.machine.nodes),
-        ("--global-batch-size", claims.global_batch_sequences, run.global_batch_sequences),
-        ("--sequence-length", claims.sequence_tokens, run.sequence_tokens),
+        ("--global-batch-size", claims.global_batch_sequences, run.ran.global_batch_sequences),
+        ("--sequence-length", claims.sequence_tokens, run.ran.sequence_tokens),
         ("--parallel", claims.strategy, run.strategy),
     ):
         check_claim(flag, claimed, recorded, log)

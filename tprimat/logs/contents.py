@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from tprimat.core.limits import LARGEST_STEP, LARGEST_WHOLE
 from tprimat.logs.fields import LineFields
-from tprimat.records.limits import LARGEST_STEP, LARGEST_WHOLE
 from tprimat.records.schema import RunRecord
 
 FIRST_VALUE_COUNTS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tprimat.core.accelerators import Backend
-from tprimat.records.limits import LARGEST_WHOLE
+from tprimat.core.limits import LARGEST_WHOLE
 from tprimat.records.schema import RunRecord
 
 

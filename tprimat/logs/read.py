@@ -8,7 +8,9 @@ from typing import Any
 
 from tprimat.core import units
 from tprimat.core.errors import ConfigError, RecordError
+from tprimat.core.limits import LARGEST_WHOLE, finite_or_none
 from tprimat.core.models import ModelShape
+from tprimat.core.workload import Workload
 from tprimat.logs.arithmetic import arithmetic_of, options_of, profiled_steps
 from tprimat.logs.checks import (
     check_claims,
@@ -30,8 +32,8 @@ from tprimat.logs.parse import LogReading
 from tprimat.logs.second_line import correct_seconds
 from tprimat.logs.shape import packs, pads
 from tprimat.logs.times import batch_of, step_times, tokens_of
-from tprimat.records.limits import LARGEST_WHOLE
-from tprimat.records.schema import Evidence, LogSource, RunRecord, StepRecord, finite_or_none
+from tprimat.records.evidence import with_facts
+from tprimat.records.schema import Evidence, LogSource, RunRecord, StepRecord
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""
@@ -40,21 +42,6 @@ OFTEN = 3
 """Restarts from which a log may not be one run in order."""
 UNKNOWN_ENGINE = "unknown"
 """Of a run that failed before its log showed the framework."""
-SHARED = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-    "micro_batch_sequences",
-    "matmul_dtype",
-    "recompute",
-    "recompute_layers",
-    "routing",
-    "expert_capacity",
-)
-"""Fields of a record that are those of its evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +143,8 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
         check_claims_of_record(contents.run, claims, reading.name)
         ours = Claims(
             gpus=contents.run.machine.gpus,
-            global_batch_sequences=contents.run.global_batch_sequences,
-            sequence_tokens=contents.run.sequence_tokens,
+            global_batch_sequences=contents.run.ran.global_batch_sequences,
+            sequence_tokens=contents.run.ran.sequence_tokens,
         )
         parsed, record = parsed_log(contents, ours), contents.run
         notes = parsed.notes
@@ -186,14 +173,16 @@ def claimed_run(
     parsed = parse_with_claims(reading, replace(claims, gpus=machine.gpus))
     cautions = check_model(reading, shape, parsed.evidence, claims)
     documents = documents_of(contents, with_evidence(claims, parsed.evidence))
-    evidence = replace(parsed.evidence, documents=documents, notes=(*parsed.evidence.notes, *cautions))
+    evidence = with_facts(parsed.evidence, documents=documents, notes=(*parsed.evidence.notes, *cautions))
     engine = dialect.name if dialect else UNKNOWN_ENGINE
     record = RunRecord(
         run_id=f"{model}-{engine}-{(log.sha256 or 'growing')[:12]}",
         model=model,
-        shape=shape,
         strategy=claims.strategy,
         engine=engine,
+        workload=Workload(
+            shape=shape, global_batch_sequences=claims.global_batch_sequences, sequence_tokens=claims.sequence_tokens
+        ),
         machine=machine,
         started_at=None,
         clock="framework",
@@ -201,9 +190,6 @@ def claimed_run(
         evidence=evidence,
         engine_options=options_of(contents.arguments),
         profiled_steps=profiled_steps(contents.arguments, parsed.steps),
-        global_batch_sequences=evidence.global_batch_sequences or claims.global_batch_sequences,
-        sequence_tokens=evidence.sequence_tokens or claims.sequence_tokens,
-        **{name: getattr(evidence, name) for name in SHARED},
     )
     return replace(parsed, evidence=evidence), record
 
@@ -261,18 +247,17 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     if degrees[0] == 1 and all(degree in {None, 1} for degree in degrees):
         evidence.setdefault("parameters", of_rank)
     evidence["world_size"] = world_size(evidence)
-    return with_products(Evidence(source="log", **evidence)), notes
+    return with_products(with_facts(Evidence(source="log"), **evidence)), notes
 
 
 def with_products(evidence: Evidence, gpus: int | None = None) -> Evidence:
     """Add what follows from other evidence: the tokens of a step, and on so many GPUs the data-parallel degree."""
-    tensor, pipeline, context = evidence.tensor_parallel, evidence.pipeline_parallel, evidence.context_parallel
-    data = evidence.data_parallel
+    seen = evidence.workload
+    tensor, pipeline, context, data = seen.tensor_parallel, seen.pipeline_parallel, seen.context_parallel, seen.data_parallel
     if data is None and gpus and tensor and pipeline and context:
         ranks = tensor * pipeline * context
         data = gpus // ranks if gpus % ranks == 0 else None
-    batch, sequence = evidence.global_batch_sequences, evidence.sequence_tokens
-    return replace(evidence, data_parallel=data, tokens_per_step=batch * sequence if batch and sequence else None)
+    return with_facts(evidence, data_parallel=data, tokens_per_step=seen.tokens_per_step)
 
 
 def parse_with_claims(reading: LogReading, claims: Claims) -> ParsedLog:
@@ -286,8 +271,8 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> ParsedLog:
         notes.append(f"a sequence length of {derived} tokens follows from the printed rates and times")
     if contents.device_used_bytes is not None:
         notes.append(f"at most {units.gibibytes(contents.device_used_bytes)} in use on one device, including other processes")
-    sequence = parsed.evidence.sequence_tokens or derived
-    evidence = with_products(replace(parsed.evidence, sequence_tokens=sequence), claims.gpus)
+    sequence = parsed.evidence.workload.sequence_tokens or derived
+    evidence = with_products(with_facts(parsed.evidence, sequence_tokens=sequence), claims.gpus)
     return replace(parsed, evidence=replace(evidence, notes=tuple(notes)))
 
 

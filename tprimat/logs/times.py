@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from tprimat.core.limits import LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS
 from tprimat.logs.claims import Claims
 from tprimat.logs.contents import LogContents, LoggedStep
-from tprimat.records.limits import LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS
 
 SLOW_FIRST_LINE = 1.05
 """Times the median of the other lines, from which the first line of a log that begins later than step 1 holds start-up."""

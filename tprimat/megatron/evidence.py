@@ -1,7 +1,6 @@
 """Evidence of what the embedded engine runs, read from Megatron's parallel state, the weights, the buffers and the batches."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -9,6 +8,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 from torch.nn import Parameter
 
+from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing, Workload
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.compat import compiled_graphs
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
@@ -18,8 +18,8 @@ from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.module import MegatronModule
-from tprimat.records.evidence import CAUTION, REDIRECTED, graded
-from tprimat.records.schema import Evidence, ExpertCapacity, Fp8Scaling, Routing
+from tprimat.records.evidence import CAUTION, REDIRECTED, graded, with_facts
+from tprimat.records.schema import Evidence
 
 
 def observe(module: MegatronModule, redirected: bool) -> Evidence:
@@ -32,7 +32,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     again = module.watch.recomputed(module.device)
     in_fp8, dtype = _output_layer_in_fp8(module), None if computed is None else _matmul_dtype(module, computed)
     scaling, attention = _scaling_and_attention(module) if dtype == "fp8" else (None, None)
-    evidence = replace(
+    evidence = with_facts(
         parallel_sizes(),
         sequence_parallel=module.watch.sequence_parallel(seen.sequence_tokens) if seen else None,
         micro_batch_sequences=seen.micro_batch_sequences if seen else None,
@@ -86,12 +86,14 @@ def parallel_sizes() -> Evidence:
     return Evidence(
         source="running_framework",
         world_size=dist.get_world_size(),
-        tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
-        pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
-        virtual_pipeline=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-        context_parallel=parallel_state.get_context_parallel_world_size(),
-        expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
-        data_parallel=parallel_state.get_data_parallel_world_size(),
+        workload=Workload(
+            tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
+            pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
+            virtual_pipeline=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+            context_parallel=parallel_state.get_context_parallel_world_size(),
+            expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
+            data_parallel=parallel_state.get_data_parallel_world_size(),
+        ),
     )
 
 
@@ -120,7 +122,7 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
 
 def untested(module: MegatronModule) -> tuple[str, ...]:
     """Return a caution where CUDA graphs run what no GPU has been seen to record."""
-    if module.graphs is None or module.plan.precision != "fp8" or module.plan.layout.tensor == 1:
+    if module.graphs is None or module.plan.workload.matmul_dtype != "fp8" or module.plan.workload.layout.tensor == 1:
         return ()
     return (f"{CAUTION}CUDA graphs in fp8 over tensor ranks are untested: compare the losses with those of a run without.",)
 

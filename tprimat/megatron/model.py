@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape, padded_vocabulary
+from tprimat.core.workload import Layout
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
@@ -29,7 +30,7 @@ from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.routing import watch_routers
 from tprimat.megatron.wgrad import use_accumulating_embedding
 from tprimat.plan.layout import layers_of_last_stage
-from tprimat.plan.schema import Layout, RunPlan
+from tprimat.plan.schema import RunPlan
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Used by Megatron-LM, GPT-2 and Llama; divided by sqrt(2 layers) for the two projections back into the residual stream."""
@@ -54,9 +55,9 @@ def _refuse(shape: ModelShape) -> None:
 
 def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOptions) -> TransformerConfig:
     """Return Megatron's description of the model and of how it runs."""
-    shape = plan.shape
+    shape = plan.workload.shape
     _refuse(shape)
-    dtype = PARAMETER_DTYPES[plan.precision]
+    dtype = PARAMETER_DTYPES[plan.workload.matmul_dtype]
     on_gpu = device.type == "cuda"
     kind = TransformerConfig if shape.kv_lora_rank is None else MLATransformerConfig
     return kind(
@@ -90,7 +91,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
         **(transformer_engine.settings(plan) if options.layers == "transformer_engine" else _unfused(shape, on_gpu)),
-        **_parallelism(plan.layout),
+        **_parallelism(plan.workload.layout),
         **_stages(plan, options),
         **_recompute(plan),
         **_experts(plan, options),
@@ -127,25 +128,25 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
 
 
 def _stages(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
-    layout = plan.layout
+    layout = plan.workload.layout
     if not options.balanced_stages or layout.pipeline == 1 or layout.virtual_pipeline:
         return {}
-    return {"num_layers_in_last_pipeline_stage": layers_of_last_stage(plan.shape, layout.pipeline)}
+    return {"num_layers_in_last_pipeline_stage": layers_of_last_stage(plan.workload.shape, layout.pipeline)}
 
 
 def _recompute(plan: RunPlan) -> dict[str, Any]:
-    if plan.recompute == "full":
-        method = "uniform" if plan.recompute_layers is None else "block"
-        layers = plan.recompute_layers or 1
+    if plan.workload.recompute == "full":
+        method = "uniform" if plan.workload.recompute_layers is None else "block"
+        layers = plan.workload.recompute_layers or 1
         return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
-    if plan.recompute == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": list(plan.recompute_modules) or None}
+    if plan.workload.recompute == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": list(plan.workload.recompute_modules or ()) or None}
     return {}
 
 
 def _experts(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
     """Return the settings of a mixture of experts, whose experts are whole on their rank."""
-    shape = plan.shape
+    shape = plan.workload.shape
     if not shape.experts:
         return {}
     settings = {
@@ -153,7 +154,7 @@ def _experts(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
         "moe_ffn_hidden_size": shape.expert_ffn,
         "moe_layer_freq": [int(number >= shape.dense_first_layers) for number in range(shape.layers)],
         "moe_shared_expert_intermediate_size": (shape.expert_ffn or 0) * shape.shared_experts or None,
-        "expert_model_parallel_size": plan.layout.expert,
+        "expert_model_parallel_size": plan.workload.layout.expert,
         "expert_tensor_parallel_size": 1,
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_topk": shape.experts_per_token,
@@ -166,8 +167,8 @@ def _experts(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
         "moe_router_group_topk": shape.router_best_groups,
         "moe_router_load_balancing_type": "seq_aux_loss" if shape.balance_by_sequence else "aux_loss",
         "moe_aux_loss_coeff": shape.balance_loss,
-        "moe_router_force_load_balancing": plan.routing == "balanced",
-        "moe_expert_capacity_factor": plan.moe_expert_capacity_factor,
+        "moe_router_force_load_balancing": plan.workload.routing == "balanced",
+        "moe_expert_capacity_factor": plan.workload.expert_capacity_factor,
     }
     if options.layers == "transformer_engine":
         settings |= {"moe_grouped_gemm": True, "moe_permute_fusion": True}
@@ -193,7 +194,7 @@ def _latent_attention(shape: ModelShape) -> dict[str, Any]:
 
 def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, device: torch.device) -> list[GPTModel]:
     """Build this rank's part of the model on the device, one chunk or several under virtual pipelining, with initial weights."""
-    stages = plan.layout.virtual_pipeline
+    stages = plan.workload.layout.virtual_pipeline
     chunks = []
     for stage in range(stages) if stages else [None]:
         with torch.device("meta") if options.fully_shard else nullcontext():
@@ -205,7 +206,7 @@ def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
 
 
 def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, virtual_stage: int | None) -> GPTModel:
-    shape = plan.shape
+    shape = plan.workload.shape
     latent = shape.kv_lora_rank is not None
     rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" and not latent else None
     kind: Any = GPTModel
@@ -221,7 +222,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
         config=config,
         transformer_layer_spec=spec,
         vocab_size=padded_vocabulary(shape),
-        max_sequence_length=plan.batch.sequence_tokens if shape.position == "rope" else shape.context_tokens,
+        max_sequence_length=plan.workload.sequence_tokens if shape.position == "rope" else shape.context_tokens,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         parallel_output=True,
@@ -241,7 +242,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
 
 
 def _linear(plan: RunPlan, options: ResolvedOptions) -> tuple[type[ColumnLinear], type[RowLinear]]:
-    products = Fp8Products if plan.precision == "fp8" else LinearProducts
+    products = Fp8Products if plan.workload.matmul_dtype == "fp8" else LinearProducts
     return linear_types(products, overlapped=options.overlap_tensor_parallel)
 
 

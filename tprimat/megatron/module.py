@@ -72,8 +72,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
     @property
     def micro_batch(self) -> int:
         """Sequences in one micro-batch."""
-        size = self.plan.batch.micro_batch_sequences
-        if isinstance(size, str):
+        size = self.plan.workload.micro_batch_sequences
+        if size is None:
             raise LaunchError("micro_batch_size: auto is not resolved.", fix="--micro-batch-size 1")
         return size
 
@@ -126,7 +126,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
 
     def train_dataloader(self) -> DataLoader[list[Tensor]]:
         """Return this replica's micro-batches, step by step."""
-        self.sequences = open_sequences(self.plan, self.plan.shape.vocabulary)
+        self.sequences = open_sequences(self.plan, self.plan.workload.shape.vocabulary)
         place = RankPlace(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
         batches = GlobalBatches(self.sequences, self.plan, self.micro_batch, place)
         return DataLoader(batches, batch_size=None, pin_memory=self.device.type == "cuda")
@@ -171,7 +171,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             data_iterator=[iter(batch) for _ in self.chunks] if len(self.chunks) > 1 else iter(batch),
             model=self.chunks,
             num_microbatches=len(batch),
-            seq_length=self.plan.batch.sequence_tokens,
+            seq_length=self.plan.workload.sequence_tokens,
             micro_batch_size=self.micro_batch,
             forward_only=False,
         )
@@ -271,7 +271,7 @@ def _mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 def initialize_parallel_state(plan: RunPlan) -> None:
     """Split the ranks as the plan says, and seed Megatron's random number generators."""
-    layout = plan.layout
+    layout = plan.workload.layout
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,

@@ -207,7 +207,7 @@ class MegatronOptimizer(ScheduledOptimizer):
 
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
         settings = plan.optimizer
-        dtype = PARAMETER_DTYPES[plan.precision]
+        dtype = PARAMETER_DTYPES[plan.workload.matmul_dtype]
         compat.replace_norm_and_scaling(l2_norm, scale)
         self.megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(

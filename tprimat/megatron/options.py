@@ -35,7 +35,7 @@ class ResolvedOptions:
 
 def recorded(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
     """Return the switches for the record, with the scaling of Transformer Engine's layers where they multiply in fp8."""
-    scales = plan.precision == "fp8" and options.layers == "transformer_engine"
+    scales = plan.workload.matmul_dtype == "fp8" and options.layers == "transformer_engine"
     return asdict(options) | ({"fp8_scaling": plan.engine_options.fp8_scaling} if scales else {})
 
 
@@ -45,7 +45,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
     Raises:
         LaunchError: an option is on and impossible here.
     """
-    options, precision = plan.engine_options, plan.precision
+    options, precision = plan.engine_options, plan.workload.matmul_dtype
     on_gpu = device.type == "cuda"
     ours = options.layers == "local"
     if not ours and not transformer_engine_is_usable():
@@ -60,7 +60,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
 
     compiles = on(options.compiled_regions, on_gpu and ours)
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.accumulates_on(device)
-    exchanges = compiles and can_overlap(plan.layout.tensor, plan.gpus_per_node)
+    exchanges = compiles and can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
     if on_gpu and not exchanges:
         _refuse_exchanges(plan)
     sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
@@ -74,7 +74,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         distributed_optimizer=sharded,
         fully_shard=options.fully_shard,
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
-        and plan.layout.tensor > 1
+        and plan.workload.layout.tensor > 1
         and ours
         and precision != "fp8",
         cuda_graphs=options.cuda_graphs,
@@ -86,7 +86,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
 
 def _refuse_exchanges(plan: RunPlan) -> None:
     """Refuse a plan that asks for tensor ranks to read each other's memory."""
-    if plan.engine_options.overlap_tensor_parallel is True and plan.layout.tensor > 1:
+    if plan.engine_options.overlap_tensor_parallel is True and plan.workload.layout.tensor > 1:
         raise LaunchError(
             "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
             why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",

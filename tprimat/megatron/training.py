@@ -41,11 +41,11 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
     if on_gpu:
         torch.cuda.set_device(local_rank())
         prefetch_compiler_key()
-    if plan.precision == "fp8" and not fp8.multiplies_fp8(torch.device("cuda" if on_gpu else "cpu")):
+    if plan.workload.matmul_dtype == "fp8" and not fp8.multiplies_fp8(torch.device("cuda" if on_gpu else "cpu")):
         why = f"This device or torch {torch.__version__} cannot multiply e5m2 with e4m3."
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
-    searches = plan.batch.micro_batch_sequences == "auto"
+    searches = plan.workload.micro_batch_sequences is None
     options = replace(options, cuda_graphs=options.cuda_graphs and not searches)
     log = StepLog(plan, slowed_steps(plan))
     recording = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=log)
@@ -87,7 +87,6 @@ def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any
             launched_record(plan),
             software=software_versions(),
             engine_options=recorded(plan, replace(options, cuda_graphs=graphs)),
-            matmul_dtype=evidence.matmul_dtype or plan.precision,
             evidence=evidence,
             mismatches=mismatches(plan, evidence),
         )
@@ -109,7 +108,7 @@ class MicroBatchTrials(MegatronModule):
     def __init__(self, plan: RunPlan, options: ResolvedOptions) -> None:
         super().__init__(plan, options)
         self.directory = RunDirectory(Path(plan.run_directory))
-        self.sizes = candidates(plan.layout, plan.batch)
+        self.sizes = candidates(plan.workload)
         self.trials = list(self.directory.read_trials())
         self.size = self.sizes[0]
         self.steps_done = 0
@@ -147,11 +146,11 @@ class MicroBatchTrials(MegatronModule):
     def _tokens(self) -> list[Tensor]:
         """Return micro-batches of noise, each (micro-batch, sequence_tokens + 1)."""
         plan = self.plan
-        steps = plan.batch.global_batch_sequences // (self.size * plan.layout.data)
-        shape = (self.size, plan.batch.sequence_tokens + 1)
+        steps = plan.workload.global_batch_sequences // (self.size * plan.workload.layout.data)
+        shape = (self.size, plan.workload.sequence_tokens + 1)
         return [
-            torch.randint(plan.shape.vocabulary, shape, device=self.device)
-            for _ in range(trial_micro_batches(plan.layout, steps))
+            torch.randint(plan.workload.shape.vocabulary, shape, device=self.device)
+            for _ in range(trial_micro_batches(plan.workload.layout, steps))
         ]
 
     def _memory_over_all_ranks(self) -> tuple[int, int]:

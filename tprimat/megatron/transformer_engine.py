@@ -12,9 +12,9 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transfor
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from tprimat.core.models import ModelShape
+from tprimat.core.workload import Fp8Scaling
 from tprimat.megatron import compat
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import Fp8Scaling
 
 PACKAGE = "transformer_engine"
 RECIPES: Mapping[str, Fp8Scaling] = {
@@ -49,13 +49,13 @@ def settings(plan: RunPlan) -> dict[str, Any]:
     fused: dict[str, Any] = {
         "bias_activation_fusion": True,
         "bias_dropout_fusion": True,
-        "apply_rope_fusion": plan.shape.position == "rope" and plan.shape.kv_lora_rank is None,
+        "apply_rope_fusion": plan.workload.shape.position == "rope" and plan.workload.shape.kv_lora_rank is None,
         "cross_entropy_fusion_impl": "te",
     }
     if plan.engine_options.cuda_graphs:
         # Megatron-Core records nothing for it, but tells Transformer Engine's loss not to ask the device.
         fused |= compat.whole_step_graphs()
-    if plan.precision == "fp8":
+    if plan.workload.matmul_dtype == "fp8":
         fused["fp8"] = "hybrid"
         if plan.engine_options.fp8_scaling == "current":
             fused["fp8_recipe"] = "tensorwise"

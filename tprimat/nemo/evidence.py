@@ -1,6 +1,6 @@
 """Evidence of what NeMo runs, read from Megatron's parallel state, the built model and the batches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ from tprimat.megatron.transformer_engine import multiplied_in_fp8, scaling_and_a
 from tprimat.megatron.watch import LayerWatch
 from tprimat.nemo.recipe import Environment
 from tprimat.plan.schema import RunPlan
-from tprimat.records.evidence import REDIRECTED, fingerprint, graded
+from tprimat.records.evidence import REDIRECTED, fingerprint, graded, with_facts
 from tprimat.records.schema import Evidence
 
 WITHOUT_TRANSFORMER_ENGINE = (
@@ -80,10 +80,10 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
     first, seen, layer = parameters[0], watch.seen, watch.layer
     fused = te_modules(models)
     narrow = te_modules(models, without=layers_in_bf16(models))
-    dtype = _matmul_dtype(narrow, first.dtype, asked=plan.precision == "fp8")
+    dtype = _matmul_dtype(narrow, first.dtype, asked=plan.workload.matmul_dtype == "fp8")
     scaling, attention = scaling_and_attention(narrow) if dtype == "fp8" else (None, None)
     again = layer.recomputed(strategy.root_device) if layer else None
-    evidence = replace(
+    evidence = with_facts(
         parallel_sizes(),
         sequence_parallel=layer.sequence_parallel(seen.sequence_tokens) if seen and layer else None,
         micro_batch_sequences=seen.micro_batch_sequences if seen else None,

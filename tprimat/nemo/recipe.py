@@ -58,7 +58,7 @@ class SequencesModule(lightning.pytorch.LightningDataModule):  # type: ignore[mi
 
     def train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
         """Return a loader of single sequences; NeMo's strategy adds the sampler."""
-        sequences = open_sequences(self.plan, self.plan.shape.vocabulary)
+        sequences = open_sequences(self.plan, self.plan.workload.shape.vocabulary)
         self.description = sequences.description
         return DataLoader(_Items(sequences, self.plan), pin_memory=self.pin_memory)
 
@@ -68,8 +68,8 @@ class _Items(Dataset[dict[str, Tensor]]):
 
     def __init__(self, sequences: Sequences, plan: RunPlan) -> None:
         self.sequences = sequences
-        self.count = plan.steps * plan.batch.global_batch_sequences
-        length = plan.batch.sequence_tokens
+        self.count = plan.steps * plan.workload.global_batch_sequences
+        length = plan.workload.sequence_tokens
         self.loss_mask = torch.ones(length)
         self.position_ids = torch.arange(length)
 
@@ -109,17 +109,18 @@ def check_model_kind(config: Any, plan: RunPlan) -> None:
     found = [(name, getattr(config, name, wanted), wanted) for name, wanted in REQUIRED_FIELDS.items()]
     found.append(("activation_func", getattr(config.activation_func, "__name__", None), ACTIVATION))
     # A recipe for heads with norms, or for experts, knows more about them than `model_fields` sets.
-    found.append(("qk_layernorm", bool(getattr(config, "qk_layernorm", False)), plan.shape.qk_norm))
+    found.append(("qk_layernorm", bool(getattr(config, "qk_layernorm", False)), plan.workload.shape.qk_norm))
     experts = getattr(config, "num_moe_experts", None)
-    found.append(("num_moe_experts", experts, None if plan.shape.experts is None else experts or "a number"))
+    found.append(("num_moe_experts", experts, None if plan.workload.shape.experts is None else experts or "a number"))
     for name, value, wanted in found:
         if value != wanted:
-            what = f"NeMo's recipe {plan.nemo_recipe} builds another kind of model than {plan.shape.name}: {name} is {value}."
+            model = plan.workload.shape.name
+            what = f"NeMo's recipe {plan.nemo_recipe} builds another kind of model than {model}: {name} is {value}."
             raise LaunchError(
                 what, where=f"models.{plan.model}.nemo_recipe", why=LAYERS, fix=f"another recipe, or {OTHER_ENGINE}"
             )
-    if hasattr(config, "scale_factor") != (plan.shape.rope_scaling is not None):
-        what = f"NeMo's recipe {plan.nemo_recipe} treats rotary frequencies differently from {plan.shape.name}."
+    if hasattr(config, "scale_factor") != (plan.workload.shape.rope_scaling is not None):
+        what = f"NeMo's recipe {plan.nemo_recipe} treats rotary frequencies differently from {plan.workload.shape.name}."
         raise LaunchError(what, where=f"models.{plan.model}.nemo_recipe", fix=f"another recipe, or {OTHER_ENGINE}")
 
 
@@ -259,7 +260,7 @@ def build_recipe(plan: RunPlan, here: Environment, callbacks: Sequence[Any] = ()
     if here.transformer_engine:
         recipe.model.config.gradient_accumulation_fusion = here.accumulates_weight_gradients
     else:
-        for name, value in torch_settings(plan.shape).items():
+        for name, value in torch_settings(plan.workload.shape).items():
             setattr(recipe.model.config, name, value)
     if not here.on_gpu:
         recipe.trainer.accelerator = "cpu"
@@ -275,17 +276,17 @@ def _refuse(plan: RunPlan, here: Environment) -> None:
 
 
 def _set_parallelism(strategy: Any, plan: RunPlan, here: Environment) -> None:
-    layout = plan.layout
+    layout = plan.workload.layout
     strategy.tensor_model_parallel_size = layout.tensor
     strategy.pipeline_model_parallel_size = layout.pipeline
     strategy.virtual_pipeline_model_parallel_size = layout.virtual_pipeline
     strategy.context_parallel_size = layout.context
     strategy.expert_model_parallel_size = layout.expert
     # See engines/primus.py; our own layers, in place of Transformer Engine's, have whole experts only.
-    whole = plan.shape.experts and (layout.expert > 1 or not here.transformer_engine)
+    whole = plan.workload.shape.experts and (layout.expert > 1 or not here.transformer_engine)
     strategy.expert_tensor_parallel_size = 1 if whole else None
     strategy.sequence_parallel = layout.sequence_parallel
-    strategy.pipeline_dtype = DTYPES[plan.precision] if layout.pipeline > 1 else None
+    strategy.pipeline_dtype = DTYPES[plan.workload.matmul_dtype] if layout.pipeline > 1 else None
 
 
 def _set_exchange_of_stages(config: Any, plan: RunPlan) -> None:
@@ -294,7 +295,7 @@ def _set_exchange_of_stages(config: Any, plan: RunPlan) -> None:
     With the plain recipes' exchange in batches, Megatron-Core 0.15.3 hands wrong activations on between the chunks of a rank
     (tests/nemo_recipes/test_nemo_training.py).
     """
-    if plan.layout.virtual_pipeline is not None:
+    if plan.workload.layout.virtual_pipeline is not None:
         config.overlap_p2p_comm, config.batch_p2p_comm = True, False
 
 
@@ -337,11 +338,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 
 def _precision(plan: RunPlan) -> Any:
     """Return the precision plugin, which overrides the model's configuration of bf16 and fp8."""
-    if plan.precision == "fp8":
+    if plan.workload.matmul_dtype == "fp8":
         if plan.engine_options.fp8_scaling == "current":
             return mixed_precision.bf16_with_fp8_current_scaling_mixed()
         return mixed_precision.bf16_with_fp8_mixed()
-    if plan.precision == "bf16":
+    if plan.workload.matmul_dtype == "bf16":
         return mixed_precision.bf16_mixed()
     return nemo_run.Config(
         MegatronMixedPrecision, precision="32", params_dtype=torch.float32, pipeline_dtype=torch.float32, autocast_enabled=False
@@ -349,20 +350,20 @@ def _precision(plan: RunPlan) -> Any:
 
 
 def _set_model(config: Any, plan: RunPlan) -> None:
-    for name, value in model_fields(plan.shape).items():
+    for name, value in model_fields(plan.workload.shape).items():
         setattr(config, name, value)
-    config.seq_length = plan.batch.sequence_tokens
-    if plan.shape.experts:
-        config.moe_router_force_load_balancing = plan.routing == "balanced"
-        config.moe_expert_capacity_factor = plan.moe_expert_capacity_factor
-        config.moe_aux_loss_coeff = plan.shape.balance_loss
-    if plan.recompute == "full":
+    config.seq_length = plan.workload.sequence_tokens
+    if plan.workload.shape.experts:
+        config.moe_router_force_load_balancing = plan.workload.routing == "balanced"
+        config.moe_expert_capacity_factor = plan.workload.expert_capacity_factor
+        config.moe_aux_loss_coeff = plan.workload.shape.balance_loss
+    if plan.workload.recompute == "full":
         config.recompute_granularity = "full"
-        config.recompute_method = "uniform" if plan.recompute_layers is None else "block"
-        config.recompute_num_layers = plan.recompute_layers or 1
+        config.recompute_method = "uniform" if plan.workload.recompute_layers is None else "block"
+        config.recompute_num_layers = plan.workload.recompute_layers or 1
     else:
-        config.recompute_granularity = None if plan.recompute == "none" else "selective"
-        config.recompute_modules = list(plan.recompute_modules) or None
+        config.recompute_granularity = None if plan.workload.recompute == "none" else "selective"
+        config.recompute_modules = list(plan.workload.recompute_modules or ()) or None
 
 
 def _set_data(recipe: Any, plan: RunPlan, here: Environment) -> None:
@@ -371,11 +372,11 @@ def _set_data(recipe: Any, plan: RunPlan, here: Environment) -> None:
     else:
         recipe.data = nemo_run.Config(SeededMockData, seed=plan.seed)
     data = recipe.data
-    data.seq_length = plan.batch.sequence_tokens
-    data.micro_batch_size = plan.batch.micro_batch_sequences
-    data.global_batch_size = plan.batch.global_batch_sequences
+    data.seq_length = plan.workload.sequence_tokens
+    data.micro_batch_size = plan.workload.micro_batch_sequences
+    data.global_batch_size = plan.workload.global_batch_sequences
     # A tokenizer that downloads nothing; NullTokenizer adds one token to the number that it is given.
-    tokenizer = nemo_run.Config(NullTokenizer, vocab_size=plan.shape.vocabulary - 1)
+    tokenizer = nemo_run.Config(NullTokenizer, vocab_size=plan.workload.shape.vocabulary - 1)
     recipe.model.tokenizer = data.tokenizer = tokenizer
     if plan.dataset == "mock":
         data.num_workers = LOADER_WORKERS if here.on_gpu else 0
@@ -391,7 +392,7 @@ def _set_optimizer(optim: Any, plan: RunPlan) -> None:
     config.adam_beta2 = settings.beta2
     config.adam_eps = settings.epsilon
     config.clip_grad = settings.gradient_clipping
-    config.bf16 = plan.precision != "fp32"
+    config.bf16 = plan.workload.matmul_dtype != "fp32"
     warmup = min(settings.warmup_steps, max(plan.steps - 1, 0))
     if settings.schedule == "cosine":
         scheduler = nemo_run.Config(lr_scheduler.CosineAnnealingScheduler, constant_steps=0, min_lr=settings.min_learning_rate)

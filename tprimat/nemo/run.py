@@ -99,7 +99,6 @@ class NemoCallback(BenchmarkCallback):
         return replace(
             launched_record(self.plan),
             software=software_versions(),
-            matmul_dtype=evidence.matmul_dtype or self.plan.precision,
             evidence=evidence,
             engine_options=options,
             mismatches=(*mismatches(self.plan, evidence), *ignored_options(self.plan, options)),

@@ -7,12 +7,13 @@ from datetime import datetime, timezone
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig, absolute_path
-from tprimat.config.schema import ModelConfig, PlatformOptimizations, RecomputeModule, Routing, Size
+from tprimat.config.schema import EngineOptions, ModelConfig, PlatformOptimizations, RecomputeModule, Routing, Size
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, MissingLayoutError, UserError
 from tprimat.core.models import ModelShape, model_shape, tiny
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.plan.layout import LayoutRequest, resolve
-from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
+from tprimat.plan.schema import PrimusStart, RunPlan
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
@@ -59,13 +60,13 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     config, model = loaded.config, _named(loaded, loaded.config.models, request.model, ("model", ("models",)))
     shape = shape_at(loaded, request.model, request.size)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
-    layout, batch = layout_of(loaded, request, shape, nodes * gpus)
+    layout, micro = layout_of(loaded, request, shape, nodes * gpus)
     optimizations = _checked_settings(loaded, request.platform)
     return RunPlan(
         run_id=request.run_id,
         model=request.model,
-        shape=shape,
         size=request.size,
+        workload=_workload(loaded, request, shape, layout, micro),
         nemo_recipe=model.nemo_recipe,
         primus_config=model.primus_config,
         primus=request.primus,
@@ -76,16 +77,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         platform=request.platform,
         nodes=nodes,
         gpus_per_node=gpus,
-        layout=layout,
-        batch=batch,
-        routing=(request.routing or config.training.routing) if shape.experts else None,
-        moe_expert_capacity_factor=config.training.moe_expert_capacity_factor if shape.experts else None,
         micro_batch_memory_bytes=config.benchmarking.micro_batch_memory_bytes,
         steps=config.training.duration.max_steps,
-        precision=optimizations.precision,
-        recompute=optimizations.recompute,
-        recompute_modules=_recompute_modules(loaded, request.platform, shape),
-        recompute_layers=_recompute_layers(loaded, request.platform, shape, layout),
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
         tokenizer=_tokenizer(config.training.data.tokenizer, loaded),
         seed=config.experiment.seed,
@@ -97,6 +90,38 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         run_directory=request.run_directory,
         command=request.command,
         output_directory=request.output_directory,
+    )
+
+
+def _workload(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, micro: int | None) -> FullWorkload:
+    settings, training = (
+        loaded.config.platform_optimizations.get(request.platform, PlatformOptimizations()),
+        loaded.config.training,
+    )
+    workload = FullWorkload(
+        **layout.facts,
+        shape=shape,
+        micro_batch_sequences=micro,
+        global_batch_sequences=training.data.global_batch_size,
+        sequence_tokens=training.data.sequence_length,
+        matmul_dtype=settings.precision,
+        recompute=settings.recompute,
+        recompute_modules=_recompute_modules(loaded, request.platform, shape) or None,
+        recompute_layers=_recompute_layers(loaded, request.platform, shape, layout),
+        routing=(request.routing or training.routing) if shape.experts else None,
+        expert_capacity=(training.moe_expert_capacity_factor or "unlimited") if shape.experts else None,
+        expert_tensor_parallel=1 if shape.experts else None,
+    )
+    return with_options(workload, settings.engine_options)
+
+
+def with_options(workload: FullWorkload, options: EngineOptions) -> FullWorkload:
+    """Return a workload with what the engine's options decide of it."""
+    return replace(
+        workload,
+        weights_split_over=workload.replicas if options.fully_shard else 1,
+        distributed_optimizer=options.distributed_optimizer,
+        optimizer_states=options.optimizer_states,
     )
 
 
@@ -229,8 +254,8 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None)
     return hardware.nodes, requested
 
 
-def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShape, world_size: int) -> tuple[Layout, Batch]:
-    """Resolve the layout of a run's strategy for its model on its platform, over `world_size` ranks."""
+def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShape, world_size: int) -> tuple[Layout, int | None]:
+    """Resolve the layout of a run's strategy for its model on its platform, over `world_size` ranks, and its micro-batch."""
     model, platform, strategy = run.model, run.platform, run.strategy
     by_model = _named(loaded, loaded.config.parallelism, strategy, ("strategy", ("parallelism",)))
     if misspelled := [name for name in by_model if name not in loaded.config.models]:
@@ -314,22 +339,18 @@ def strategies_with_less_memory(loaded: LoadedConfig, plan: RunPlan) -> tuple[st
     Returns:
         Names, the smallest change first; equals in the configuration's order.
     """
-    found = []
+    own, less = plan.workload, []
     for name in loaded.config.parallelism:
         try:
-            layout, batch = layout_of(loaded, replace(plan, strategy=name), plan.shape, plan.layout.world_size)
+            layout, micro = layout_of(loaded, replace(plan, strategy=name), own.shape, own.world_size)
         except UserError:  # not for this model, platform or number of ranks
             continue
-        if _model_ranks(layout) > _model_ranks(plan.layout) and not _larger(batch, plan.batch):
-            found.append((_model_ranks(layout), name))
-    return tuple(name for _, name in sorted(found, key=lambda pair: pair[0]))
+        larger = micro is not None and own.micro_batch_sequences is not None and micro > own.micro_batch_sequences
+        if _model_ranks(layout) > _model_ranks(own.layout) and not larger:
+            less.append((_model_ranks(layout), name))
+    return tuple(name for _, name in sorted(less, key=lambda pair: pair[0]))
 
 
 def _model_ranks(layout: Layout) -> int:
     """Return the number of ranks that share one copy of the model."""
     return layout.tensor * layout.pipeline
-
-
-def _larger(batch: Batch, other: Batch) -> bool:
-    micro, most = batch.micro_batch_sequences, other.micro_batch_sequences
-    return isinstance(micro, int) and isinstance(most, int) and micro > most

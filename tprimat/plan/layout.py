@@ -12,7 +12,7 @@ from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.errors import LayoutError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.models import ModelShape, divisors, padded_vocabulary
-from tprimat.plan.schema import Batch, Layout
+from tprimat.core.workload import Layout
 
 TENSOR = "tensor_model_parallel_size"
 PIPELINE = "pipeline_model_parallel_size"
@@ -40,8 +40,11 @@ class LayoutRequest:
         return self.layout.micro_batch_size or self.data.micro_batch_size
 
 
-def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
-    """Derive the data-parallel degree and the accumulation steps, and check those that the configuration states.
+def resolve(request: LayoutRequest) -> tuple[Layout, int | None]:
+    """Derive the data-parallel degree, and check the batch against it.
+
+    Returns:
+        The layout, and the sequences of a micro-batch; None where the run has to find them.
 
     Raises:
         LayoutError: a rule is broken; names the first one.
@@ -203,9 +206,8 @@ def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
         raise LayoutError(what, where=where, why=f"It is cut into {' and '.join(reasons)}.", fix=fix)
 
 
-def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
+def _divide_batch(request: LayoutRequest, layout: Layout) -> int | None:
     whole, micro = request.data.global_batch_size, request.micro_batch
-    tokens = request.data.sequence_length
     if isinstance(micro, str):
         if whole % layout.data:
             raise _indivisible(request, f"data-parallel degree ({layout.data})", layout.data, None)
@@ -216,14 +218,13 @@ def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
                 why="The accumulation steps follow from the micro-batch that is found.",
                 fix="leave gradient_accumulation_steps out, or give micro_batch_size a number",
             )
-        return Batch(micro_batch_sequences="auto", global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=None)
+        return None
     if whole % (micro * layout.data):
         fitting = None if whole % layout.data else max(size for size in range(1, micro) if whole // layout.data % size == 0)
         what = f"micro batch size ({micro}) times data parallel size ({layout.data})"
         raise _indivisible(request, what, micro * layout.data, fitting)
-    steps = whole // (micro * layout.data)
-    _check_accumulation(request, layout, steps)
-    return Batch(micro_batch_sequences=micro, global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=steps)
+    _check_accumulation(request, layout, whole // (micro * layout.data))
+    return micro
 
 
 def _indivisible(request: LayoutRequest, what: str, unit: int, fitting: int | None) -> LayoutError:

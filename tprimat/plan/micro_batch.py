@@ -8,19 +8,21 @@ allows checks the prediction. A size that the line rules out is never tried.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tprimat.plan.schema import Batch, Layout, RunPlan
+from tprimat.core.workload import FullWorkload, Layout
+from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import MicroBatchSearch, MicroBatchTrial
 
 KEPT_FREE = 0.05
 """Share of the memory left for the allocator's fragments and later allocations of libraries."""
 
 
-def candidates(layout: Layout, batch: Batch) -> tuple[int, ...]:
+def candidates(workload: FullWorkload) -> tuple[int, ...]:
     """Return the sizes that give every replica whole micro-batches, in ascending order.
 
     The interleaved schedule runs micro-batches in rounds of one per stage, so it needs a multiple of the number of stages.
     """
-    share = batch.global_batch_sequences // layout.data
+    layout = workload.layout
+    share = workload.global_batch_sequences // layout.data
     unit = layout.pipeline if layout.virtual_pipeline else 1
     return tuple(size for size in range(1, share + 1) if share % size == 0 and (share // size) % unit == 0)
 
@@ -73,14 +75,11 @@ def searched(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> MicroBa
 
 def with_micro_batch(plan: RunPlan, search: MicroBatchSearch, size: int) -> RunPlan:
     """Return the plan with the size that was found."""
-    batch = plan.batch
-    steps = batch.global_batch_sequences // (size * plan.layout.data)
-    return replace(plan, micro_batch_search=search, batch=replace(batch, micro_batch_sequences=size, accumulation_steps=steps))
+    return replace(plan, micro_batch_search=search, workload=replace(plan.workload, micro_batch_sequences=size))
 
 
 def as_asked(plan: RunPlan) -> RunPlan:
     """Return the plan as it was before the search for its micro-batch."""
     if plan.micro_batch_search is None:
         return plan
-    batch = replace(plan.batch, micro_batch_sequences="auto", accumulation_steps=None)
-    return replace(plan, micro_batch_search=None, batch=batch)
+    return replace(plan, micro_batch_search=None, workload=replace(plan.workload, micro_batch_sequences=None))

@@ -10,28 +10,22 @@ from tprimat.config.schema import (
     EngineOptions,
     NemoOptions,
     OptimizerConfig,
-    Precision,
     PrimusLauncher,
     PrimusOptions,
     ProfilingConfig,
-    Recompute,
-    RecomputeModule,
-    Routing,
     Scalar,
     Size,
 )
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import RecordError
-from tprimat.core.models import ModelShape
 from tprimat.core.rows import RefuseUnknownKeys
+from tprimat.core.workload import FullWorkload
 from tprimat.records.environment import masked_environment
 from tprimat.records.schema import MicroBatchSearch, RunPrediction
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
 __all__ = [
-    "Batch",
     "EngineOptions",
-    "Layout",
     "NemoOptions",
     "PlatformName",
     "PrimusLauncher",
@@ -41,47 +35,7 @@ __all__ = [
     "Scalar",
 ]
 
-PLAN_VERSION: Literal[1] = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout(RefuseUnknownKeys):
-    """How one model is split over ranks. The data-parallel degree is derived from the others."""
-
-    tensor: int = 1
-    """Ranks that share every matrix."""
-    pipeline: int = 1
-    """Stages that share the layers."""
-    virtual_pipeline: int | None = None
-    """Model chunks on each stage; None without interleaving."""
-    context: int = 1
-    """Ranks that share every sequence."""
-    expert: int = 1
-    """Ranks that share the experts."""
-    data: int = 1
-    """Replicas, over the remaining ranks."""
-    sequence_parallel: bool = False
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of all ranks."""
-        return self.tensor * self.pipeline * self.context * self.data
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch(RefuseUnknownKeys):
-    """The data of one optimizer step."""
-
-    micro_batch_sequences: int | Literal["auto"]
-    global_batch_sequences: int
-    sequence_tokens: int
-    accumulation_steps: int | None
-    """Micro-batches of one replica in a step; None until the micro-batch is found."""
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Return the tokens of a step over all ranks."""
-        return self.global_batch_sequences * self.sequence_tokens
+PLAN_VERSION: Literal[2] = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +58,12 @@ class PrimusStart(RefuseUnknownKeys):
 class RunPlan(RefuseUnknownKeys):
     """Everything that a worker needs to know."""
 
-    plan_version: Literal[1] = PLAN_VERSION
+    plan_version: Literal[2] = PLAN_VERSION
     run_id: str
     model: str
     """Key in config.yaml."""
-    shape: ModelShape
     size: Size
+    workload: FullWorkload
     nemo_recipe: str | None = None
     primus_config: str | None = None
     primus: PrimusStart | None = None
@@ -125,23 +79,11 @@ class RunPlan(RefuseUnknownKeys):
     platform: PlatformName
     nodes: int
     gpus_per_node: int
-    layout: Layout
-    batch: Batch
-    routing: Routing | None = None
-    """How tokens choose experts; None for a model without any, and in plans from before this field."""
-    moe_expert_capacity_factor: float | None = None
-    """Times the mean load of a rank's experts in a micro-batch; choices of an expert beyond it are dropped. None: none are."""
     micro_batch_search: MicroBatchSearch | None = None
     """How the micro-batch was found; None if the user gave it, or if it is still "auto", so that the worker searches for it."""
     micro_batch_memory_bytes: int | None = None
     """Memory of each rank that a search may fill; None: all of it."""
     steps: int
-    precision: Precision
-    recompute: Recompute
-    recompute_modules: tuple[RecomputeModule, ...] = ()
-    """In alphabetical order, under selective; empty otherwise, and in plans from before this field, where it was core_attn."""
-    recompute_layers: int | None = None
-    """Under full, how many layers of each pipeline stage, or of each chunk of one, are computed again; None: all of them."""
     dataset: str
     """mock or text:PATH."""
     tokenizer: str | None

@@ -7,15 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from tprimat.core.implementations import MEGATRON_LOCAL, TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.plan.schema import Layout
-from tprimat.predict.workload import (
-    MEGATRON_LOCAL,
-    TRANSFORMER_ENGINE,
-    Implementation,
-    Recompute,
-    Workload,
-)
+from tprimat.core.workload import FullWorkload, Layout
 
 GPT2_VOCABULARY = 50257
 DEFAULT_DROPOUT = 0.1
@@ -23,7 +17,7 @@ VOCABULARY_MULTIPLE = 128
 MLA_DEFAULTS = {"kv-lora-rank": 32, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
 
 
-def workload_of_options(options: Mapping[str, Any], gpus: int) -> Workload:
+def workload_of_options(options: Mapping[str, Any], gpus: int) -> FullWorkload:
     """Return the workload of a Megatron-LM command line on so many GPUs; numbers may be written as text."""
     options = {name: _value(given) for name, given in options.items()}
     tensor, pipeline = options.get("tensor-model-parallel-size", 1), options.get("pipeline-model-parallel-size", 1)
@@ -31,25 +25,26 @@ def workload_of_options(options: Mapping[str, Any], gpus: int) -> Workload:
     micro, whole = options["micro-batch-size"], options["global-batch-size"]
     data = max(1, min(gpus // (tensor * pipeline * context), whole // micro))
     chunks = _chunks(options, pipeline)
-    return Workload(
-        shape=_shape(options),
-        layout=Layout(
-            tensor=tensor,
-            pipeline=pipeline,
-            virtual_pipeline=len(chunks) // pipeline if len(chunks) > pipeline else None,
-            context=context,
-            expert=expert,
-            data=data,
-            sequence_parallel=bool(options.get("sequence-parallel")) and tensor > 1,
-        ),
+    layout = Layout(
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_pipeline=len(chunks) // pipeline if len(chunks) > pipeline else None,
+        context=context,
+        expert=expert,
+        data=data,
+        sequence_parallel=bool(options.get("sequence-parallel")) and tensor > 1,
+    )
+    return FullWorkload.of(
+        layout,
         micro_batch=micro,
         accumulation_steps=max(1, whole // (micro * data)),
+        shape=_shape(options),
         sequence_tokens=options["seq-length"],
         implementation=_implementation(options),
-        precision=_precision(options),
-        recompute=_recompute(options),
+        matmul_dtype=_precision(options),
+        **_recompute(options),
         distributed_optimizer=bool(options.get("use-distributed-optimizer")),
-        expert_tensor=options.get("expert-tensor-parallel-size"),
+        expert_tensor_parallel=options.get("expert-tensor-parallel-size"),
         vocabulary_rows=_vocabulary_rows(options, tensor),
         hidden_dropout=options.get("hidden-dropout", DEFAULT_DROPOUT) > 0,
         attention_dropout=options.get("attention-dropout", DEFAULT_DROPOUT) > 0,
@@ -193,11 +188,11 @@ def _implementation(options: Mapping[str, Any]) -> Implementation:
     return code
 
 
-def _recompute(options: Mapping[str, Any]) -> Recompute:
-    granularity: Any = options.get("recompute-granularity") or "none"
-    return Recompute(
-        granularity=granularity,
-        method=options.get("recompute-method") or "uniform",
-        layers=options.get("recompute-num-layers") or 1,
-        modules=_words(options.get("recompute-modules")) or ("core_attn",),
-    )
+def _recompute(options: Mapping[str, Any]) -> dict[str, Any]:
+    layers = options.get("recompute-num-layers") or 1
+    block = options.get("recompute-method") == "block"
+    return {
+        "recompute": options.get("recompute-granularity") or "none",
+        "recompute_layers" if block else "recompute_every": layers,
+        "recompute_modules": _words(options.get("recompute-modules")) or None,
+    }

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+from tprimat.core.workload import ATTENTION_ALONE, FullWorkload
 from tprimat.predict.stages import Stage, Weights, chunks_in_flight, layer_weights, stages_of, weights_of
-from tprimat.predict.workload import Workload
 
 Part = Literal["weights", "gradients", "optimizer", "8-bit copies", "activations", "loss", "backward", "buffers"]
 PARTS: tuple[Part, ...] = (
@@ -68,7 +68,7 @@ class MemoryPrediction:
         return round(self.allocated_bytes * (1 + MOST_FRAGMENTS)) + self.outside_bytes
 
 
-def predict_memory(workload: Workload) -> MemoryPrediction:
+def predict_memory(workload: FullWorkload) -> MemoryPrediction:
     """Return the memory of the stage that needs most: the first, the last, or the first between them with its layers.
 
     Later stages of the same layers hold fewer micro-batches.
@@ -79,7 +79,7 @@ def predict_memory(workload: Workload) -> MemoryPrediction:
     return max((_of_stage(workload, stage, layers) for stage in candidates), key=lambda prediction: prediction.allocated_bytes)
 
 
-def predict_memory_of_last_stage(workload: Workload) -> MemoryPrediction:
+def predict_memory_of_last_stage(workload: FullWorkload) -> MemoryPrediction:
     """Return the memory of the last stage, which is what Megatron-LM logs to TensorBoard (the writer is on the last rank)."""
     return _of_stage(workload, stages_of(workload)[-1], _layers(workload))
 
@@ -98,13 +98,13 @@ Layers = Mapping[bool, KeptLayer]
 """By whether a layer has experts."""
 
 
-def _layers(workload: Workload) -> Layers:
+def _layers(workload: FullWorkload) -> Layers:
     kinds = (False, True) if workload.shape.experts else (False,)
     found = {moe: layer_activations(workload, moe=moe) for moe in kinds}
     return {moe: KeptLayer(kept, kept.total, kept.without(_dropped(workload, kept))) for moe, kept in found.items()}
 
 
-def _of_stage(workload: Workload, stage: Stage, layers: Layers) -> MemoryPrediction:
+def _of_stage(workload: FullWorkload, stage: Stage, layers: Layers) -> MemoryPrediction:
     weights = weights_of(workload, stage)
     moment, loss, backward = _worst_moment(workload, stage, layers)
     parts: dict[Part, int] = {
@@ -121,9 +121,9 @@ def _of_stage(workload: Workload, stage: Stage, layers: Layers) -> MemoryPredict
     return MemoryPrediction(parts={part: parts[part] for part in PARTS}, stage=stage.index, moment=moment)
 
 
-def _widened_gradients(workload: Workload, weights: Weights) -> int:
+def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:
     """Return the copies in fp32 of gradients in bf16 that the update of fp32 masters needs, when activations are gone."""
-    code = workload.implementation
+    code = workload.code
     if workload.gradient_bytes == FP32_BYTES or workload.optimizer_states == "bf16" or code.shards_weights:
         return 0
     if workload.distributed_optimizer and not code.widens_gradients:
@@ -132,11 +132,11 @@ def _widened_gradients(workload: Workload, weights: Weights) -> int:
     return FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1])
 
 
-def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
+def state_bytes(workload: FullWorkload, weights: Weights) -> dict[Part, int]:
     """Return what one rank keeps from step to step for its weights."""
-    if workload.implementation.shards_weights:
+    if workload.code.shards_weights:
         return _sharded_state_bytes(workload, weights)
-    low = workload.precision != "fp32"
+    low = workload.matmul_dtype != "fp32"
     if workload.optimizer_states == "bf16":
         found = {"weights": 2 * weights.total, "gradients": 2 * weights.total, "optimizer": MOMENTS * 2 * weights.total}
     else:
@@ -147,7 +147,7 @@ def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
             "gradients": workload.gradient_bytes * weights.total,
             "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
         }
-    kept_twice = workload.precision == "fp8" and not workload.implementation.keeps_fp8_weights_alone
+    kept_twice = workload.matmul_dtype == "fp8" and not workload.code.keeps_fp8_weights_alone
     copies = 2 * weights.fp8_matrices if kept_twice else 0
     return {
         "weights": found["weights"],
@@ -157,7 +157,7 @@ def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
     }
 
 
-def _sharded_state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
+def _sharded_state_bytes(workload: FullWorkload, weights: Weights) -> dict[Part, int]:
     """FSDP2 keeps fp32 weights, gradients and moments of its share; unsharded bf16 weights come and go (see `_buffers`)."""
     share = weights.dense // workload.replicas + weights.experts // workload.expert_replicas
     return {
@@ -242,9 +242,9 @@ class LayerActivations:
 _ALL_FIELDS: Callable[[LayerActivations], tuple[int, ...]] = attrgetter(*LayerActivations.__slots__)
 
 
-def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
+def layer_activations(workload: FullWorkload, *, moe: bool) -> LayerActivations:
     """Return what one layer keeps of one micro-batch on one rank."""
-    shape, layout, code = workload.shape, workload.layout, workload.implementation
+    shape, layout, code = workload.shape, workload.layout, workload.code
     tokens, size, tensor = workload.tokens, workload.element_bytes, layout.tensor
     split = tokens // workload.sequence_ranks
     stored = _bytes_of_inputs(workload, routed=False)
@@ -260,7 +260,7 @@ def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
     if shape.qk_norm and not code.keeps_joint_projection and shape.kv_lora_rank is None:
         attention_inputs += tokens * (query + key_values) * size  # as they were before their norms
     output = tokens * values * size * (2 if gathers else 1)  # the halves of a sequence are attended to apart, and joined
-    if workload.precision == "fp8":
+    if workload.matmul_dtype == "fp8":
         output += tokens * values  # attention keeps its output, the projection an 8-bit copy of it
     ffn = _feed_forward(workload, moe=moe)
     if shape.gated and not code.fused_activation:
@@ -278,31 +278,31 @@ def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
     )
 
 
-def _bytes_of_inputs(workload: Workload, *, routed: bool) -> int:
+def _bytes_of_inputs(workload: FullWorkload, *, routed: bool) -> int:
     """Return the bytes of a number that a product, of routed experts or of another matrix, keeps for its weight's gradient."""
-    in_bf16 = routed and workload.implementation.expert_wgrad_in_bf16
-    return 1 if workload.precision == "fp8" and not in_bf16 else workload.element_bytes
+    in_bf16 = routed and workload.code.expert_wgrad_in_bf16
+    return 1 if workload.matmul_dtype == "fp8" and not in_bf16 else workload.element_bytes
 
 
-def _norm_outputs(workload: Workload, split: int, gathered: int, *, moe: bool) -> int:
+def _norm_outputs(workload: FullWorkload, split: int, gathered: int, *, moe: bool) -> int:
     """Return what is kept of both norms' outputs: under fp8 a copy for each product that reads them, and the router's in bf16."""
     hidden, size = workload.shape.hidden, workload.element_bytes
-    if workload.precision != "fp8":
+    if workload.matmul_dtype != "fp8":
         return 2 * gathered * hidden * size
     attention = gathered * hidden * (1 if workload.shape.kv_lora_rank is None else 2)
     return attention + (split * hidden * size if moe else gathered * hidden)
 
 
-def _scores(workload: Workload) -> int:
+def _scores(workload: FullWorkload) -> int:
     shape, size = workload.shape, workload.element_bytes
     heads = shape.heads // workload.layout.tensor
-    if workload.implementation.attention == "flash":
+    if workload.code.attention == "flash":
         return workload.tokens * heads * FP32_BYTES
     kept = size + (1 + size if workload.attention_dropout else 0)
     return workload.tokens * workload.sequence_tokens * heads * kept
 
 
-def _latents(workload: Workload, split: int, stored: int) -> int:
+def _latents(workload: FullWorkload, split: int, stored: int) -> int:
     shape, size = workload.shape, workload.element_bytes
     if shape.kv_lora_rank is None:
         return 0
@@ -311,7 +311,7 @@ def _latents(workload: Workload, split: int, stored: int) -> int:
     return split * (inputs * size + (query + shape.kv_lora_rank) * stored)
 
 
-def _feed_forward(workload: Workload, *, moe: bool) -> dict[str, int]:
+def _feed_forward(workload: FullWorkload, *, moe: bool) -> dict[str, int]:
     shape, size, tensor = workload.shape, workload.element_bytes, workload.layout.tensor
     stored, routed = _bytes_of_inputs(workload, routed=False), _bytes_of_inputs(workload, routed=True)
     halves = 2 if shape.gated else 1
@@ -325,13 +325,13 @@ def _feed_forward(workload: Workload, *, moe: bool) -> dict[str, int]:
             "activated": workload.tokens * width * stored,
             "shared_hidden": 0,
         }
-    code = workload.implementation
+    code = workload.code
     experts, chosen, inner = shape.experts or 0, shape.experts_per_token or 0, shape.expert_ffn or 0
     split = workload.tokens // workload.sequence_ranks
     rows = _room_for_rows(workload)
     width = inner // workload.expert_tensor_ranks
     shared = shape.shared_experts * inner // tensor
-    copied = workload.tokens * shape.hidden if shared and workload.precision == "fp8" else 0
+    copied = workload.tokens * shape.hidden if shared and workload.matmul_dtype == "fp8" else 0
     returned = size * code.keeps_returned_rows + FP32_BYTES * code.weighs_experts_in_fp32
     return {
         # Scores and probabilities in fp32 and the map, of all experts; indices, places and weights of the chosen ones.
@@ -345,19 +345,19 @@ def _feed_forward(workload: Workload, *, moe: bool) -> dict[str, int]:
     }
 
 
-def expert_rows(workload: Workload) -> int:
+def expert_rows(workload: FullWorkload) -> int:
     """Return the tokens that the experts of one rank receive from a micro-batch when they are spread evenly."""
     chosen = workload.shape.experts_per_token or 0
     return workload.tokens // workload.sequence_ranks * chosen * workload.expert_tensor_ranks
 
 
-def _room_for_rows(workload: Workload) -> int:
+def _room_for_rows(workload: FullWorkload) -> int:
     """Return the rows for which that rank has buffers: some rank receives a little more than others, and takes a step more."""
-    step = workload.implementation.received_rows_step if workload.layout.expert > 1 else 0.0
+    step = workload.code.received_rows_step if workload.layout.expert > 1 else 0.0
     return int(expert_rows(workload) * (1 + step))
 
 
-def _kept_activations(workload: Workload, stage: Stage, layers: Layers) -> int:
+def _kept_activations(workload: FullWorkload, stage: Stage, layers: Layers) -> int:
     """Return the activations of all micro-batches in flight on one rank of a stage."""
     kept = {moe: layer.on_device for moe, layer in layers.items()}
     total = 0
@@ -366,30 +366,29 @@ def _kept_activations(workload: Workload, stage: Stage, layers: Layers) -> int:
     return total + stage.mtp_layers * kept[bool(workload.shape.experts)]
 
 
-def _dropped(workload: Workload, kept: LayerActivations) -> set[str]:
+def _dropped(workload: FullWorkload, kept: LayerActivations) -> set[str]:
     """Return the fields of a layer that do not stay on the device between its forward and its backward pass."""
-    recompute = workload.recompute
-    recomputed = kept.recomputed(recompute.modules) if recompute.granularity == "selective" else set()
-    if workload.implementation.keeps_gathered_inputs and workload.sequence_ranks > 1:
+    modules = workload.recompute_modules or ATTENTION_ALONE
+    recomputed = kept.recomputed(modules) if workload.recompute == "selective" else set()
+    if workload.code.keeps_gathered_inputs and workload.sequence_ranks > 1:
         recomputed.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks
-    return recomputed | kept.offloaded(workload.offloaded)
+    return recomputed | kept.offloaded(workload.offloaded or ())
 
 
-def _kept_by_chunk(workload: Workload, kept: Mapping[bool, int], dense: int, moe: int) -> int:
-    recompute = workload.recompute
-    if recompute.granularity != "full":
+def _kept_by_chunk(workload: FullWorkload, kept: Mapping[bool, int], dense: int, moe: int) -> int:
+    if workload.recompute != "full":
         return sum(count * kept[kind] for kind, count in ((False, dense), (True, moe)) if count)
     input_bytes = stream_bytes(workload)
-    if recompute.method == "uniform":
-        return -(-(dense + moe) // recompute.layers) * input_bytes
-    first = min(recompute.layers, dense + moe)
+    if workload.recompute_layers is None:
+        return -(-(dense + moe) // (workload.recompute_every or 1)) * input_bytes
+    first = min(workload.recompute_layers, dense + moe)
     left_dense = max(0, dense - first)
     left_moe = moe - max(0, first - dense)
     left = sum(count * kept[kind] for kind, count in ((False, left_dense), (True, left_moe)) if count)
     return first * input_bytes + left
 
 
-def stream_bytes(workload: Workload) -> int:
+def stream_bytes(workload: FullWorkload) -> int:
     """Return the residual stream of one micro-batch on one rank: what travels between stages."""
     return workload.tokens // workload.sequence_ranks * workload.shape.hidden * workload.element_bytes
 
@@ -397,7 +396,7 @@ def stream_bytes(workload: Workload) -> int:
 # The moments at which memory can peak, besides what is kept.
 
 
-def _worst_moment(workload: Workload, stage: Stage, layers: Layers) -> tuple[str, int, int]:
+def _worst_moment(workload: FullWorkload, stage: Stage, layers: Layers) -> tuple[str, int, int]:
     """Return the moment with the largest need, and its bytes for the loss and for the backward pass of a layer."""
     layer = _backward_of_layer(workload, stage, layers)
     moments = [("backward pass of a layer", 0, layer)]
@@ -407,9 +406,9 @@ def _worst_moment(workload: Workload, stage: Stage, layers: Layers) -> tuple[str
     return max(moments, key=lambda moment: moment[1] + moment[2])
 
 
-def _loss(workload: Workload) -> tuple[int, int]:
+def _loss(workload: FullWorkload) -> tuple[int, int]:
     """Return what loss and output layer need, forward and backward."""
-    shape, code, size, tokens = workload.shape, workload.implementation, workload.element_bytes, workload.tokens
+    shape, code, size, tokens = workload.shape, workload.code, workload.element_bytes, workload.tokens
     words = workload.vocabulary // workload.layout.tensor
     hidden = tokens * shape.hidden
     split = hidden // workload.sequence_ranks
@@ -434,7 +433,7 @@ def _loss(workload: Workload) -> tuple[int, int]:
     logits = tokens * words
     copies = {"in_place": 0, "compiled_away": 0, "native": FP32_BYTES, "compiled": 2 * FP32_BYTES}[workload.loss]
     kept = FP32_BYTES if copies else size
-    earlier = workload.mtp_layers * logits * kept
+    earlier = (workload.mtp_layers or 0) * logits * kept
     ends = 2 * split * size
     forward = logits * (size + copies) + ends + earlier
     softmax = {"in_place": 0, "compiled_away": size}.get(workload.loss, FP32_BYTES)
@@ -444,7 +443,7 @@ def _loss(workload: Workload) -> tuple[int, int]:
     return forward, max(logits * (size + softmax), produced) + ends + earlier
 
 
-def _backward_of_layer(workload: Workload, stage: Stage, layers: Layers) -> int:
+def _backward_of_layer(workload: FullWorkload, stage: Stage, layers: Layers) -> int:
     """Return what the backward pass of one layer needs besides what the layer kept."""
     moe = stage.moe_layers > 0
     kept = layers[moe]
@@ -455,16 +454,15 @@ def _backward_of_layer(workload: Workload, stage: Stage, layers: Layers) -> int:
     gradients = stream + activated * size // _bytes_of_inputs(workload, routed=moe) + kept.activations.hidden - activated
     if moe:
         gradients += _backward_of_experts(workload)
-    recompute = workload.recompute
-    if recompute.granularity == "full":
-        count = recompute.layers if recompute.method == "uniform" else 1
+    if workload.recompute == "full":
+        count = workload.recompute_every or 1
         return gradients + kept.total * min(count, max(stage.layers, 1))
     return gradients + kept.total - kept.on_device
 
 
-def _backward_of_experts(workload: Workload) -> int:
+def _backward_of_experts(workload: FullWorkload) -> int:
     """Return what else exists while rows' gradients travel back: those that arrived, and in the embedded engine both ends'."""
-    code, size = workload.implementation, workload.element_bytes
+    code, size = workload.code, workload.element_bytes
     rows = _room_for_rows(workload) * workload.shape.hidden * size
     if not code.keeps_returned_rows:
         return rows
@@ -473,9 +471,9 @@ def _backward_of_experts(workload: Workload) -> int:
     return rows + (rows + sent if workload.layout.expert > 1 else rows) + weights
 
 
-def _buffers(workload: Workload, stage: Stage) -> int:
+def _buffers(workload: FullWorkload, stage: Stage) -> int:
     """Return workspaces, dummy gradients, gathered weights, and buffers for exchanges between ranks."""
-    code, shape, size = workload.implementation, workload.shape, workload.element_bytes
+    code, shape, size = workload.code, workload.shape, workload.element_bytes
     total = code.buffers_bytes
     if code.reuses_dummy_gradients:
         words = workload.vocabulary // workload.layout.tensor
@@ -492,7 +490,7 @@ def _buffers(workload: Workload, stage: Stage) -> int:
     return total
 
 
-def _dummy_gradients(workload: Workload, *, moe: bool) -> int:
+def _dummy_gradients(workload: FullWorkload, *, moe: bool) -> int:
     """Return one gradient for each shape of weight in a layer, in the dtype of the weights."""
     weights = layer_weights(workload, moe=moe)
     experts = (workload.shape.experts or 1) // workload.layout.expert

@@ -10,13 +10,13 @@ kind: as many key/value heads as heads, a plain feed-forward block, and neither 
 import math
 
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
-from tprimat.predict.workload import Workload
+from tprimat.core.workload import FullWorkload
 
 MEGATRON_ACTIVATION_TERMS = 18
 """Times tokens and hidden: of a layer, besides four times the feed-forward width."""
 
 
-def megatron_estimate(workload: Workload) -> int:
+def megatron_estimate(workload: FullWorkload) -> int:
     """Return what Megatron-LM's own estimator says for the first pipeline stage."""
     shape, layout = workload.shape, workload.layout
     tensor, pipeline = layout.tensor, layout.pipeline
@@ -44,7 +44,7 @@ def megatron_estimate(workload: Workload) -> int:
     return round(states + _megatron_activations(workload))
 
 
-def _megatron_activations(workload: Workload) -> float:
+def _megatron_activations(workload: FullWorkload) -> float:
     shape, layout = workload.shape, workload.layout
     tokens, pipeline = workload.sequence_tokens * workload.micro_batch, layout.pipeline
     if layout.sequence_parallel or layout.tensor == 1:
@@ -57,13 +57,13 @@ def _megatron_activations(workload: Workload) -> float:
     if layout.virtual_pipeline:
         total *= 1 + (pipeline - 1) / (pipeline * layout.virtual_pipeline)
     elif pipeline > 1:
-        total *= min(1, workload.accumulation_steps / pipeline)
+        total *= min(1, workload.accumulation / pipeline)
     if pipeline == 1:
         total += tokens * shape.hidden * 4 * (1 + workload.vocabulary / shape.hidden)
     return total / divided
 
 
-def calculon_estimate(workload: Workload) -> int | None:
+def calculon_estimate(workload: FullWorkload) -> int | None:
     """Return what calculon's memory model says; None for experts and latent attention, which it does not have."""
     shape, layout = workload.shape, workload.layout
     if shape.experts or shape.kv_lora_rank:
@@ -75,13 +75,13 @@ def calculon_estimate(workload: Workload) -> int | None:
     states = weights * (2 * blocks + 4 + 2 / shards * (blocks - 1) + 12 / shards * blocks)
     tokens = workload.micro_batch * workload.sequence_tokens
     scores = 5 * shape.heads * workload.sequence_tokens / shape.hidden
-    if workload.recompute.granularity == "selective" or workload.implementation.attention == "flash":
+    if workload.recompute == "selective" or workload.code.attention == "flash":
         scores = 0.0
     inside = 24 + scores
     block = tokens * shape.hidden * ((10 + inside) / tensor if layout.sequence_parallel else 10 + inside / tensor)
-    held = min(workload.accumulation_steps, layout.pipeline)
+    held = min(workload.accumulation, layout.pipeline)
     if layout.virtual_pipeline:
         held = round(held * (1 + (layout.pipeline - 1) / (layout.virtual_pipeline * layout.pipeline)))
-    if workload.recompute.granularity == "full":
+    if workload.recompute == "full":
         return round(states + block + blocks * held * 2 * tokens * shape.hidden)
     return round(states + block * blocks * held)

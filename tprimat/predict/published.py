@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
 from tprimat.core.flops import flop_per_token
+from tprimat.core.implementations import FSDP, MEGATRON_TUNED
 from tprimat.core.models import model_shape
 from tprimat.core.published import PublishedResult, rebase, results
-from tprimat.plan.schema import Layout
+from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import short_ends
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import FSDP, MEGATRON_TUNED, Recompute, Workload
 
 GPUS_OF_A_NODE = 8
 
@@ -66,7 +67,7 @@ def published_like(shape: str, accelerator: str, precision: str) -> list[tuple[P
         (result, scores[result.name])
         for result in results()
         if result.name in scores
-        and (result.shape, result.dtype) == (shape, precision)
+        and (result.shape, result.workload.matmul_dtype) == (shape, precision)
         and (known := find_accelerator(result.accelerator)) is not None
         and known.name == accelerator
     ]
@@ -77,7 +78,7 @@ def _score(result: PublishedResult, accelerator: Accelerator) -> PublishedScore 
     workloads, measured = list(_workloads(result)), _tokens_per_second(result)
     if not workloads or measured is None:
         return None
-    peak = peak_dense_flops(result.accelerator, result.dtype) or math.inf
+    peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype) or math.inf
     if measured * flop_per_token(workloads[0].shape, workloads[0].sequence_tokens) >= peak:
         return None  # the source contradicts itself
     rates = published_rates(accelerator, min(GPUS_OF_A_NODE, result.gpus or GPUS_OF_A_NODE))
@@ -91,41 +92,39 @@ def _tokens_per_second(result: PublishedResult) -> float | None:
     if result.tokens_per_second_per_gpu:
         return result.tokens_per_second_per_gpu
     causal = rebase(result).flops_per_second_per_gpu
-    if causal is None or result.shape is None or result.sequence_tokens is None:
-        return None
-    return causal / flop_per_token(model_shape(result.shape), result.sequence_tokens)
+    shape, tokens = result.workload.shape, result.workload.sequence_tokens
+    return None if causal is None or shape is None or tokens is None else causal / flop_per_token(shape, tokens)
 
 
-def _workloads(result: PublishedResult) -> Iterable[Workload]:
-    stated = (result.shape, result.gpus, result.sequence_tokens, result.global_batch_sequences, result.tensor_parallel)
-    if any(value is None for value in stated) or result.dtype not in {"bf16", "fp8"}:
+def _workloads(result: PublishedResult) -> Iterable[FullWorkload]:
+    known = result.workload
+    shape, batch, tokens = known.shape, known.global_batch_sequences, known.sequence_tokens
+    if shape is None or batch is None or tokens is None or known.tensor_parallel is None or result.gpus is None:
         return
-    shape, gpus = model_shape(result.shape or ""), result.gpus or 1
-    if shape.experts and result.expert_parallel is None:
+    if known.matmul_dtype not in {"bf16", "fp8"} or (shape.experts and known.expert_parallel is None):
         return
-    tensor, pipeline, context = result.tensor_parallel or 1, result.pipeline_parallel or 1, result.context_parallel or 1
-    data = gpus // (tensor * pipeline * context)
-    share = (result.global_batch_sequences or 1) // max(1, data)
-    expert = result.expert_parallel or 1
-    layout = Layout(tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=data, sequence_parallel=tensor > 1)
-    chunks: list[int | None] = [result.virtual_pipeline]
-    if pipeline > 1 and result.virtual_pipeline is None:
+    pipeline, context = known.pipeline_parallel or 1, known.context_parallel or 1
+    data = result.gpus // (known.tensor_parallel * pipeline * context)
+    share = batch // max(1, data)
+    chunks: list[int | None] = [known.virtual_pipeline]
+    if pipeline > 1 and known.virtual_pipeline is None:
         chunks += [count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0]
-    layers = result.recomputed_layers
-    again = Recompute(granularity="full", method="block", layers=layers) if layers else Recompute()
-    for micro in [result.micro_batch_sequences] if result.micro_batch_sequences else [1, 2, 4]:
-        if micro is None or data < 1 or share % micro:
+    facts: dict[str, Any] = known.facts | {
+        "data_parallel": data,
+        "sequence_parallel": known.tensor_parallel > 1,
+        "expert_tensor_parallel": 1 if shape.experts else None,
+        "implementation": FSDP if known.weights_split_over else MEGATRON_TUNED,
+    }
+    for micro in [known.micro_batch_sequences] if known.micro_batch_sequences else [1, 2, 4]:
+        if data < 1 or share % micro:
             continue
         for count in chunks:
-            yield Workload(
-                shape=shape,
-                layout=replace(layout, virtual_pipeline=count),
-                micro_batch=micro,
-                accumulation_steps=share // micro,
-                sequence_tokens=result.sequence_tokens or 1,
-                implementation=FSDP if result.fully_sharded else MEGATRON_TUNED,
-                recompute=again,
-                expert_tensor=1 if shape.experts else None,
-                chunk_layers=short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
-                precision="fp8" if result.dtype == "fp8" else "bf16",
+            yield FullWorkload(
+                **facts
+                | {
+                    "micro_batch_sequences": micro,
+                    "global_batch_sequences": share * data,
+                    "virtual_pipeline": count,
+                    "chunk_layers": short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
+                }
             )

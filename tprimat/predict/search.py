@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tprimat.core.errors import UserError
+from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape, divisors
+from tprimat.core.workload import FullWorkload, Layout, Precision
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.micro_batch import KEPT_FREE
-from tprimat.plan.schema import Layout
 from tprimat.predict.memory import MemoryPrediction, predict_memory
 from tprimat.predict.rates import Rates
 from tprimat.predict.time import TimePart, TimePrediction, predict_time
-from tprimat.predict.workload import Implementation, Precision, Recompute, Workload
 
 RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 MOST_CHUNKS = 8
@@ -45,14 +45,14 @@ class Question:
     equal_stages: bool
     """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less, or up to
     MOST_MISSING fewer at the ends."""
-    refusal: "Callable[[Question, Workload], UserError | None] | None" = None
+    refusal: "Callable[[Question, FullWorkload], UserError | None] | None" = None
     """Why the engine cannot run a workload; None: no engine is asked."""
 
-    def refused(self, workload: Workload) -> UserError | None:
+    def refused(self, workload: FullWorkload) -> UserError | None:
         """Return why the engine cannot run a workload; None if it can."""
         return None if self.refusal is None else self.refusal(self, workload)
 
-    def takes(self, workload: Workload) -> bool:
+    def takes(self, workload: FullWorkload) -> bool:
         """Whether the engine can run a workload."""
         return self.refused(workload) is None
 
@@ -61,7 +61,7 @@ class Question:
 class Candidate:
     """One legal layout with its predictions."""
 
-    workload: Workload
+    workload: FullWorkload
     memory: MemoryPrediction
     time: TimePrediction | None
     """None where it does not fit."""
@@ -142,7 +142,7 @@ def search(question: Question, rates: Rates) -> Answer:
     refused: Counter[str] = Counter()
     for workload in workloads(question, refused):
         found = [_candidate(question, workload, rates)]
-        granularity, key = workload.recompute.granularity, (workload.layout, workload.micro_batch)
+        granularity, key = workload.recompute, (workload.layout, workload.micro_batch)
         if granularity == "none" and not found[0].missing_bytes:
             kept.add(key)
         if granularity == "full" and not found[0].missing_bytes and key not in kept:
@@ -156,14 +156,14 @@ def search(question: Question, rates: Rates) -> Answer:
     return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large), refused=why)
 
 
-def _candidate(question: Question, workload: Workload, rates: Rates) -> Candidate:
+def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Candidate:
     memory = predict_memory(workload)
     missing = max(0, memory.device_bytes - question.memory_bytes)
     time = predict_time(workload, rates) if missing == 0 else None
     return Candidate(workload=workload, memory=memory, time=time, missing_bytes=missing)
 
 
-def _fewest_recomputed(question: Question, workload: Workload) -> Workload | None:
+def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorkload | None:
     """Return a workload that recomputes all layers with as few of each chunk as fit; None if that is all, or the engine cannot.
 
     As when the largest micro-batch is searched for, a part of the memory stays free.
@@ -171,8 +171,8 @@ def _fewest_recomputed(question: Question, workload: Workload) -> Workload | Non
     layout = workload.layout
     chunk = question.shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
 
-    def first(layers: int) -> Workload:
-        return replace(workload, recompute=Recompute(granularity="full", method="block", layers=layers))
+    def first(layers: int) -> FullWorkload:
+        return replace(workload, recompute="full", recompute_layers=layers)
 
     counts, room = range(1, chunk), question.memory_bytes * (1 - KEPT_FREE)
     fewest = bisect_left(counts, True, key=lambda layers: predict_memory(first(layers)).device_bytes <= room)
@@ -181,7 +181,7 @@ def _fewest_recomputed(question: Question, workload: Workload) -> Workload | Non
     return first(counts[fewest])
 
 
-def workloads(question: Question, refused: "Counter[str] | None" = None) -> Iterator[Workload]:
+def workloads(question: Question, refused: "Counter[str] | None" = None) -> Iterator[FullWorkload]:
     """Yield every legal layout with every micro-batch and every kind of recomputation that the engine can run.
 
     Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time. `refused` counts
@@ -213,19 +213,19 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
 
 def _workload(
     question: Question, layout: Layout, micro: int, steps: int, granularity: Literal["none", "selective", "full"]
-) -> Workload:
+) -> FullWorkload:
     chunks = layout.pipeline * (layout.virtual_pipeline or 1)
-    return Workload(
-        shape=question.shape,
-        layout=layout,
+    return FullWorkload.of(
+        layout,
         micro_batch=micro,
         accumulation_steps=steps,
+        shape=question.shape,
         sequence_tokens=question.sequence_tokens,
         implementation=question.implementation,
-        precision=question.precision,
+        matmul_dtype=question.precision,
         optimizer_states=question.optimizer_states,
-        recompute=Recompute(granularity=granularity),
-        expert_tensor=1 if question.shape.experts else None,
+        recompute=granularity,
+        expert_tensor_parallel=1 if question.shape.experts else None,
         chunk_layers=None if question.equal_stages else short_ends(question.shape.layers, chunks) if chunks > 1 else None,
     )
 
@@ -338,7 +338,7 @@ def reason(candidate: Candidate, best: Candidate) -> str:
     cost = f"+{100 * share:.0f} %"
     if round(share, 2) <= 0:
         return "predicted to be as fast"
-    here, there = candidate.workload.recompute.granularity, best.workload.recompute.granularity
+    here, there = candidate.workload.recompute, best.workload.recompute
     if part in {"products", "memory", "attention"} and here == "full" != there:
         return f"recomputes activations, {cost}"
     if part == "products" and candidate.workload.micro_batch < best.workload.micro_batch:

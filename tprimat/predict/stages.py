@@ -5,8 +5,8 @@ from functools import cached_property, lru_cache
 
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.models import ModelShape
+from tprimat.core.workload import FullWorkload
 from tprimat.plan.layout import layers_of_last_stage
-from tprimat.predict.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +41,12 @@ class Stage:
         return self.dense_layers, self.moe_layers, self.mtp_layers, self.output
 
 
-def stages_of(workload: Workload) -> tuple[Stage, ...]:
+def stages_of(workload: FullWorkload) -> tuple[Stage, ...]:
     """Return the stages of a workload, first to last."""
     shape, layout = workload.shape, workload.layout
     counts = _layers_by_chunk(workload, layout.pipeline * (layout.virtual_pipeline or 1))
     dense_first = None if shape.experts is None else shape.dense_first_layers
-    return _stages(counts, layout.pipeline, dense_first, workload.mtp_layers)
+    return _stages(counts, layout.pipeline, dense_first, workload.mtp_layers or 0)
 
 
 @lru_cache(maxsize=4096)
@@ -70,11 +70,11 @@ def _stages(counts: tuple[int, ...], pipeline: int, dense_first: int | None, mtp
     )
 
 
-def _layers_by_chunk(workload: Workload, chunks: int) -> tuple[int, ...]:
+def _layers_by_chunk(workload: FullWorkload, chunks: int) -> tuple[int, ...]:
     layers, layout = workload.shape.layers, workload.layout
     if workload.chunk_layers:
         return workload.chunk_layers
-    if workload.implementation.balanced_stages and layout.pipeline > 1 and layout.virtual_pipeline is None:
+    if workload.code.balanced_stages and layout.pipeline > 1 and layout.virtual_pipeline is None:
         last = layers_of_last_stage(workload.shape, layout.pipeline)
         return (*[(layers - last) // (chunks - 1)] * (chunks - 1), last)
     return tuple(layers // chunks + (number < layers % chunks) for number in range(chunks))
@@ -107,7 +107,7 @@ class Weights:
         return self.dense + self.experts
 
 
-def weights_of(workload: Workload, stage: Stage) -> Weights:
+def weights_of(workload: FullWorkload, stage: Stage) -> Weights:
     """Return the weights that one rank of a stage holds, as Megatron-Core builds them."""
     shape, tensor = workload.shape, workload.layout.tensor
     norm = shape.hidden * _norm_width(shape)
@@ -121,7 +121,7 @@ def weights_of(workload: Workload, stage: Stage) -> Weights:
         outer += norm
         shared_here = shape.tied_embeddings and stage.embedding
         outer += 0 if shared_here else table
-        converted = table if workload.implementation.fp8_output_layer else 0
+        converted = table if workload.code.fp8_output_layer else 0
     if stage.mtp_layers:
         # Two norms and a projection of the joined states in front of each layer, and a norm behind it.
         outer += stage.mtp_layers * (3 * norm + 2 * shape.hidden * shape.hidden // tensor)
@@ -155,7 +155,7 @@ def _layer_weights(shape: ModelShape, tensor: int, expert_tensor: int, expert: i
     return Weights(dense=dense, experts=experts, fp8_matrices=matrices_dense + matrices_experts)
 
 
-def layer_weights(workload: Workload, *, moe: bool) -> Weights:
+def layer_weights(workload: FullWorkload, *, moe: bool) -> Weights:
     """Return the weights of one layer on one rank."""
     layout = workload.layout
     return _layer_weights(workload.shape, layout.tensor, workload.expert_tensor_ranks, layout.expert, moe)
@@ -171,13 +171,13 @@ def _norm_width(shape: ModelShape) -> int:
     return 2 if shape.norm == "layernorm" else 1
 
 
-def chunks_in_flight(workload: Workload, stage: int) -> list[int]:
+def chunks_in_flight(workload: FullWorkload, stage: int) -> list[int]:
     """Return how many micro-batches of each model chunk a stage holds at its fullest, by Megatron-Core's 1F1B schedules.
 
     The interleaved schedule runs (stages - stage - 1) x 2 + (chunks - 1) x stages forward passes ahead, in rounds of one
     micro-batch a stage (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
-    pipeline, steps = workload.layout.pipeline, workload.accumulation_steps
+    pipeline, steps = workload.layout.pipeline, workload.accumulation
     virtual = workload.layout.virtual_pipeline
     if virtual is None:
         return [min(steps, pipeline - stage)]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import expert_rows
 from tprimat.predict.rates import Rates
 from tprimat.predict.stages import Stage, Weights, stages_of, weights_of
-from tprimat.predict.workload import Recompute, Workload
 
 TimePart = Literal[
     "products", "attention", "memory", "tensor", "context", "experts", "pipeline", "bubble", "replicas", "optimizer", "host"
@@ -99,10 +99,10 @@ class Piece:
         return sum(float(getattr(self, name)) for name in self.__slots__)
 
 
-def predict_time(workload: Workload, rates: Rates) -> TimePrediction:
+def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
     """Return the time of a step on a machine."""
     stages = stages_of(workload)
-    layout, steps = workload.layout, workload.accumulation_steps
+    layout, steps = workload.layout, workload.accumulation
     of_kind = {stage.kind: stage for stage in stages}
     pieces = {kind: _stage_piece(workload, rates, stage) for kind, stage in of_kind.items()}
     seconds = {kind: _with_host(workload, rates, stage, pieces[kind].total) for kind, stage in of_kind.items()}
@@ -133,12 +133,12 @@ def predict_time(workload: Workload, rates: Rates) -> TimePrediction:
     )
 
 
-def _with_host(workload: Workload, rates: Rates, stage: Stage, seconds: float) -> float:
+def _with_host(workload: FullWorkload, rates: Rates, stage: Stage, seconds: float) -> float:
     """Return the time of a micro-batch, at least what the host needs to launch it."""
     return max(seconds, (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds)
 
 
-def _stage_piece(workload: Workload, rates: Rates, stage: Stage) -> Piece:
+def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage) -> Piece:
     piece = Piece()
     again = _recomputed(workload, stage.dense_layers + stage.moe_layers)
     again_dense = min(again, stage.dense_layers)  # dense layers come first
@@ -149,8 +149,8 @@ def _stage_piece(workload: Workload, rates: Rates, stage: Stage) -> Piece:
         (True, False): stage.moe_layers - (again - again_dense),
     }
     if stage.mtp_layers:
-        layers[workload.shape.experts is not None, workload.recompute.method == "uniform"] += stage.mtp_layers
-    kept = replace(workload, recompute=Recompute())
+        layers[workload.shape.experts is not None, workload.recompute_layers is None] += stage.mtp_layers
+    kept = replace(workload, recompute="none")
     for (moe, recomputed), count in layers.items():
         if count:
             piece.add(_layer(workload if recomputed else kept, rates, moe=moe), count)
@@ -159,12 +159,11 @@ def _stage_piece(workload: Workload, rates: Rates, stage: Stage) -> Piece:
     return piece
 
 
-def _recomputed(workload: Workload, layers: int) -> int:
+def _recomputed(workload: FullWorkload, layers: int) -> int:
     """Return to how many layers of a stage its recomputation applies: under `block` to the first of each chunk."""
-    recompute = workload.recompute
-    if recompute.granularity != "full" or recompute.method == "uniform":
+    if workload.recompute != "full" or workload.recompute_layers is None:
         return layers
-    return min(layers, recompute.layers * (workload.layout.virtual_pipeline or 1))
+    return min(layers, workload.recompute_layers * (workload.virtual_pipeline or 1))
 
 
 MODULES_OF_MATRICES: Mapping[str, tuple[str, ...]] = {
@@ -182,28 +181,28 @@ MODULES_OF_MATRICES: Mapping[str, tuple[str, ...]] = {
 """Matrix -> the modules with which its product is computed again."""
 
 
-def _layer(workload: Workload, rates: Rates, *, moe: bool) -> Piece:
+def _layer(workload: FullWorkload, rates: Rates, *, moe: bool) -> Piece:
     shape = workload.shape
     piece = Piece()
     matrices = attention_matrices(shape) + (moe_matrices(shape) if moe else feed_forward_matrices(shape))
-    recompute = workload.recompute.granularity == "full"
+    recompute = workload.recompute == "full"
     for matrix in matrices:
-        again = workload.recompute.repeats(*MODULES_OF_MATRICES.get(matrix.name, ()))
+        again = workload.repeats(*MODULES_OF_MATRICES.get(matrix.name, ()))
         piece.products += _products(workload, rates, matrix, again=again)
     forward, backward = _attention(workload, rates)
-    piece.attention = forward * (1 + workload.recompute.repeats("core_attn")) + backward
+    piece.attention = forward * (1 + workload.repeats("core_attn")) + backward
     piece.memory = _memory_bytes(workload, matrices, moe=moe, again=recompute) / (rates.region_bandwidth or rates.bandwidth)
     piece.tensor = _tensor_exchange(workload, rates, again=recompute)
     piece.context = _context_exchange(workload, rates, forward)
-    piece.experts = _expert_exchange(workload, rates, again=workload.recompute.repeats("moe")) if moe else 0.0
+    piece.experts = _expert_exchange(workload, rates, again=workload.repeats("moe")) if moe else 0.0
     return piece
 
 
-def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, *, again: bool) -> float:
+def _products(workload: FullWorkload, rates: Rates, matrix: WeightMatrix, *, again: bool) -> float:
     """Return the seconds of a matrix's three products. Grouped ones that no probe measured are as fast as single ones."""
     routed = matrix.copies > 1
-    in_bf16 = routed and workload.implementation.expert_wgrad_in_bf16
-    dtype = _in_bf16(workload) if matrix.name == "router" else workload.precision
+    in_bf16 = routed and workload.code.expert_wgrad_in_bf16
+    dtype = _in_bf16(workload) if matrix.name == "router" else workload.matmul_dtype
     wgrad_dtype = _in_bf16(workload) if in_bf16 else dtype
     ranks = workload.expert_tensor_ranks if routed else workload.layout.tensor
     outputs = matrix.outputs // (ranks if matrix.split == "outputs" else 1)
@@ -219,12 +218,14 @@ def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, *, again: 
     return copies * (forward * (2 if again else 1) + dgrad + wgrad + accumulate)
 
 
-def _weight_gradient(workload: Workload, rates: Rates, sides: tuple[int, int, int], dtype: str, kind: str) -> tuple[float, float]:
+def _weight_gradient(
+    workload: FullWorkload, rates: Rates, sides: tuple[int, int, int], dtype: str, kind: str
+) -> tuple[float, float]:
     """Return the seconds of a weight gradient's product, and of adding it to the sum.
 
     Where the product was measured with an fp32 sum, that is part of it; a sum in bf16 then takes so much less.
     """
-    if rates.adds_gradients(dtype, kind) and workload.implementation.accumulates_weight_gradients:
+    if rates.adds_gradients(dtype, kind) and workload.code.accumulates_weight_gradients:
         narrower = sides[0] * sides[1] * (_accumulation_bytes(workload) - FP32_SUM_BYTES)
         return rates.product_seconds(*sides, dtype, kind), narrower / rates.bandwidth
     plain = "fprop" if rates.adds_gradients(dtype, kind) else kind
@@ -232,23 +233,23 @@ def _weight_gradient(workload: Workload, rates: Rates, sides: tuple[int, int, in
     return rates.product_seconds(*sides, dtype, plain), added
 
 
-def _accumulation_bytes(workload: Workload) -> int:
+def _accumulation_bytes(workload: FullWorkload) -> int:
     """Return the bytes per weight that adding its gradient to the sum moves besides the product itself."""
     total = 2 * workload.gradient_bytes
-    return total if workload.implementation.accumulates_weight_gradients else 2 + 2 + total
+    return total if workload.code.accumulates_weight_gradients else 2 + 2 + total
 
 
-def _in_bf16(workload: Workload) -> str:
+def _in_bf16(workload: FullWorkload) -> str:
     """Return the dtype of products that stay in bf16 under fp8."""
-    return "bf16" if workload.precision == "fp8" else workload.precision
+    return "bf16" if workload.matmul_dtype == "fp8" else workload.matmul_dtype
 
 
-def _output(workload: Workload, rates: Rates) -> Piece:
+def _output(workload: FullWorkload, rates: Rates) -> Piece:
     """Return output layer and loss, which stay in the wider type under fp8 unless the implementation says otherwise."""
     shape = workload.shape
-    dtype = workload.precision if workload.implementation.fp8_output_layer else _in_bf16(workload)
+    dtype = workload.matmul_dtype if workload.code.fp8_output_layer else _in_bf16(workload)
     words, tokens = workload.vocabulary // workload.layout.tensor, workload.tokens
-    rows = min(tokens, workload.implementation.loss_chunk_tokens) if workload.loss == "chunked" else tokens
+    rows = min(tokens, workload.code.loss_chunk_tokens) if workload.loss == "chunked" else tokens
     sides = (words, shape.hidden, rows)
     seconds = rates.product_seconds(rows, words, shape.hidden, dtype) + rates.product_seconds(
         rows, shape.hidden, words, dtype, "dgrad"
@@ -263,7 +264,7 @@ def _output(workload: Workload, rates: Rates) -> Piece:
     return Piece(products=seconds, memory=moved / rates.bandwidth)
 
 
-def _loss_bytes(workload: Workload) -> int:
+def _loss_bytes(workload: FullWorkload) -> int:
     """Return the bytes a logit that the loss moves, both passes, between the products of the output layer.
 
     native converts to fp32 (6 in bf16), finds the maximum (4), subtracts it and takes exponentials (8 each), sums (4), divides,
@@ -272,7 +273,7 @@ def _loss_bytes(workload: Workload) -> int:
     differences and exponentials twice, each into a new tensor.
     """
     size = workload.element_bytes
-    if workload.loss == "chunked" and workload.implementation.eager_loss:
+    if workload.loss == "chunked" and workload.code.eager_loss:
         return 4 * size + 66
     return {
         "chunked": 4 * size,
@@ -283,7 +284,7 @@ def _loss_bytes(workload: Workload) -> int:
     }[workload.loss]
 
 
-def _attention(workload: Workload, rates: Rates) -> tuple[float, float]:
+def _attention(workload: FullWorkload, rates: Rates) -> tuple[float, float]:
     """Return the seconds of attention's own products, forward and backward, by causal FLOP."""
     shape, layout = workload.shape, workload.layout
     heads = shape.heads // layout.tensor
@@ -294,9 +295,9 @@ def _attention(workload: Workload, rates: Rates) -> tuple[float, float]:
     return rates.attention_seconds(flop, *place, backward=False), rates.attention_seconds(2.5 * flop, *place, backward=True)
 
 
-def _memory_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, moe: bool, again: bool) -> float:
+def _memory_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], *, moe: bool, again: bool) -> float:
     """Return the bytes that norms, rotation, activation, and conversions to 8 bits read and write in one layer."""
-    shape, code = workload.shape, workload.implementation
+    shape, code = workload.shape, workload.code
     rows, width = workload.tokens, shape.ffn / workload.layout.tensor
     if moe:
         rows, width = expert_rows(workload), (shape.expert_ffn or 0) / workload.expert_tensor_ranks
@@ -310,12 +311,12 @@ def _memory_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, moe: 
         forward += 6 * rows * shape.hidden  # tokens are sorted by expert, and back
         backward += 6 * rows * shape.hidden
     total = workload.element_bytes * (forward * (2 if again else 1) + backward)
-    if workload.precision == "fp8":
+    if workload.matmul_dtype == "fp8":
         total += _conversion_bytes(workload, matrices, again=again)
     return total
 
 
-def _compiled_elements(workload: Workload) -> tuple[float, float]:
+def _compiled_elements(workload: FullWorkload) -> tuple[float, float]:
     """Return the elements that two norms with their residual sums, and the rotation, read and write in each pass."""
     shape = workload.shape
     hidden = workload.tokens / workload.sequence_ranks * shape.hidden
@@ -323,7 +324,7 @@ def _compiled_elements(workload: Workload) -> tuple[float, float]:
     return 8 * hidden + 2 * joint, 12 * hidden + 2 * joint
 
 
-def _eager_elements(workload: Workload) -> tuple[float, float]:
+def _eager_elements(workload: FullWorkload) -> tuple[float, float]:
     """Return the same where each operation reads its operands and writes its result (tests/predict/moved_bytes.py counts them).
 
     | elements | operation | forward | backward |
@@ -354,7 +355,7 @@ def _eager_elements(workload: Workload) -> tuple[float, float]:
     )
 
 
-def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:
+def _conversion_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:
     """Return the bytes of finding the largest value, then writing 8 bits in both orientations, of rows and gradients.
 
     Without wgrad in fp8 one orientation is enough, and a row, which has its own scale, is read once.
@@ -366,13 +367,13 @@ def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, a
         ranks = workload.expert_tensor_ranks if routed else workload.layout.tensor
         outputs = matrix.outputs / (ranks if matrix.split == "outputs" else 1)
         inputs = matrix.inputs / (ranks if matrix.split == "inputs" else 1)
-        moved = 2 + 1 if routed and workload.implementation.expert_wgrad_in_bf16 else 2 + 2 + 1 + 1
+        moved = 2 + 1 if routed and workload.code.expert_wgrad_in_bf16 else 2 + 2 + 1 + 1
         if matrix.name != "router":
             total += rows * moved * (inputs * (2 if again else 1) + outputs)
     return total
 
 
-def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
+def _tensor_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> float:
     """Return by how much exchanges between tensor ranks lengthen one layer.
 
     Under sequence parallelism a layer gathers twice and scatters twice in each pass. In the backward pass Megatron-Core scatters
@@ -380,7 +381,7 @@ def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
     parallelism, the forward pass sums twice, and the backward pass twice while wgrad runs. Both wait for the same memory, so that
     products beside an exchange take longer (OVERLAPPED_SHARES).
     """
-    layout, code, size = workload.layout, workload.implementation, workload.element_bytes
+    layout, code, size = workload.layout, workload.code, workload.element_bytes
     if layout.tensor == 1:
         return 0.0
     message = workload.tokens * workload.shape.hidden * size
@@ -389,13 +390,13 @@ def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
         return 2 * rates.exchange_seconds("all_reduce", message, layout.tensor) * (passes + share)
     gather = rates.exchange_seconds("all_gather", message, layout.tensor)
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
-    if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or workload.precision != "fp8"):
+    if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or workload.matmul_dtype != "fp8"):
         return share * 2 * (gather + scatter) * (passes + 1)
     beside = scatter if code.keeps_gathered_inputs else gather + scatter
     return 2 * (gather + scatter) * passes + 2 * gather + share * 2 * beside
 
 
-def _context_exchange(workload: Workload, rates: Rates, attention: float) -> float:
+def _context_exchange(workload: FullWorkload, rates: Rates, attention: float) -> float:
     """Return the exchange of keys and values between context ranks that is not hidden, of one layer."""
     shape, layout = workload.shape, workload.layout
     if layout.context == 1:
@@ -406,13 +407,13 @@ def _context_exchange(workload: Workload, rates: Rates, attention: float) -> flo
     )
     gather = rates.exchange_seconds("all_gather", message, layout.context, layout.tensor)
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.context, layout.tensor)
-    if workload.implementation.gathers_keys_values:
+    if workload.code.gathers_keys_values:
         return gather + gather + scatter
     # Around a ring, all but what takes longer than the attention in the meantime is hidden.
     return max(0.0, gather - attention) + max(0.0, gather + scatter - 2.5 * attention)
 
 
-def _expert_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
+def _expert_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> float:
     """Return the exchange of tokens between expert ranks, of one layer: there and back, in both passes.
 
     Megatron-Core's groups of expert ranks are neighbours, whatever the tensor and context degrees, up to the expert tensor ranks.
@@ -427,14 +428,14 @@ def _expert_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
     return one * (6 if again else 4)
 
 
-def _share_of_nodes(workload: Workload, nodes: float) -> float:
+def _share_of_nodes(workload: FullWorkload, nodes: float) -> float:
     """Return the nodes that a token travels to over the experts it chooses: 1 where it travels once for each expert.
 
     A choice at random hits n (1 - (1 - 1 / n)^k) of n nodes with k experts. Where a token uses some groups of experts only, the
     nodes are those of as many groups.
     """
     shape = workload.shape
-    if not workload.implementation.dispatches_once_a_node or nodes <= 1 or not shape.experts_per_token:
+    if not workload.code.dispatches_once_a_node or nodes <= 1 or not shape.experts_per_token:
         return 1.0
     reached = nodes
     if shape.router_groups and shape.router_best_groups:
@@ -442,7 +443,7 @@ def _share_of_nodes(workload: Workload, nodes: float) -> float:
     return reached * (1 - (1 - 1 / reached) ** shape.experts_per_token) / shape.experts_per_token
 
 
-def _pipeline_exchange(workload: Workload, rates: Rates, virtual: int) -> float:
+def _pipeline_exchange(workload: FullWorkload, rates: Rates, virtual: int) -> float:
     """Return the messages between stages that nothing hides: those that fill and drain the pipeline."""
     layout = workload.layout
     if layout.pipeline == 1:
@@ -450,12 +451,12 @@ def _pipeline_exchange(workload: Workload, rates: Rates, virtual: int) -> float:
     message = workload.tokens / workload.sequence_ranks * workload.shape.hidden * workload.element_bytes
     stride = layout.world_size // layout.pipeline
     one = rates.exchange_seconds("send_recv", message, 2, stride)
-    return one * 2 * ((layout.pipeline - 1) + workload.accumulation_steps * virtual)
+    return one * 2 * ((layout.pipeline - 1) + workload.accumulation * virtual)
 
 
-def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_batch: float) -> float:
+def _replica_exchange(workload: FullWorkload, rates: Rates, weights: Weights, micro_batch: float) -> float:
     """Return the exchange of gradients and weights between replicas that neither pass of a micro-batch hides."""
-    layout, shards = workload.layout, workload.implementation.shards_weights
+    layout, shards = workload.layout, workload.code.shards_weights
     message = 2.0 * weights.total / max(1, workload.shape.layers // layout.pipeline) if shards else BUCKET_BYTES
     reduction = "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
     exchanges = [(reduction, float(workload.gradient_bytes))]
@@ -474,17 +475,17 @@ def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_
         # Copies into and out of each message, and conversions between its dtype and the weights', pass over memory.
         copies = weights.total * (14 + 20 / workload.replicas) / rates.bandwidth
         each, slower = (2 * of["all_gather"] + of[reduction] for of in (seconds, visible))
-        return workload.accumulation_steps * (copies + max(slower, each - micro_batch))
+        return workload.accumulation * (copies + max(slower, each - micro_batch))
     backward = max(visible[reduction], seconds[reduction] - micro_batch * 2 / 3)
     return backward + max(visible["all_gather"], seconds["all_gather"] - micro_batch / 3)
 
 
-def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
+def _optimizer(workload: FullWorkload, rates: Rates, weights: Weights) -> float:
     """Return the seconds of the gradients' norm, Adam's update, and of all that passes over weights or gradients once a step.
 
     A rank updates its share of the weights, and sets all its gradients to zero, of which it has a share under FSDP alone.
     """
-    code = workload.implementation
+    code = workload.code
     if code.shards_weights or workload.distributed_optimizer:
         own = weights.dense / workload.replicas + weights.experts / workload.expert_replicas
     else:
@@ -495,12 +496,12 @@ def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
         moved = own * (ADAM_BYTES[code.optimizer] + NORM_BYTES + (0 if code.shards_weights else COPY_BYTES))
     if code.zeroes_gradients:
         moved += workload.gradient_bytes * (own if code.shards_weights else weights.total)
-    if workload.precision == "fp8":
+    if workload.matmul_dtype == "fp8":
         moved += 6 * weights.fp8_matrices
     return moved / rates.bandwidth
 
 
-def late_step_seconds(workload: Workload) -> float:
+def late_step_seconds(workload: FullWorkload) -> float:
     """Return about what a step takes with a host as slow to launch kernels as the one measured with two H100; 0 if not known.
 
     It was measured under TP2. More tensor ranks, recomputation and context parallelism launch more kernels: that is not counted.
@@ -508,4 +509,4 @@ def late_step_seconds(workload: Workload) -> float:
     if workload.layout.tensor == 1:
         return 0.0
     layers = max(stage.layers for stage in stages_of(workload)) + 1  # the output layer, as one more
-    return workload.accumulation_steps * layers * workload.implementation.late_host_seconds
+    return workload.accumulation * layers * workload.code.late_host_seconds

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from tprimat.core.errors import RecordError
-from tprimat.records.limits import ALWAYS_ALLOWED, LARGEST_UNPACKED, MOST_EXPANSION
+from tprimat.core.limits import ALWAYS_ALLOWED, LARGEST_UNPACKED, MOST_EXPANSION
 from tprimat.records.store import NO_ROOM, cannot_write
 
 SUFFIXES = (".tar.gz", ".tgz")

@@ -6,9 +6,8 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from tprimat.core.rows import RefuseUnknownKeys
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.sharing import shareable
 from tprimat.records.store import adapter, as_document, checked, write_atomically
+from tprimat.records.upgrade import upgraded_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,21 +142,21 @@ def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: Run
             "framework": run.engine,
         },
         "parallelism_config": {
-            "tensor_model_parallel_size": run.tensor_parallel,
-            "pipeline_model_parallel_size": run.pipeline_parallel,
-            "virtual_pipeline_model_parallel_size": run.virtual_pipeline,
-            "context_parallel_size": run.context_parallel,
-            "data_parallel_size": run.data_parallel,
-            "gradient_accumulation_steps": run.accumulation_steps,
+            "tensor_model_parallel_size": run.ran.tensor_parallel,
+            "pipeline_model_parallel_size": run.ran.pipeline_parallel,
+            "virtual_pipeline_model_parallel_size": run.ran.virtual_pipeline,
+            "context_parallel_size": run.ran.context_parallel,
+            "data_parallel_size": run.ran.data_parallel,
+            "gradient_accumulation_steps": run.ran.accumulation_steps,
             "strategy_name": run.strategy,
         },
         "training_config": {
-            "micro_batch_size": run.micro_batch_sequences,
-            "micro_batch_size_asked": "auto" if run.micro_batch_search else run.micro_batch_sequences,
-            "global_batch_size": run.global_batch_sequences,
-            "sequence_length": run.sequence_tokens,
+            "micro_batch_size": run.ran.micro_batch_sequences,
+            "micro_batch_size_asked": "auto" if run.micro_batch_search else run.ran.micro_batch_sequences,
+            "global_batch_size": run.ran.global_batch_sequences,
+            "sequence_length": run.ran.sequence_tokens,
             "num_gpus": run.machine.gpus,
-            "precision": run.matmul_dtype,
+            "precision": run.ran.matmul_dtype,
         },
         "performance_metrics": _performance(metrics),
         "raw_step_times": [step["step_seconds"] for step in steps_document],
@@ -210,9 +210,10 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
     Raises:
         RecordError: they do not fit this schema version.
     """
-    run = _with_new_names(checked(RunRecord, document["run"], path))
+    run = checked(RunRecord, document["run"], path)
     steps = checked(tuple[StepRecord, ...], document["steps"], path)
-    metrics = document.get("metrics") if document.get("schema_version", SCHEMA_VERSION) == SCHEMA_VERSION else None
+    metrics = document.get("metrics") if document.get("schema_version", SCHEMA_VERSION) in range(1, SCHEMA_VERSION + 1) else None
+    metrics = upgraded_metrics(metrics) if isinstance(metrics, dict) else None
     return RunResult(
         run=run,
         steps=steps,
@@ -224,28 +225,14 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
     )
 
 
-def _with_new_names(run: RunRecord) -> RunRecord:
-    """Return the run with NeMo's option for CUDA graphs under its present name, so that older records compare with newer ones."""
-    options = dict(run.engine_options)
-    graphs = options.pop("enable_cuda_graph", None)
-    return run if graphs is None else replace(run, engine_options={"cuda_graph_impl": "local" if graphs else "none", **options})
-
-
-HELD_BACK = re.compile(r"clocks were held back in (\d+)% of the readings: (.+)")
-"""The warning that older files have instead of the field."""
-
-
 def _held_back(metrics: Any) -> dict[str, float] | None:
     """Return what a document's metrics say of clocks that were held back; None where they say nothing."""
     if not isinstance(metrics, dict):
         return None
-    stated, warnings = metrics.get("held_back"), metrics.get("warnings")
-    if isinstance(stated, dict):
-        return {
-            str(reason): float(share) for reason, share in stated.items() if isinstance(share, int | float) and 0 <= share <= 1
-        }
-    found = [HELD_BACK.fullmatch(text) for text in warnings if isinstance(text, str)] if isinstance(warnings, list) else []
-    return {match[2]: int(match[1]) / 100 for match in found if match} or None
+    stated = metrics.get("held_back")
+    if not isinstance(stated, dict):
+        return None
+    return {str(reason): float(share) for reason, share in stated.items() if isinstance(share, int | float) and 0 <= share <= 1}
 
 
 def _gpu_busy(metrics: Any) -> float | None:

@@ -1,11 +1,12 @@
 """How well a fact about a run is known: observed in the running program, resolved by the framework, or only stated."""
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any
 
-from tprimat.records.schema import Evidence, Fp8Scaling, Grade, RunRecord
+from tprimat.records.schema import Evidence, Grade, RunRecord
+from tprimat.records.upgrade import FACTS
 
 ONCE_READ_FROM_CONFIGURATION = ("recompute", "sequence_parallel", "data")
 """Facts that records without grades took from the framework's configuration."""
@@ -13,41 +14,29 @@ CAUTION = "caution: "
 """Begins a note of a log that belongs to every analysis of its run."""
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
 """The note of a run whose trainer shares its CPU."""
-IN_BF16 = re.compile(r"keeps (\d+) of \d+ layers in bf16")
-FP8_RECIPES: Mapping[str, Fp8Scaling] = {
-    "delayed": "delayed",
-    "tensorwise": "current",
-    "current": "current",
-    "rowwise": "rowwise",
-    "blockwise": "blockwise",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
-    "mxfp4": "mxfp4",
-}
-"""Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
 GRAPH_OPTIONS = ("cuda_graphs", "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 """Options of the embedded engine, NeMo and Megatron-LM under which CUDA graphs run the layers."""
 STEPS_WITHOUT_GRAPHS = 3
 """The first steps of the embedded engine under cuda_graphs: two run as usual, and Python records the third."""
-NO_FACTS = ("source", "grades", "notes")
+NO_FACTS = ("source", "workload", "grades", "notes")
 
 
 def facts(evidence: Evidence) -> dict[str, object]:
     """Return what is known of a run, by field."""
     names = [one.name for one in fields(evidence) if one.name not in NO_FACTS]
-    return {name: value for name in names if (value := getattr(evidence, name)) is not None}
+    return evidence.workload.facts | {name: value for name in names if (value := getattr(evidence, name)) is not None}
+
+
+def with_facts(evidence: Evidence, **stated: Any) -> Evidence:
+    """Return evidence with more facts, by field: those of a workload, and its own."""
+    own = {name: value for name, value in stated.items() if name not in FACTS}
+    seen = {name: stated[name] for name in FACTS if name in stated}
+    return replace(evidence, workload=replace(evidence.workload, **seen), **own)
 
 
 def captures_layers(options: Mapping[str, object]) -> bool:
     """Return whether CUDA graphs run the layers, by the options of an engine."""
     return any(options.get(name) not in (None, False, "none") for name in GRAPH_OPTIONS)
-
-
-def layers_in_bf16(evidence: Evidence) -> int:
-    """Return the layers that a run in fp8 left in bf16. Records from before the field say it in a note."""
-    if evidence.layers_in_bf16 is not None:
-        return evidence.layers_in_bf16
-    return next((int(match[1]) for note in evidence.notes if (match := IN_BF16.search(note))), 0)
 
 
 def cautions(evidence: Evidence | None) -> list[str]:
@@ -72,9 +61,9 @@ def grade_of(run: RunRecord, name: str) -> Grade | None:
     record holds, and no evidence, is stated.
     """
     evidence = run.evidence
-    value = None if evidence is None else getattr(evidence, name)
+    value = None if evidence is None else facts(evidence).get(name)
     if evidence is None or value is None:
-        return None if getattr(run, name, None) is None else "stated"
+        return "stated" if name in run.workload.facts else None
     if name in evidence.grades:
         return evidence.grades[name]
     if evidence.source == "log" or name in ONCE_READ_FROM_CONFIGURATION:

@@ -13,10 +13,11 @@ from typing import Any
 
 from tprimat.core.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
 from tprimat.core.errors import RecordError
+from tprimat.core.limits import LARGEST_REAL, finite_or_none
 from tprimat.core.models import model_shape
+from tprimat.core.workload import Workload
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.limits import LARGEST_REAL
-from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
+from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
 from tprimat.records.store import checked
 
 ENGINES = {
@@ -73,18 +74,20 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunR
     run = RunRecord(
         run_id=f"foreign-{digest[:16]}",
         model=model,
-        shape=model_shape(MODELS[model]) if model in MODELS else None,
         strategy=reader.text("strategy_name", "strategy", "parallel_strategy"),
         engine=_engine(reader),
-        matmul_dtype=dtype if dtype in DTYPES else None,  # names of mixed precision are ambiguous
-        tensor_parallel=reader.whole("tensor_model_parallel_size", "tensor_parallel_size"),
-        pipeline_parallel=reader.whole("pipeline_model_parallel_size", "pipeline_parallel_size"),
-        virtual_pipeline=reader.whole("virtual_pipeline_model_parallel_size"),
-        context_parallel=reader.whole("context_parallel_size"),
-        data_parallel=reader.whole("data_parallel_size"),
-        micro_batch_sequences=reader.whole("micro_batch_size"),
-        global_batch_sequences=reader.whole("global_batch_size"),
-        sequence_tokens=reader.whole("sequence_length"),
+        workload=Workload(
+            shape=model_shape(MODELS[model]) if model in MODELS else None,
+            matmul_dtype=dtype if dtype in DTYPES else None,  # names of mixed precision are ambiguous
+            tensor_parallel=reader.whole("tensor_model_parallel_size", "tensor_parallel_size"),
+            pipeline_parallel=reader.whole("pipeline_model_parallel_size", "pipeline_parallel_size"),
+            virtual_pipeline=reader.whole("virtual_pipeline_model_parallel_size"),
+            context_parallel=reader.whole("context_parallel_size"),
+            data_parallel=reader.whole("data_parallel_size"),
+            micro_batch_sequences=reader.whole("micro_batch_size"),
+            global_batch_sequences=reader.whole("global_batch_size"),
+            sequence_tokens=reader.whole("sequence_length"),
+        ),
         machine=machine,
         software={name: version for name, version in versions.items() if version is not None},
         started_at=None,

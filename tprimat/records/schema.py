@@ -1,64 +1,42 @@
-"""The records that runs and probes leave behind. Plain data, SI units, None where a value is absent.
+"""The records that runs and probes leave behind. Plain data, SI units, None where a value is absent."""
 
-The ranges of numbers are checked where JSON becomes a record, and nowhere else: whatever a file holds, arithmetic on a record
-stays finite and loops over its steps end.
-"""
-
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tprimat.core.accelerators import Backend
-from tprimat.core.models import ModelShape
+from tprimat.core.limits import (
+    LARGEST_WHOLE,
+    Count,
+    Duration,
+    FileName,
+    Fraction,
+    FreeForm,
+    Moment,
+    Name,
+    NotNegative,
+    Real,
+    StepNumber,
+    WholeNumber,
+)
 from tprimat.core.rows import RefuseUnknownKeys
-from tprimat.records.limits import DEEPEST, LARGEST_REAL, LARGEST_STEP, LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS
+from tprimat.core.workload import Workload
+from tprimat.records.upgrade import upgraded_run
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def _known_version(version: int) -> int:
-    if version != SCHEMA_VERSION:
-        message = f"this TPrimat reads version {SCHEMA_VERSION}; update it to read the file"
+    if not 1 <= version <= SCHEMA_VERSION:
+        message = f"this TPrimat reads versions up to {SCHEMA_VERSION}; update it to read the file"
         raise PydanticCustomError("version", "{message}", {"message": message})
     return version
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Refuse values of free form that are nested deeply, not finite or huge."""
-    if depth > DEEPEST:
-        raise PydanticCustomError("depth", "Input should have at most 8 levels")
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
-        _plain(inner, depth + 1)
-    if isinstance(value, int | float) and not (abs(value) <= LARGEST_REAL and math.isfinite(value)):
-        raise PydanticCustomError("size", "Input should be a finite number up to 1e100")
-    return value
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Return a finite number up to LARGEST_REAL; records keep no other, and their field `finite` says so."""
-    return value if value is not None and abs(value) <= LARGEST_REAL else None
-
-
 Version = Annotated[int, AfterValidator(_known_version)]
-WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_WHOLE)]
-Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]
-Name = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-"""Text of tables and pictures: one line, which a terminal shows as it is."""
-FileName = Annotated[str, Field(max_length=300, pattern=r"^\.*[^./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]*$")]
-"""A name that becomes part of a path: without separators, and neither `.` nor `..`."""
-StepNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
-Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]
-Duration = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
-"""Seconds that something took."""
-Moment = Annotated[float, Field(ge=-LONGEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
-"""Seconds since a start."""
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-FreeForm = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +71,6 @@ class MicroBatchSearch(RefuseUnknownKeys):
 
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
-Routing = Literal["natural", "balanced", "biased"]
-"""How tokens choose experts: by the router, at random, which gives all experts about as many (as Megatron-Core forces it), or
-with a random preference for some of them."""
-ExpertCapacity = Annotated[float, Field(gt=0, le=LARGEST_REAL, allow_inf_nan=False)] | Literal["unlimited"]
-"""What an expert takes of a rank's micro-batch, times the mean of all experts; more is dropped."""
 StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
 """Stages of a rank's start: Python runs, libraries are imported, ranks are connected, the model is built, steps begin."""
 
@@ -154,7 +127,6 @@ class Machine(RefuseUnknownKeys):
         return None if self.gpus_per_node is None or self.nodes is None else self.gpus_per_node * self.nodes
 
 
-Fp8Scaling = Literal["delayed", "current", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4"]
 Grade = Literal["observed", "resolved", "stated"]
 """Of a fact: seen in the running program, resolved by the framework from its arguments, or what somebody wrote."""
 
@@ -184,63 +156,20 @@ class Evidence(RefuseUnknownKeys):
     """What ran, as the running framework or its log states it. None: not stated."""
 
     source: Literal["running_framework", "log"]
+    workload: Workload = field(default_factory=Workload)
+    """As far as it was seen."""
     world_size: Count | None = None
-    tensor_parallel: Count | None = None
-    pipeline_parallel: Count | None = None
-    virtual_pipeline: Count | None = None
-    context_parallel: Count | None = None
-    expert_parallel: Count | None = None
-    data_parallel: Count | None = None
-    sequence_parallel: bool | None = None
-    micro_batch_sequences: Count | None = None
-    global_batch_sequences: Count | None = None
-    sequence_tokens: Count | None = None
     tokens_per_step: Count | None = None
-    documents: Name | None = None
-    """packed: a sequence holds several documents, at whose ends attention ends; padded: not every token is one of a document;
-    None: neither was seen."""
-    parameter_dtype: str | None = None
-    """Of the weights in the matmuls of the forward pass, such as 'bfloat16'."""
-    matmul_dtype: str | None = None
-    """What the matrix units ran: bf16, fp8, fp16, tf32, fp32."""
-    output_layer_dtype: str | None = None
-    """fp8 if the output layer multiplied in 8 bits as well, which usual recipes leave in bf16; None: not seen to."""
-    attention_dtype: str | None = None
-    """fp8 if attention multiplies in 8 bits as well, which usual recipes leave in bf16; None: not seen to."""
-    layers_in_bf16: WholeNumber | None = None
-    """Layers that a recipe for fp8 leaves in bf16, as some do with the first and the last; None: not seen."""
-    wider_parts: tuple[Name, ...] | None = None
-    """What else a recipe for fp8 or fp4 leaves in a wider dtype, such as weight gradients, in words; None: nothing seen."""
-    fp8_scaling: Fp8Scaling | None = None
-    """What a value is divided by before it is rounded to 8 or 4 bits: the largest of its tensor in earlier steps (delayed) or now
-    (current), or of its row or block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""
-    gradient_dtype: str | None = None
-    optimizer_states: Name | None = None
-    """Dtype of master weights and moments, such as 'fp32' or 'fp32 with moments in bf16'; None also where the engine's options
-    tell it."""
-    weights_split_over: Count | None = None
-    """Replicas that have a part each of every weight (FSDP, ZeRO-3); 1: each has all of its weights."""
     parameters: WholeNumber | None = None
     """Over all ranks, each weight counted once."""
-    recompute: Literal["none", "selective", "full"] | None = None
-    recompute_modules: tuple[Name, ...] | None = None
-    """Under selective, those of this rank's layers that were computed again, in alphabetical order."""
-    recompute_layers: Count | None = None
-    """Under full, the most layers of a pipeline stage, or of a chunk of one, that were computed again; None: all were."""
-    routing: Routing | None = None
-    """Of tokens to experts; None in a model without any."""
-    expert_capacity: ExpertCapacity | None = None
-    attention: str | None = None
     transformer_engine: bool | None = None
-    optimizer: str | None = None
-    data: str | None = None
     first_sequence: str | None = None
     """Name of the tokens of the first sequence that rank 0 trained on: equal for equal data in equal order."""
     graphs_compiled: WholeNumber | None = None
     """By torch.compile on rank 0; 0 with graphs_from_cache: the compile cache was warm."""
     graphs_from_cache: WholeNumber | None = None
     grades: dict[str, Grade] = field(default_factory=dict)
-    """Of the facts above. Where a fact has none, as in older records, records.evidence derives it."""
+    """Of the facts above, by field. Where a fact has none, as in older records, records.evidence derives it."""
     notes: tuple[str, ...] = ()
     """Anything a reader must know, such as 'CPU-redirected, not a measure of speed'."""
 
@@ -277,40 +206,21 @@ class RunPrediction(RefuseUnknownKeys):
     """Where the rates come from: probes of the machine, or published figures."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRecord(RefuseUnknownKeys):
-    """One training run: what was requested, what ran, how it ended. Its steps are in steps.jsonl next to it."""
+    """One training run: what was asked for, what ran, how it ended. Its steps are in steps.jsonl next to it."""
 
     schema_version: Version = SCHEMA_VERSION
     run_id: FileName
     model: FileName
     """Key in config.yaml, such as llama."""
     size: Literal["full", "tiny"] = "full"
-    shape: ModelShape | None = None
     strategy: Name | None
     engine: Name
-    matmul_dtype: Name | None
-    """What ran, where evidence shows it; otherwise what was requested."""
-    recompute: Literal["none", "selective", "full"] | None = None
-    recompute_modules: tuple[Name, ...] = ()
-    """Under selective, in alphabetical order; empty in older records, where it was core_attn."""
-    recompute_layers: Count | None = None
-    """Under full, the first layers of each pipeline stage, or of each chunk of one; None: all of them."""
-    tensor_parallel: Count | None
-    pipeline_parallel: Count | None
-    virtual_pipeline: Count | None = None
-    context_parallel: Count | None = None
-    expert_parallel: Count | None = None
-    data_parallel: Count | None
-    routing: Routing | None = None
-    """Of tokens to experts, which decides how even the load is; None in a model without any, or where not known."""
-    expert_capacity: ExpertCapacity | None = None
-    """None in a model without experts, where not known, and in records from before this field."""
-    micro_batch_sequences: Count | None
+    workload: Workload
+    """What was asked for; of a log, what it states."""
     micro_batch_search: MicroBatchSearch | None = None
     """Where the user requested auto: the search that found micro_batch_sequences."""
-    global_batch_sequences: Count | None
-    sequence_tokens: Count | None
     seed: Annotated[int, Field(ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)] | None = None
     machine: Machine
     nodes: tuple[NodeRecord, ...] = ()
@@ -352,24 +262,21 @@ class RunRecord(RefuseUnknownKeys):
     steps_recorded: WholeNumber | None = None
     """Steps that the launcher saw until the run ended: a steps.jsonl of a completed run with fewer has lost some."""
 
-    @property
-    def recompute_words(self) -> str | None:
-        """What is computed again, in words."""
-        return recompute_words(self.recompute, self.recompute_layers, self.recompute_modules)
+    @model_validator(mode="before")
+    @classmethod
+    def _upgrade(cls, document: Any) -> Any:
+        return upgraded_run(document) if isinstance(document, dict) else document
+
+    @cached_property
+    def ran(self) -> Workload:
+        """What ran as far as it was seen, else what was asked for."""
+        ran = self.workload if self.evidence is None else self.evidence.workload.over(self.workload)
+        return replace(ran, virtual_pipeline=None) if ran.virtual_pipeline == 1 else ran
 
     @property
     def counts(self) -> bool:
         """Whether analyses may count the run."""
         return self.outcome == "completed" and not self.mismatches
-
-    @property
-    def accumulation_steps(self) -> int | None:
-        """Micro-batches of one data-parallel rank in a step."""
-        parts = (self.global_batch_sequences, self.micro_batch_sequences, self.data_parallel)
-        if None in parts:
-            return None
-        whole, micro, ranks = (part for part in parts if part is not None)
-        return whole // (micro * ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,12 +400,3 @@ class RunMetrics(RefuseUnknownKeys):
     """Share 0..1 of the time in which any kernel ran on a GPU, mean of the driver's readings during the steady steps; None: not
     read."""
     warnings: tuple[str, ...] = ()
-
-
-def recompute_words(granularity: str | None, layers: int | None = None, modules: Sequence[str] = ()) -> str | None:
-    """Return what is computed again, with the layers under full and the modules under selective, unless attention alone."""
-    if granularity == "full" and layers is not None:
-        return f"full (first {'layer' if layers == 1 else f'{layers} layers'})"
-    if granularity == "selective" and tuple(modules) not in {(), ("core_attn",)}:
-        return f"selective ({', '.join(modules)})"
-    return granularity

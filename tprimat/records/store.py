@@ -20,7 +20,7 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from tprimat.core.errors import ConfigError, RecordError
-from tprimat.records.limits import LARGEST_DOCUMENT, LARGEST_LINE
+from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_LINE
 from tprimat.records.schema import SCHEMA_VERSION, Machine, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
 from tprimat.records.summary import summarised

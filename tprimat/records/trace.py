@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.core.errors import RecordError
-from tprimat.records.limits import LARGEST_UNPACKED
+from tprimat.core.limits import LARGEST_UNPACKED
 from tprimat.records.store import read_bytes
 
 GZIP_START = b"\x1f\x8b"

@@ -73,13 +73,13 @@ def _tokens(run: RunRecord) -> str:
 
 
 def _sequence(run: RunRecord) -> str:
-    return "sequence not recorded" if run.sequence_tokens is None else f"sequence {sequence_words(run)}"
+    return "sequence not recorded" if run.ran.sequence_tokens is None else f"sequence {sequence_words(run)}"
 
 
 def _model(run: RunRecord) -> str:
     """Return the model's name, or the shape's where that is not the usual one."""
     name = model_name(run)
-    return name if run.shape is None or model_and_shape(run) == name else run.shape.name
+    return name if run.ran.shape is None or model_and_shape(run) == name else run.ran.shape.name
 
 
 CLOCKS = {"framework": "timed by the framework", "step_end": "timed at the end of each step"}
@@ -110,7 +110,7 @@ def short_layout(run: RunRecord) -> str:
 
 
 def _micro_batch(run: RunRecord) -> str:
-    return "" if run.micro_batch_sequences is None else f"micro-batch {run.micro_batch_sequences}"
+    return "" if run.ran.micro_batch_sequences is None else f"micro-batch {run.ran.micro_batch_sequences}"
 
 
 def engine_name(run: RunRecord) -> str:
@@ -123,11 +123,11 @@ def _strategy(run: RunRecord) -> str:
 
 
 def _recompute(run: RunRecord) -> str:
-    return "" if run.recompute is None else f"{'no' if run.recompute == 'none' else run.recompute_words} recompute"
+    return "" if run.ran.recompute is None else f"{'no' if run.ran.recompute == 'none' else run.ran.recompute_words} recompute"
 
 
 def _shape(run: RunRecord) -> str:
-    return "" if run.shape is None else f"{run.shape.layers} layers of {run.shape.hidden}"
+    return "" if run.ran.shape is None else f"{run.ran.shape.layers} layers of {run.ran.shape.hidden}"
 
 
 def workloads(groups: Sequence[Group], question: Question = QUESTION) -> list[Workload]:
@@ -409,7 +409,10 @@ def subtitle(works: Sequence[Workload]) -> list[str]:
         _values(runs, _strategy_and_layout, "strategies"),
         _values(runs, _batch, "batches", "batch "),
         _values(
-            runs, lambda run: "" if run.sequence_tokens is None else units.count(run.sequence_tokens), "sequences", "sequence "
+            runs,
+            lambda run: "" if run.ran.sequence_tokens is None else units.count(run.ran.sequence_tokens),
+            "sequences",
+            "sequence ",
         ),
         _values(runs, lambda run: dtype_that_ran(run) or "dtype not recorded", "dtypes"),
         _values(runs, engine_name, "engines"),
@@ -429,9 +432,9 @@ def _differing(works: Sequence[Workload]) -> list[str]:
 
 
 def _full_model(run: RunRecord) -> str:
-    if run.shape is None or run.shape.name is None:
+    if run.ran.shape is None or run.ran.shape.name is None:
         return model_name(run)
-    return run.shape.name if run.size == "full" or run.size in run.shape.name else f"{run.shape.name} {run.size}"
+    return run.ran.shape.name if run.size == "full" or run.size in run.ran.shape.name else f"{run.ran.shape.name} {run.size}"
 
 
 def _strategy_and_layout(run: RunRecord) -> str:
@@ -439,10 +442,10 @@ def _strategy_and_layout(run: RunRecord) -> str:
 
 
 def _batch(run: RunRecord) -> str:
-    if run.global_batch_sequences is None:
+    if run.ran.global_batch_sequences is None:
         return ""
-    micro = "" if run.micro_batch_sequences is None else f" (micro {run.micro_batch_sequences})"
-    return f"{run.global_batch_sequences}{micro}"
+    micro = "" if run.ran.micro_batch_sequences is None else f" (micro {run.ran.micro_batch_sequences})"
+    return f"{run.ran.global_batch_sequences}{micro}"
 
 
 def _values(runs: Sequence[RunRecord], words: Words, several: str, before: str = "") -> str:

@@ -39,8 +39,8 @@ def _run(name: str, meaning: str, pick: Callable[[RunRecord], Value] | None = No
     return Column(name, meaning, lambda item: (pick or (lambda run: getattr(run, name)))(item.result.run), kind=kind)
 
 
-def _seen(name: str, meaning: str, kind: type = str) -> Column:
-    return _run(name, meaning, lambda run: None if run.evidence is None else getattr(run.evidence, name), kind)
+def _ran(name: str, meaning: str, kind: type = str) -> Column:
+    return _run(name, meaning, lambda run: getattr(run.ran, name), kind)
 
 
 def _measured(name: str, meaning: str, pick: Callable[[RunMetrics], Value] | None = None, kind: type = float) -> Column:
@@ -75,21 +75,21 @@ COLUMNS: tuple[Column, ...] = (
     Column("cause", "why the run did not complete", lambda item: item.result.run.cause),
     _run("model", "key in config.yaml"),
     _run("size", "full or tiny"),
-    _run("architecture", "name of the model's shape", lambda run: None if run.shape is None else run.shape.name),
+    _run("architecture", "name of the model's shape", lambda run: None if run.ran.shape is None else run.ran.shape.name),
     _run(
         "parameters",
         "weights of the model, each counted once",
-        lambda run: None if run.shape is None else parameters(run.shape).total,
+        lambda run: None if run.ran.shape is None else parameters(run.ran.shape).total,
         kind=int,
     ),
     _run("strategy", "parallelism strategy"),
-    _run("tensor_parallel", "TP", kind=int),
-    _run("pipeline_parallel", "PP", kind=int),
-    _run("data_parallel", "DP", kind=int),
-    _run("context_parallel", "CP", kind=int),
-    _run("virtual_pipeline", "VPP, chunks of layers on each stage", kind=int),
-    _run("expert_parallel", "EP", kind=int),
-    _seen("sequence_parallel", "as seen in the run", kind=bool),
+    _ran("tensor_parallel", "TP", kind=int),
+    _ran("pipeline_parallel", "PP", kind=int),
+    _ran("data_parallel", "DP", kind=int),
+    _ran("context_parallel", "CP", kind=int),
+    _ran("virtual_pipeline", "VPP, chunks of layers on each stage", kind=int),
+    _ran("expert_parallel", "EP", kind=int),
+    _ran("sequence_parallel", "as seen in the run", kind=bool),
     _run("engine", "framework that trained"),
     _run("platform", "cuda, rocm or cpu", lambda run: run.machine.platform),
     _run("accelerator", "device name", lambda run: run.machine.accelerator),
@@ -99,17 +99,24 @@ COLUMNS: tuple[Column, ...] = (
     _run("power_limit_watts", "of one accelerator", lambda run: run.machine.power_limit_watts, kind=float),
     _run("driver", "version", lambda run: run.machine.driver),
     _run("processor", "of each kind of node, with the cores that a run may use", processors),
-    _run("micro_batch_sequences", "sequences in one micro-batch", kind=int),
-    _run("global_batch_sequences", "sequences in one step", kind=int),
-    _run("accumulation_steps", "micro-batches of one replica in a step", kind=int),
-    _run("sequence_tokens", "tokens in one sequence", kind=int),
+    _ran("micro_batch_sequences", "sequences in one micro-batch", kind=int),
+    _ran("global_batch_sequences", "sequences in one step", kind=int),
+    _ran("accumulation_steps", "micro-batches of one replica in a step", kind=int),
+    _ran("sequence_tokens", "tokens in one sequence", kind=int),
     _run("tokens_per_step", "tokens in one step, all GPUs", tokens_per_step, kind=int),
-    _run("matmul_dtype", "what the matrix units ran: bf16, fp8, fp32, ..."),
-    _run("recompute", "none, selective (of which modules, if not of attention alone) or full", lambda run: run.recompute_words),
-    _run("routing", "of tokens to experts: natural, or balanced by force"),
-    _seen("attention", "as seen in the run"),
-    _seen("transformer_engine", "as seen in the run", kind=bool),
-    _seen("data", "as seen in the run"),
+    _ran("matmul_dtype", "what the matrix units ran: bf16, fp8, fp32, ..."),
+    _run(
+        "recompute", "none, selective (of which modules, if not of attention alone) or full", lambda run: run.ran.recompute_words
+    ),
+    _ran("routing", "of tokens to experts: natural, or balanced by force"),
+    _ran("attention", "as seen in the run"),
+    _run(
+        "transformer_engine",
+        "as seen in the run",
+        lambda run: None if run.evidence is None else run.evidence.transformer_engine,
+        kind=bool,
+    ),
+    _ran("data", "as seen in the run"),
     _run("seed", "of weights and data", kind=int),
     _run("clock", "step_end: our callback; framework: the framework's own times"),
     _measured("n", "steady steps, over which all figures below are taken", lambda metrics: metrics.window.steps, kind=int),

@@ -76,16 +76,22 @@ def _could_launch_graphs(run: RunRecord) -> bool:
     """Whether the embedded engine could launch a run's micro-batches as CUDA graphs, and did not."""
     options = run.engine_options
     is_ours = "compiled_regions" in options  # a switch of that engine alone
-    if not is_ours or options.get("cuda_graphs") or run.machine.platform != "cuda" or run.machine.nodes != 1 or run.shape is None:
+    if (
+        not is_ours
+        or options.get("cuda_graphs")
+        or run.machine.platform != "cuda"
+        or run.machine.nodes != 1
+        or run.ran.shape is None
+    ):
         return False
     found = Launches(
-        pipeline=run.pipeline_parallel or 1,
-        context=run.context_parallel or 1,
-        experts=run.shape.experts is not None,
-        recompute=run.recompute or "none",
+        pipeline=run.ran.pipeline_parallel or 1,
+        context=run.ran.context_parallel or 1,
+        experts=run.ran.shape.experts is not None,
+        recompute=run.ran.recompute or "none",
         fully_shard=options.get("fully_shard") is True,
         own_layers=options.get("layers") == "local",
-        fp8=run.matmul_dtype == "fp8",
+        fp8=run.ran.matmul_dtype == "fp8",
     ).obstacle
     return found is None
 

@@ -117,7 +117,10 @@ def _result_row(result: PublishedResult) -> Row:
     rebased = rebase(result)
     both = result.mfu is not None and rebased.own_mfu is not None
     return {
-        **asdict(result),
+        **{name: value for name, value in asdict(result).items() if name != "workload"},
+        **asdict(result.workload),
+        "shape": result.shape,
+        "dtype": result.workload.matmul_dtype,
         "causal_flops_per_second_per_gpu": rebased.flops_per_second_per_gpu,
         "causal_mfu_of_dense_peak": rebased.mfu,
         "own_mfu_of_dense_peak": rebased.own_mfu,

@@ -97,8 +97,11 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
 SPEED = 4
 """Figures of FIGURES without "TFLOP/s" that a wide table shows first: those which rank."""
 CONFIGURATION: tuple[tuple[str, Cell], ...] = (
-    ("sequences", lambda entry: f"{units.count(entry.run.global_batch_sequences)} x {units.count(entry.run.sequence_tokens)}"),
-    ("micro", lambda entry: units.count(entry.run.micro_batch_sequences)),
+    (
+        "sequences",
+        lambda entry: f"{units.count(entry.run.ran.global_batch_sequences)} x {units.count(entry.run.ran.sequence_tokens)}",
+    ),
+    ("micro", lambda entry: units.count(entry.run.ran.micro_batch_sequences)),
 )
 DTYPE: tuple[str, Cell] = ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT)
 OPTIONAL = {
@@ -234,7 +237,7 @@ def _day(entry: Entry) -> str:
     tokens = f"{units.count(int(entry.tokens_per_day))} tokens ({units.billions(entry.tokens_per_day)})"
     if entry.samples_per_day is None:
         return tokens
-    return f"{tokens}, {units.count(int(entry.samples_per_day))} samples of {units.count(entry.run.sequence_tokens)} tokens"
+    return f"{tokens}, {units.count(int(entry.samples_per_day))} samples of {units.count(entry.run.ran.sequence_tokens)} tokens"
 
 
 def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]:
@@ -351,9 +354,9 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "strategy": run.strategy,
         "configuration": entry.configuration,
         "engine": run.engine,
-        "matmul_dtype": run.matmul_dtype,
-        "global_batch_sequences": run.global_batch_sequences,
-        "sequence_tokens": run.sequence_tokens,
+        "matmul_dtype": run.ran.matmul_dtype,
+        "global_batch_sequences": run.ran.global_batch_sequences,
+        "sequence_tokens": run.ran.sequence_tokens,
         **_figures(entry),
         "step_seconds": entry.mean_step.value,
         "step_seconds_low": entry.mean_step.low,

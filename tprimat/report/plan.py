@@ -7,14 +7,15 @@ from typing import Any
 from tprimat.core import units
 from tprimat.core.accelerators import find_accelerator, peak_dense_flops
 from tprimat.core.flops import flop_per_token
+from tprimat.core.implementations import EMBEDDED, NEMO, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.core.published import rebase, results
+from tprimat.core.workload import FullWorkload, Precision
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.published import published_errors, published_like
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, WaysOut, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
-from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.limits import AS_GRAPHS
 from tprimat.report.plan_flags import ON_EACH_NODE, can_run_as_graphs, flags_of, measuring_flags, narrower_flags
 from tprimat.report.screen import PLAIN, Painted, Screen
@@ -57,7 +58,7 @@ TIME_NAMES: Mapping[TimePart, str] = {
 }
 
 
-def layout_name(workload: Workload) -> str:
+def layout_name(workload: FullWorkload) -> str:
     """Name a layout: 'TP4 PP2 VPP2 CP2 EP8 DP4'; degrees of 1 are left out, except those of DP."""
     layout = workload.layout
     degrees = {
@@ -145,7 +146,7 @@ def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
 def error_for(candidate: Candidate, rates: Rates) -> float | None:
     """Return the published relative error of such predictions; None where it is not known."""
     work = candidate.workload
-    return time_error(work.shape, work.implementation, work.precision, rates, work.layout.world_size)
+    return time_error(work.shape, work.code, work.matmul_dtype, rates, work.layout.world_size)
 
 
 def _late_rate(candidate: Candidate) -> float:
@@ -253,7 +254,7 @@ def _best(answer: Answer, rates: Rates, screen: Screen, command: str | None) -> 
     work = best.workload
     rate = f"{_rate(best, rates)} tokens/s/GPU"
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
-    again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.words}"
+    again = "" if work.recompute == "none" else f", recompute {work.recompute_words}"
     name = screen.paint(layout_name(work), "winner")
     what = f"fastest   {name}, micro-batch {work.micro_batch}{again}"
     lines = [what, f"{rate}, {memory} a GPU"]
@@ -287,7 +288,7 @@ def _with_room(answer: Answer, rates: Rates, command: str | None) -> list[str]:
     return [f"with {OFF} to spare: {_how(found)}, {rate}", *flags]
 
 
-def _if_it_runs_out(work: Workload, question: Question) -> str:
+def _if_it_runs_out(work: FullWorkload, question: Question) -> str:
     if work.micro_batch == 1:
         return "if it runs out, recompute more or divide the model further"
     finds = "; --engine megatron finds one (--micro-batch-size auto)" if question.engine else ""
@@ -338,7 +339,7 @@ def _otherwise(ways: Otherwise, question: Question, rates: Rates, screen: Screen
 
 def _enough(enough: Candidate, question: Question) -> str:
     work = enough.workload
-    other = "" if work.implementation == question.implementation else f", with {work.implementation.name}"
+    other = "" if work.code == question.implementation else f", with {work.code.name}"
     return f"{plural(work.layout.world_size, 'GPU')} are enough, the fewest of the powers of two: {_how(enough)}{other}."
 
 
@@ -348,7 +349,7 @@ def _other_engine(engine: str, candidate: Candidate) -> str:
 
 def _how(candidate: Candidate) -> str:
     work = candidate.workload
-    how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute.words}"
+    how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute_words}"
     return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
 
 
@@ -415,7 +416,7 @@ def _scaling_kind(questions: Sequence[Question]) -> str:
 
 def mfu(candidate: Candidate, rates: Rates) -> float | None:
     """Return the share of the dense peak that model FLOP reach, counted causal."""
-    peak = peak_dense_flops(rates.accelerator, candidate.workload.precision)
+    peak = peak_dense_flops(rates.accelerator, candidate.workload.matmul_dtype)
     if peak is None or candidate.time is None:
         return None
     work = candidate.workload
@@ -436,7 +437,7 @@ def _published(question: Question, rates: Rates, screen: Screen) -> list[str]:
         [
             result.source,
             f"{result.gpus:,}",
-            result.dtype or units.ABSENT,
+            result.workload.matmul_dtype or units.ABSENT,
             units.percent(result.mfu, 0),
             units.percent(as_here, 0),
         ]
@@ -473,11 +474,10 @@ def _table(layouts: Sequence[Candidate], screen: Screen) -> str:
     return shown + (f"\n{plural(more, 'more layout')} {fit}; --json has all of them" if more > 0 else "")
 
 
-def _recompute_cell(workload: Workload) -> str:
-    again = workload.recompute
-    if again.first_layers:
-        return plural(again.first_layers, "layer")
-    return "" if again.granularity == "none" else again.granularity
+def _recompute_cell(workload: FullWorkload) -> str:
+    if workload.recompute_layers:
+        return plural(workload.recompute_layers, "layer")
+    return "" if workload.recompute == "none" else workload.recompute
 
 
 def _vs_fastest(candidate: Candidate, best: Candidate) -> str:
@@ -564,8 +564,8 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates) -> dict[str, Any]:
         "expert_parallel": layout.expert,
         "data_parallel": layout.data,
         "micro_batch_sequences": work.micro_batch,
-        "recompute": work.recompute.granularity,
-        "recompute_layers": work.recompute.first_layers,
+        "recompute": work.recompute,
+        "recompute_layers": work.recompute_layers,
         "memory": {part: value for part, value in candidate.memory.parts.items() if value},
         "allocated_bytes": candidate.memory.allocated_bytes,
         "reserved_bytes": candidate.memory.reserved_bytes,

@@ -4,19 +4,20 @@ from collections.abc import Mapping
 
 from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
 from tprimat.core.cuda_graphs import Launches
+from tprimat.core.implementations import EMBEDDED
+from tprimat.core.workload import FullWorkload
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Question
-from tprimat.predict.workload import EMBEDDED, Workload
 
 USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
 ON_EACH_NODE = "start it on each node or with srun, or add --launcher slurm (docs/clusters.md)"
 
 
-def flags_of(workload: Workload, question: Question, rates: Rates) -> str:
+def flags_of(workload: FullWorkload, question: Question, rates: Rates) -> str:
     """Return the flags that run a layout as it was predicted; without them it might not fit."""
     layout, machine = workload.layout, _of_machine(question, rates)
-    again, layers = workload.recompute.granularity, workload.recompute.first_layers
+    again, layers = workload.recompute, workload.recompute_layers
     own = f"platform_optimizations.{machine['--platform']}.recompute"
     settings = {
         "vpp": layout.virtual_pipeline,
@@ -31,9 +32,9 @@ def flags_of(workload: Workload, question: Question, rates: Rates) -> str:
         "--tp": layout.tensor,
         "--pp": layout.pipeline,
         "--micro-batch-size": workload.micro_batch,
-        "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
+        "--global-batch-size": workload.micro_batch * workload.accumulation * layout.data,
         "--sequence-length": workload.sequence_tokens,
-        "--precision": workload.precision,
+        "--precision": workload.matmul_dtype,
     }
     set_to = (f"--set {name}={value}" for name, value in settings.items() if value is not None)
     return " ".join([_words(flags), *set_to])
@@ -68,16 +69,16 @@ def narrower_flags(option: str, question: Question, rates: Rates) -> str:
     return _words(flags)
 
 
-def can_run_as_graphs(work: Workload) -> bool:
+def can_run_as_graphs(work: FullWorkload) -> bool:
     """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs."""
     found = Launches(
         pipeline=work.layout.pipeline,
         context=work.layout.context,
         experts=work.shape.experts is not None,
-        recompute=work.recompute.granularity,
-        fully_shard=work.implementation.shards_weights,
-        own_layers=work.implementation.name == EMBEDDED.name,
-        fp8=work.precision == "fp8",
+        recompute=work.recompute,
+        fully_shard=work.code.shards_weights,
+        own_layers=work.code.name == EMBEDDED.name,
+        fp8=work.matmul_dtype == "fp8",
     ).obstacle
     return found is None
 

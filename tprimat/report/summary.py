@@ -86,13 +86,13 @@ def _label(line: str) -> str:
 def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[str]:
     gpus = run.machine.gpus
     ranks = per_rank("GPU" if gpus == 1 else "GPUs", {run.machine.platform})
-    experts = f" EP={run.expert_parallel}" if run.expert_parallel not in {None, 1} else ""
-    routing = f" · {run.routing} routing" if run.routing else ""
-    split = run.evidence.weights_split_over if run.evidence else None
+    experts = f" EP={run.ran.expert_parallel}" if run.ran.expert_parallel not in {None, 1} else ""
+    routing = f" · {run.ran.routing} routing" if run.ran.routing else ""
+    split = run.evidence.workload.weights_split_over if run.evidence else None
     sharded = f" · weights split over {split}" if split is not None and split > 1 else ""
     ranks = f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})"
     lines = [
-        f"{run.model} · {run.strategy} · TP={run.tensor_parallel} PP={run.pipeline_parallel} DP={run.data_parallel}"
+        f"{run.model} · {run.strategy} · TP={run.ran.tensor_parallel} PP={run.ran.pipeline_parallel} DP={run.ran.data_parallel}"
         f"{experts}{sharded}{routing} · {ranks} · {run.engine}, {dtype_that_ran(run)}"
     ]
     if run.outcome != "completed":
@@ -125,7 +125,7 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
         lines += _labelled("MFU", f"{MFU.in_full(metrics)} of {units.teraflops(metrics.peak_dense_flops)} dense")
     elif metrics.mfu_absent_because:
         lines += _labelled("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})")
-    ceiling = f"the fastest {run.matmul_dtype} product measured here ({MATMUL_RATE.in_full(metrics)})"
+    ceiling = f"the fastest {run.ran.matmul_dtype} product measured here ({MATMUL_RATE.in_full(metrics)})"
     for label, metric, context in (
         ("of matmul", MATMUL_SHARE, f" of {ceiling}"),
         ("peak memory", *_memory(run, metrics)),

@@ -158,14 +158,14 @@ IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype")
 def heading(ranking: Ranking) -> str:
     """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
     run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
-    shapes = {group.run.shape.name for group in ranking.groups if group.run.shape is not None}
+    shapes = {group.run.ran.shape.name for group in ranking.groups if group.run.ran.shape is not None}
     nodes = {group.run.machine.nodes for group in ranking.groups}
     facts = {
         "": " ".join(words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS) or run.model,
         "shape": shapes.pop() if len(shapes) == 1 else None,
         "gpus": (ranks(run) or "") + (on_nodes(run) if len(nodes) == 1 else ""),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
-        "sequence": f"sequence {sequence_words(run)}" if run.sequence_tokens else None,
+        "sequence": f"sequence {sequence_words(run)}" if run.ran.sequence_tokens else None,
         "dtype": dtype_that_ran(run),
     }
     return ", ".join(fact for key, fact in facts.items() if fact and key not in ranking.question.varying)

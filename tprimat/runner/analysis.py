@@ -14,7 +14,6 @@ from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import load_config
 from tprimat.core.accelerators import PLATFORM_OF, Backend
 from tprimat.core.errors import ConfigError, RecordError, UserError
-from tprimat.core.models import model_shape
 from tprimat.core.published import PublishedResult
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan
@@ -48,10 +47,10 @@ def reproduce(result: PublishedResult, backend: Backend) -> str:
 
 def refusal(result: PublishedResult) -> str | None:
     """Return why TPrimat cannot run a published configuration on any machine; None where it can."""
-    if result.shape is None:
+    if result.workload.shape is None:
         return "the shape of its model is not known here"
-    layers = model_shape(result.shape).layers
-    stages = result.pipeline_parallel or 1
+    layers = result.workload.shape.layers
+    stages = result.workload.pipeline_parallel or 1
     return f"its {layers} layers do not make {stages} equal pipeline stages" if layers % stages else None
 
 
@@ -63,19 +62,19 @@ def command(result: PublishedResult, backend: Backend) -> list[str]:
     model = CONFIGURED_MODELS.get(result.shape or "", "llama")
     words = ["./benchmark.py", "--model", model, "--parallel", STRATEGY, *_gpu_flags(result)]
     for flag, value in (
-        ("--sequence-length", result.sequence_tokens),
-        ("--micro-batch-size", result.micro_batch_sequences),
-        ("--global-batch-size", result.global_batch_sequences or _divisible_batch(result)),
-        ("--precision", result.dtype if result.dtype in PRECISIONS else None),
-        ("--engine", FP8_ENGINES.get(backend) if result.dtype == "fp8" else None),
+        ("--sequence-length", result.workload.sequence_tokens),
+        ("--micro-batch-size", result.workload.micro_batch_sequences),
+        ("--global-batch-size", result.workload.global_batch_sequences or _divisible_batch(result)),
+        ("--precision", result.workload.matmul_dtype if result.workload.matmul_dtype in PRECISIONS else None),
+        ("--engine", FP8_ENGINES.get(backend) if result.workload.matmul_dtype == "fp8" else None),
     ):
         words += [flag, str(value)] if value is not None else []
     if result.shape not in CONFIGURED_MODELS:
         words += ["--set", f"models.{model}.architecture={result.shape}"]
     for key, degree in (
-        ("tensor_model_parallel_size", result.tensor_parallel or 1),
-        ("pipeline_model_parallel_size", result.pipeline_parallel),
-        ("context_parallel_size", result.context_parallel),
+        ("tensor_model_parallel_size", result.workload.tensor_parallel or 1),
+        ("pipeline_model_parallel_size", result.workload.pipeline_parallel),
+        ("context_parallel_size", result.workload.context_parallel),
     ):
         setting = f"parallelism.{STRATEGY}.{model}.{PLATFORM_OF[backend]}.{key}={degree}"
         words += ["--set", setting] if degree is not None else []
@@ -86,8 +85,12 @@ def _divisible_batch(result: PublishedResult) -> int | None:
     """Return the smallest batch from USUAL_BATCH_SEQUENCES up that the ranks can divide."""
     if result.gpus is None:
         return None
-    model_parallel = (result.tensor_parallel or 1) * (result.pipeline_parallel or 1) * (result.context_parallel or 1)
-    sequences = (result.micro_batch_sequences or 1) * (result.gpus // model_parallel)
+    model_parallel = (
+        (result.workload.tensor_parallel or 1)
+        * (result.workload.pipeline_parallel or 1)
+        * (result.workload.context_parallel or 1)
+    )
+    sequences = (result.workload.micro_batch_sequences or 1) * (result.gpus // model_parallel)
     return -(-USUAL_BATCH_SEQUENCES // sequences) * sequences
 
 

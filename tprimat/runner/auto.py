@@ -135,8 +135,8 @@ def _contenders(request: RunRequest, layouts: Sequence[Candidate], measured: int
 def _requested(request: RunRequest, candidate: Candidate, measured: int | None) -> RunRequest:
     work, layout = candidate.workload, candidate.workload.layout
     own = f"platform_optimizations.{request.platform}.recompute"
-    layers = work.recompute.first_layers or "null"
-    recompute = (f"{own}={work.recompute.granularity}", f"{own}_modules=null", f"{own}_layers={layers}")
+    layers = work.recompute_layers or "null"
+    recompute = (f"{own}={work.recompute}", f"{own}_modules=null", f"{own}_layers={layers}")
     return replace(
         request,
         strategy=None,

@@ -84,7 +84,7 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     need = predict_memory(workload)
     what = f"{whose}{units.gibibytes(need.device_bytes)} predicted on the fullest rank"
     least = need.device_bytes
-    if plan.moe_expert_capacity_factor is not None:
+    if plan.workload.expert_capacity_factor is not None:
         what += " if no token is dropped"
         least = sum(size for part, size in need.parts.items() if part not in OF_ROUTED_TOKENS)
     room = session.machine_of(plan).memory_bytes

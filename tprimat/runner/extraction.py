@@ -86,9 +86,9 @@ def checked(run: Run, config: Config) -> Run:
     if layout is None:
         return run
     for name, degree, logged in (
-        ("tensor_parallel", layout.tensor_model_parallel_size, record.tensor_parallel),
-        ("pipeline_parallel", layout.pipeline_model_parallel_size, record.pipeline_parallel),
-        ("context_parallel", layout.context_parallel_size, record.context_parallel),
+        ("tensor_parallel", layout.tensor_model_parallel_size, record.ran.tensor_parallel),
+        ("pipeline_parallel", layout.pipeline_model_parallel_size, record.ran.pipeline_parallel),
+        ("context_parallel", layout.context_parallel_size, record.ran.context_parallel),
     ):
         if logged not in {None, degree}:
             line = run.lines.get(name)
@@ -154,7 +154,8 @@ def _mfu(run: RunRecord, metrics: RunMetrics | None) -> str:
     """Return MFU with the peak that it is a share of."""
     if metrics is None or metrics.mfu is None:
         return units.ABSENT
-    return f"{units.percent(metrics.mfu.value)} of the dense {run.matmul_dtype} peak, {units.teraflops(metrics.peak_dense_flops)}"
+    dtype = run.ran.matmul_dtype
+    return f"{units.percent(metrics.mfu.value)} of the dense {dtype} peak, {units.teraflops(metrics.peak_dense_flops)}"
 
 
 def summary(extracted: Run, metrics: RunMetrics | None, path: Path) -> Sequence[str]:
@@ -162,7 +163,7 @@ def summary(extracted: Run, metrics: RunMetrics | None, path: Path) -> Sequence[
     run, machine = extracted.record, extracted.record.machine
     rate = metrics.tokens_per_second_per_gpu if metrics else None
     time_text = f"{units.seconds(metrics.step_seconds.value)} median of {metrics.window.steps}" if metrics else units.ABSENT
-    work = f"{units.count(run.global_batch_sequences)} sequences of {units.count(run.sequence_tokens)}"
+    work = f"{units.count(run.ran.global_batch_sequences)} sequences of {units.count(run.ran.sequence_tokens)}"
     rows = (
         ("log", f"{run.engine}, {plural(len(extracted.steps), 'step')}, {run.outcome.replace('_', ' ')}"),
         ("machine", f"{units.count(machine.gpus)} x {machine.accelerator or 'unknown accelerator'} ({machine.platform})"),

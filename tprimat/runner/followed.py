@@ -36,7 +36,7 @@ class FollowedLog:
         self._contents = LogContents()
         self._lines = 0
         self._reported: set[int] = set()
-        batch = plan.batch
+        batch = plan.workload
         self._claims = Claims(
             gpus=plan.nodes * plan.gpus_per_node,
             global_batch_sequences=batch.global_batch_sequences,

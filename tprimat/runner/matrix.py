@@ -117,7 +117,7 @@ def _rows(entry: MatrixEntry, by_id: Mapping[str, CellResult]) -> list[tuple[str
 
 def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]:
     """Return layout, outcome, throughput with its interval, and the cause of a failure."""
-    degrees = cell.plan.layout
+    degrees = cell.plan.workload.layout
     layout = f"TP{degrees.tensor} PP{degrees.pipeline} DP{degrees.data}"
     if result is None:
         return layout, Painted("not started", "warning"), units.ABSENT, "the sweep was stopped"
@@ -186,7 +186,7 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
     except UserError as wrong:
         text, error = f"not valid: {wrong.what}", wrong
     else:
-        layout, accumulation = plan.layout, plan.batch.accumulation_steps or "auto"
+        layout, accumulation = plan.workload.layout, plan.workload.accumulation_steps or "auto"
         experts = f" EP={layout.expert}" if layout.expert > 1 else ""
         degrees = f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data}{experts} on {layout.world_size}"
         text = f"valid: {degrees}, GradAccum={accumulation}"

@@ -33,7 +33,7 @@ def find_micro_batch(plan: RunPlan, start: Start, say: Callable[[str], None]) ->
         LaunchError: the ranks cannot be started here.
         RecordError: the run's folder cannot be written.
     """
-    sizes = candidates(plan.layout, plan.batch)
+    sizes = candidates(plan.workload)
     say(f"{plan.model}: looking for the largest micro-batch that fits, of {', '.join(map(str, sizes))}")
     trials: tuple[MicroBatchTrial, ...] = ()
     attempt = 0
@@ -65,7 +65,7 @@ def try_sizes(
         all trials so far, and how the attempt ended.
     """
     directory = RunDirectory(folder)
-    steps = len(candidates(plan.layout, plan.batch)) + 1  # at most all sizes, after one step that makes the optimizer's states
+    steps = len(candidates(plan.workload)) + 1  # at most all sizes, after one step that makes the optimizer's states
     write_plan(directory.plan_file, dataclasses.replace(plan, run_directory=str(folder), steps=steps))
     for trial in before:
         directory.append_trial(trial)

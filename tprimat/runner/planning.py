@@ -10,12 +10,14 @@ from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
 from tprimat.core.accelerators import PLATFORM_OF, WITH_OWN_FP8, Accelerator, accelerators, find_accelerator, resembling
 from tprimat.core.errors import ConfigError, UserError
+from tprimat.core.implementations import EMBEDDED, MEGATRON_TUNED, Implementation
 from tprimat.core.models import ModelShape, model_shape, models
+from tprimat.core.workload import FullWorkload, Precision
 from tprimat.engines import embedded, primus
 from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
-from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import (
     NARROWER,
@@ -28,7 +30,6 @@ from tprimat.predict.search import (
     smallest_that_fits,
     workloads,
 )
-from tprimat.predict.workload import EMBEDDED, MEGATRON_TUNED, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 
@@ -245,17 +246,17 @@ def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: boo
         ConfigError: its engine cannot be predicted.
     """
     implementation = implementation_of(plan, transformer_engine)
-    if implementation is None or plan.precision == "fp32":
-        what = f"The engine {plan.engine} in {plan.precision} cannot be predicted."
+    if implementation is None or plan.workload.matmul_dtype == "fp32":
+        what = f"The engine {plan.engine} in {plan.workload.matmul_dtype} cannot be predicted."
         raise ConfigError(what, where="--plan", fix="--engine megatron --precision bf16")
     return Question(
-        shape=plan.shape,
+        shape=plan.workload.shape,
         gpus=plan.nodes * plan.gpus_per_node,
         gpus_per_node=plan.gpus_per_node,
         memory_bytes=accelerator.usable_bytes,
-        global_batch=plan.batch.global_batch_sequences,
-        sequence_tokens=plan.batch.sequence_tokens,
-        precision=plan.precision,
+        global_batch=plan.workload.global_batch_sequences,
+        sequence_tokens=plan.workload.sequence_tokens,
+        precision=plan.workload.matmul_dtype,
         implementation=implementation,
         engine=plan.engine,
         optimizer_states=plan.engine_options.optimizer_states,
@@ -264,39 +265,36 @@ def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: boo
     )
 
 
-def refusal_by(plan: RunPlan) -> Callable[[Question, Workload], UserError | None]:
+def refusal_by(plan: RunPlan) -> Callable[[Question, FullWorkload], UserError | None]:
     """Return a function that asks the engine of a plan about other layouts, batches and numbers of GPUs."""
     engine = engine_named(plan.engine)
 
-    def refusal(question: Question, work: Workload) -> UserError | None:
-        again = work.recompute
+    def refusal(question: Question, work: FullWorkload) -> UserError | None:
         other = replace(
             plan,
             nodes=max(1, question.gpus // question.gpus_per_node),
             gpus_per_node=question.gpus_per_node,
-            layout=work.layout,
-            batch=Batch(
-                micro_batch_sequences=work.micro_batch,
-                global_batch_sequences=question.global_batch,
-                sequence_tokens=work.sequence_tokens,
-                accumulation_steps=work.accumulation_steps,
+            workload=replace(
+                work,
+                routing=plan.workload.routing,
+                expert_capacity=plan.workload.expert_capacity,
+                weights_split_over=work.replicas if plan.engine_options.fully_shard else 1,
             ),
-            recompute=again.granularity,
-            recompute_modules=again.modules if again.granularity == "selective" else (),  # type: ignore[arg-type]
-            recompute_layers=again.first_layers,
         )
         return engine.refusal_of_layout(other, lambda *keys: ".".join(keys), question.implementation)
 
     return refusal
 
 
-def _bare_plan(shape: ModelShape, engine: Engine, accelerator: Accelerator, precision: Precision) -> RunPlan:
+def _usual_plan(shape: ModelShape, engine: Engine, accelerator: Accelerator, precision: Precision) -> RunPlan:
     """Return a plan of a model that may be in no configuration, on one accelerator: all that is not asked is the usual."""
     return RunPlan(
         run_id="",
         model=shape.name,
-        shape=shape,
         size="full",
+        workload=FullWorkload(
+            shape=shape, micro_batch_sequences=1, global_batch_sequences=1, sequence_tokens=1, matmul_dtype=precision
+        ),
         strategy="",
         engine=engine.name,
         engine_reason="",
@@ -304,11 +302,7 @@ def _bare_plan(shape: ModelShape, engine: Engine, accelerator: Accelerator, prec
         platform=PLATFORM_OF[accelerator.backend],
         nodes=1,
         gpus_per_node=1,
-        layout=Layout(),
-        batch=Batch(micro_batch_sequences=1, global_batch_sequences=1, sequence_tokens=1, accumulation_steps=1),
         steps=1,
-        precision=precision,  # type: ignore[arg-type]  # fp16 is read from logs only
-        recompute="none",
         dataset="mock",
         tokenizer=None,
         seed=1,
@@ -420,7 +414,7 @@ def _asked_of(
 ) -> dict[str, Any]:
     """Return the fields of a question that an engine decides."""
     implementation, equal, started = _implementation(engine, shape, transformer_engine)
-    refusal = None if started is None else refusal_by(_bare_plan(shape, started, accelerator, precision))
+    refusal = None if started is None else refusal_by(_usual_plan(shape, started, accelerator, precision))
     name = None if started is None else started.name
     return {"implementation": implementation, "engine": name, "equal_stages": equal, "refusal": refusal}
 

@@ -7,14 +7,15 @@ from typing import Any
 from tprimat.core import units
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError
+from tprimat.core.workload import PRECISIONS, FullWorkload
 from tprimat.engines import FALLBACK, MODULES
 from tprimat.engines.base import Settings, engine_named, implementation_of
+from tprimat.plan.build import with_options
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import Part, predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import NARROWER, Candidate
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import Workload, layout_of_record, workload_of_plan, workload_of_record
 from tprimat.records.schema import Machine, ProbeRecord, RunPrediction, RunRecord
 from tprimat.report.plan import layout_name
 from tprimat.runner.planning import candidates_for, enough_gpus, question_of, rates_of
@@ -31,25 +32,41 @@ EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 """torch's allocator then grows its pieces instead of keeping fragments: the first remedy in its documentation."""
 
 
-def planned_workload(plan: RunPlan) -> Workload | None:
+def planned_workload(plan: RunPlan) -> FullWorkload | None:
     """Return the workload of a plan on a GPU; None where the engine's use of memory, or the micro-batch, is not known."""
-    implementation = implementation_of(plan)
-    return None if implementation is None else workload_of_plan(plan, implementation)
+    code = implementation_of(plan)
+    known = code is not None and plan.workload.micro_batch_sequences is not None
+    return replace(plan.workload, implementation=code) if known else None
 
 
-def recorded_workload(run: RunRecord) -> Workload | None:
+def recorded_workload(run: RunRecord) -> FullWorkload | None:
     """Return the workload of a run that was measured; None where its record does not say all of it."""
-    layout = layout_of_record(run)
-    if run.engine not in MODULES or run.shape is None or layout is None:
+    ran, layout = run.ran, run.ran.known_layout
+    if run.engine not in MODULES or ran.shape is None or layout is None or None in (ran.accumulation_steps, ran.sequence_tokens):
         return None
     te = run.evidence.transformer_engine if run.evidence is not None else None
-    settings = Settings(shape=run.shape, options=run.engine_options, transformer_engine=te)
-    implementation = engine_named(run.engine).implementation(settings)
-    if implementation is None:
+    settings = Settings(shape=ran.shape, options=run.engine_options, transformer_engine=te)
+    code = engine_named(run.engine).implementation(settings)
+    dtype = PRECISIONS.get(ran.matmul_dtype or "")
+    if code is None or dtype is None:
         return None
     if layout.tensor == 1:  # a switch without effect must not tell two runs apart
-        implementation = replace(implementation, overlaps_tensor_parallel=False)
-    return workload_of_record(run, layout, implementation)
+        code = replace(code, overlaps_tensor_parallel=False)
+    return FullWorkload(
+        **layout.facts,
+        shape=ran.shape,
+        micro_batch_sequences=ran.micro_batch_sequences,
+        global_batch_sequences=ran.global_batch_sequences or 1,
+        sequence_tokens=ran.sequence_tokens or 1,
+        matmul_dtype=dtype,
+        recompute=ran.recompute or "none",
+        recompute_modules=ran.recompute_modules,
+        recompute_layers=ran.recompute_layers,
+        optimizer_states="bf16" if run.engine_options.get("optimizer_states") == "bf16" else "fp32",
+        distributed_optimizer=ran.distributed_optimizer is not False,
+        expert_tensor_parallel=1 if ran.shape.experts else None,
+        implementation=code,
+    )
 
 
 def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) -> RunPlan:
@@ -66,7 +83,7 @@ def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) ->
         moment=memory.moment,
     )
     accelerator = find_accelerator(machine.accelerator)
-    if accelerator is not None and workload.precision in accelerator.dense_flops:
+    if accelerator is not None and workload.matmul_dtype in accelerator.dense_flops:
         rates = rates_of(accelerator, plan.gpus_per_node, probes)
         time = predict_time(workload, rates)
         parts: dict[str, float] = {part: seconds for part, seconds in time.parts.items() if seconds}
@@ -82,7 +99,7 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
     need, room = plan.prediction, machine.memory_bytes
     if need is None or room is None or not _exceeds(plan, need.allocated_bytes, room):
         return
-    if plan.moe_expert_capacity_factor is not None and not _exceeds(plan, _without_routed_tokens(need), room):
+    if plan.workload.expert_capacity_factor is not None and not _exceeds(plan, _without_routed_tokens(need), room):
         return
     largest = max(need.memory, key=lambda part: need.memory[part])
     accelerator = find_accelerator(machine.accelerator)
@@ -99,7 +116,12 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
 def doubtful_memory(plan: RunPlan, machine: Machine) -> str | None:
     """Say that a plan fits only if its expert capacity drops enough tokens; None where it does not depend on that."""
     need, room = plan.prediction, machine.memory_bytes
-    if need is None or room is None or plan.moe_expert_capacity_factor is None or not _exceeds(plan, need.allocated_bytes, room):
+    if (
+        need is None
+        or room is None
+        or plan.workload.expert_capacity_factor is None
+        or not _exceeds(plan, need.allocated_bytes, room)
+    ):
         return None
     return (
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} by prediction if no token is dropped, "
@@ -123,7 +145,7 @@ def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
         found, sharded = candidates_for(plan, accelerator), _fully_sharded(plan, accelerator)
     except ConfigError:  # no legal layout for this batch
         return []
-    layout = plan.layout
+    layout = plan.workload.layout
     own = (layout.tensor, layout.pipeline, layout.context, layout.expert)
     same = [_words(candidate, plan) for candidate in found if candidate.degrees == own and _differs(candidate, plan)]
     others = {candidate.degrees: candidate for candidate in reversed(found) if candidate.degrees != own}
@@ -133,12 +155,13 @@ def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
 
 def _fully_sharded(plan: RunPlan, accelerator: Accelerator) -> list[str]:
     """Return flags that fit the plan's layout by splitting the weights over its replicas, where the engine can do so."""
-    sharded = replace(plan, engine_options=replace(plan.engine_options, fully_shard=True))
+    options = replace(plan.engine_options, fully_shard=True)
+    sharded = replace(plan, engine_options=options, workload=with_options(plan.workload, options))
     refused = engine_named(plan.engine).refusal(sharded, lambda *keys: ".".join(keys))
-    if refused or plan.engine_options.fully_shard or plan.layout.data * plan.layout.context == 1:
+    if refused or plan.engine_options.fully_shard or plan.workload.layout.data * plan.workload.layout.context == 1:
         return []
     flag = f"--set platform_optimizations.{plan.platform}.engine_options.fully_shard=true"
-    own = [candidate for candidate in candidates_for(sharded, accelerator) if candidate.workload.layout == plan.layout]
+    own = [candidate for candidate in candidates_for(sharded, accelerator) if candidate.workload.layout == plan.workload.layout]
     return [_words(candidate, plan, flag) for candidate in own]
 
 
@@ -155,7 +178,8 @@ def _narrower(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
     """Return flags that fit with gradients, or else all states, in bf16: for the plan's own layout, or the fastest."""
     for name, cost in NARROWER.items():
         changed: dict[str, Any] = {name: "bf16"}
-        narrow = replace(plan, engine_options=replace(plan.engine_options, **changed))
+        options = replace(plan.engine_options, **changed)
+        narrow = replace(plan, engine_options=options, workload=with_options(plan.workload, options))
         refused = engine_named(plan.engine).refusal(narrow, lambda *keys: ".".join(keys))
         if refused or accelerator is None or getattr(plan.engine_options, name) == "bf16":
             continue
@@ -164,7 +188,7 @@ def _narrower(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
         except ConfigError:  # no legal layout for this batch
             continue
         flag = f"--set platform_optimizations.{plan.platform}.engine_options.{name}=bf16"
-        own = [candidate for candidate in found if candidate.workload.layout == plan.layout]
+        own = [candidate for candidate in found if candidate.workload.layout == plan.workload.layout]
         if own or found:
             return [f"{_words((own or found)[0], plan, flag)}, {cost}"]
     return []
@@ -185,23 +209,23 @@ def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
 
 
 def _recomputes_otherwise(candidate: Candidate, plan: RunPlan) -> bool:
-    again = candidate.workload.recompute
-    return (again.granularity, again.first_layers) != (plan.recompute, plan.recompute_layers)
+    work = candidate.workload
+    return (work.recompute, work.recompute_layers) != (plan.workload.recompute, plan.workload.recompute_layers)
 
 
 def _differs(candidate: Candidate, plan: RunPlan) -> bool:
     work = candidate.workload
-    return work.micro_batch != plan.batch.micro_batch_sequences or _recomputes_otherwise(candidate, plan)
+    return work.micro_batch != plan.workload.micro_batch_sequences or _recomputes_otherwise(candidate, plan)
 
 
 def _words(candidate: Candidate, plan: RunPlan, *flags: str) -> str:
     work = candidate.workload
     words = [*flags]
-    if work.micro_batch != plan.batch.micro_batch_sequences:
+    if work.micro_batch != plan.workload.micro_batch_sequences:
         words.append(f"--micro-batch-size {work.micro_batch}")
     if _recomputes_otherwise(candidate, plan):
-        words.append(f"recompute {work.recompute.words}")
-    same = work.layout == plan.layout
+        words.append(f"recompute {work.recompute_words}")
+    same = work.layout == plan.workload.layout
     named = "" if same else f"{layout_name(work)}{' ' if words else ''}"
     return f"{named}{' '.join(words)} ({units.gibibytes(candidate.memory.device_bytes)})"
 

@@ -55,11 +55,11 @@ class TrainingRun:
 
 def announcement(plan: RunPlan) -> str:
     """Return the two lines that name the strategy and its layout, for console and log."""
-    layout, batch = plan.layout, plan.batch
+    layout, batch = plan.workload.layout, plan.workload
     rare = (("VPP", layout.virtual_pipeline), ("CP", layout.context), ("EP", layout.expert))
     extra = "".join(f", {name}={size}" for name, size in rare if size not in {None, 1})
-    extra += f", {plan.routing} routing" if plan.routing else ""
-    capacity = plan.moe_expert_capacity_factor
+    extra += f", {plan.workload.routing} routing" if plan.workload.routing else ""
+    capacity = plan.workload.expert_capacity_factor
     extra += "" if capacity is None else f", expert capacity {capacity:g}"
     extra += ", fully sharded" if plan.engine_options.fully_shard else ""
     accumulation = "auto" if batch.accumulation_steps is None else batch.accumulation_steps
@@ -86,7 +86,7 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
     log = log_path(session, plan.model)
     nodes = (this_node(plan),) if group is None else group.records
     record = _starting(plan, session.machine_of(plan), nodes)
-    if plan.batch.micro_batch_sequences == "auto":
+    if plan.workload.micro_batch_sequences is None:
         found = search_first(session, plan, record, group)
         if isinstance(found, LaunchResult):
             return not_started(session, record, found, log)
@@ -129,7 +129,7 @@ def launch_of(session: Session, plan: RunPlan, record: RunRecord, group: Group |
             run_timeout_seconds=benchmarking.run_timeout_seconds,
             run_timeout_flag=benchmarking.run_timeout_flag,
         ),
-        planned_steps=None if plan.batch.micro_batch_sequences == "auto" else plan.steps,
+        planned_steps=None if plan.workload.micro_batch_sequences is None else plan.steps,
         nodes=plan.nodes,
         alternatives=strategies_with_less_memory(session.loaded, plan),
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),

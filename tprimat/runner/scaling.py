@@ -48,7 +48,7 @@ def scaling_sessions(request: RunRequest, counts: Sequence[int], mode: ScalingMo
         UserError: the strategy cannot run on one of the numbers; nothing has been started.
     """
     largest = _prepared(at_largest(request, counts), counts, mode)
-    whole = largest.plans[0].batch.global_batch_sequences
+    whole = largest.plans[0].workload.global_batch_sequences
     probes = (*request.probes, *filter(Path.is_file, [largest.output / PROBES_FILE]))
     requests = [
         dataclasses.replace(

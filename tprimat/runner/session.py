@@ -213,10 +213,10 @@ def _refuse_too_little_text(session: Session, source: Path) -> None:
         for file in [source] if source.is_file() else source.glob("**/*"):
             if file.is_file():
                 most, files = most + file.stat().st_size + 1, files + 1
-            if most > plan.batch.sequence_tokens or (most > files and plan.tokenizer not in {None, WORDS}):
+            if most > plan.workload.sequence_tokens or (most > files and plan.tokenizer not in {None, WORDS}):
                 return
     tokens = f"{'at most ' if plan.tokenizer == WORDS else ''}{plural(most, 'token')}"
-    why = f"It holds {tokens}, fewer than one sequence of {plan.batch.sequence_tokens} and the token after it."
+    why = f"It holds {tokens}, fewer than one sequence of {plan.workload.sequence_tokens} and the token after it."
     raise ConfigError(
         f"{plan.dataset} is {'too short' if most > files else 'empty'}.",
         where=session.loaded.where("training", "data", "dataset"),

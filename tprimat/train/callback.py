@@ -29,11 +29,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tprimat.core.errors import ConfigError, RecordError
+from tprimat.core.limits import LARGEST_REAL, LARGEST_WHOLE
+from tprimat.core.workload import Workload
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions, tuning_variables
 from tprimat.records.evidence import graded
-from tprimat.records.limits import LARGEST_REAL, LARGEST_WHOLE
 from tprimat.records.schema import Evidence, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
@@ -99,13 +100,7 @@ class AnyTrainer:
             model=type(pl_module).__name__,
             strategy=None,
             engine=LIGHTNING,
-            matmul_dtype=requested_dtype(str(trainer.precision)),
-            tensor_parallel=None,
-            pipeline_parallel=None,
-            data_parallel=None,
-            micro_batch_sequences=None,
-            global_batch_sequences=None,
-            sequence_tokens=None,
+            workload=Workload(matmul_dtype=requested_dtype(str(trainer.precision))),
             machine=(machine := describe_machine(nodes, max(1, int(trainer.world_size) // nodes))),
             nodes=(this_node(machine),) if nodes == 1 else (),
             software=software_versions(),

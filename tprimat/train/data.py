@@ -79,7 +79,7 @@ class GlobalBatches(IterableDataset[list[Tensor]]):
         self.sequences = sequences
         self.place = place
         self.micro_batch = micro_batch
-        self.global_batch = plan.batch.global_batch_sequences
+        self.global_batch = plan.workload.global_batch_sequences
         self.steps = plan.steps
 
     def __iter__(self) -> Iterator[list[Tensor]]:
@@ -103,7 +103,7 @@ def open_sequences(plan: RunPlan, vocabulary: int) -> Sequences:
         LaunchError: the text cannot be read, is too short, or has tokens outside the model's vocabulary.
     """
     if plan.dataset == "mock":
-        return MockSequences(seed=plan.seed, sequence_tokens=plan.batch.sequence_tokens, vocabulary=vocabulary)
+        return MockSequences(seed=plan.seed, sequence_tokens=plan.workload.sequence_tokens, vocabulary=vocabulary)
     return open_text(plan, vocabulary)
 
 
@@ -172,7 +172,7 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     if dist.is_initialized():
         dist.barrier()
     data = TextSequences(
-        next(filter(_exists, places), cached), plan.seed, plan.batch.sequence_tokens, f"{plan.dataset} ({tokenizer})"
+        next(filter(_exists, places), cached), plan.seed, plan.workload.sequence_tokens, f"{plan.dataset} ({tokenizer})"
     )
     highest = int(data.stream.max())
     if highest >= vocabulary:
@@ -180,7 +180,7 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
         raise LaunchError(what, fix="another tokenizer.json in training.data.tokenizer, or a larger model")
     if data.windows < 1:
         held = f"{len(data.stream)} token{'s' * (len(data.stream) != 1)}"
-        what = f"{plan.dataset} has {held}, fewer than one sequence of {plan.batch.sequence_tokens}."
+        what = f"{plan.dataset} has {held}, fewer than one sequence of {plan.workload.sequence_tokens}."
         raise LaunchError(what, fix="more text, or a shorter --sequence-length")
     return data
 

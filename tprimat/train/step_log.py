@@ -40,7 +40,7 @@ def iteration_line(plan: RunPlan, step: StepRecord, now: datetime) -> str:
     Milliseconds have four decimals and memory is in bytes, so that what is read back equals the record. Throughput is in TFLOP/s
     with half the attention square (`causal`). A value that the step does not have is left out.
     """
-    batch = plan.batch.global_batch_sequences
+    batch = plan.workload.global_batch_sequences
     values = (
         ("consumed samples", f"{step.step * batch:12d}"),
         ("elapsed time per iteration (ms)", f"{step.step_seconds * 1e3:.4f}"),
@@ -61,8 +61,8 @@ def iteration_line(plan: RunPlan, step: StepRecord, now: datetime) -> str:
 def _throughput(plan: RunPlan, step: StepRecord) -> str | None:
     if not step.tokens or step.step_seconds <= 0:
         return None
-    flop = step.tokens * flop_per_token(plan.shape, plan.batch.sequence_tokens, dropped=step.dropped or 0.0)
-    return f"{flop / step.step_seconds / plan.layout.world_size / 1e12:.5g}"
+    flop = step.tokens * flop_per_token(plan.workload.shape, plan.workload.sequence_tokens, dropped=step.dropped or 0.0)
+    return f"{flop / step.step_seconds / plan.workload.layout.world_size / 1e12:.5g}"
 
 
 def _absent_or(value: float | None, form: str) -> str | None:

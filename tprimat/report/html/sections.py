@@ -323,7 +323,7 @@ def evidence_fields(run: RunRecord) -> list[tuple[str, str]]:
         words = f"{name.replace('_', ' ')} {units.count(value) if type(value) is int else value}"
         by_grade.setdefault(grade_of(run, name) or "stated", []).append(words)
     if grade_of(run, "matmul_dtype") == "stated":
-        by_grade.setdefault("stated", []).append(f"dtype {run.matmul_dtype}")
+        by_grade.setdefault("stated", []).append(f"dtype {run.ran.matmul_dtype}")
     found = [(grade, "; ".join(by_grade[grade])) for grade in ("observed", "resolved", "stated") if grade in by_grade]
     notes = other_notes(run.evidence)
     return [*found, *([("note", "; ".join(notes).rstrip("."))] if notes else [])]

@@ -167,7 +167,7 @@ def _peaks(analysis: PeakAnalysis) -> list[str]:
 
 
 def _peak(best: Entry) -> str:
-    dtype = f" in {dtype_that_ran(best.run)}" if best.run.matmul_dtype else ""
+    dtype = f" in {dtype_that_ran(best.run)}" if best.run.ran.matmul_dtype else ""
     share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
     rate = f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s{share}, {plural(len(best.group.runs), 'run')}"
     return f"Peak throughput: {best.model} on {best.platform}{dtype}, {rate}"

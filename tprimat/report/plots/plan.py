@@ -84,7 +84,7 @@ def _workload(answer: Answer, rates: Rates) -> str:
 
 def _label(candidate: Candidate) -> str:
     work = candidate.workload
-    again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.words}"
+    again = "" if work.recompute == "none" else f", recompute {work.recompute_words}"
     return f"{layout_name(work)}, MBS{work.micro_batch}{again}"
 
 

@@ -1,0 +1,63 @@
+"""How large what a file holds may be: bytes, levels and numbers. What exceeds them is refused where it is read.
+
+Whatever a file holds, arithmetic on a record stays finite and loops over its steps end.
+"""
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+LARGEST_DOCUMENT = 256 * 2**20
+"""Bytes of a JSON document, which is read as a whole: ten times those of a run of a hundred thousand steps."""
+LARGEST_LINE = 2**20
+"""Bytes of one line of a .jsonl file, which is read line by line."""
+LARGEST_UNPACKED = 4 * 2**30
+"""Bytes of an archive or of a trace, packed or unpacked."""
+MOST_EXPANSION = 200
+"""Most bytes of an unpacked archive for each of its own. Records grow five- to twentyfold, zeros a thousandfold."""
+ALWAYS_ALLOWED = 16 * 2**20
+"""Bytes of an unpacked archive that need no such ratio."""
+LARGEST_WHOLE = 2**53
+"""The largest whole number up to which floating point is exact."""
+LARGEST_REAL = 1e100
+"""Sums of squares of such numbers are still finite."""
+LARGEST_STEP = 10**9
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
+"""31 years."""
+DEEPEST = 8
+"""Levels in a value of free form."""
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Refuse values of free form that are nested deeply, not finite or huge."""
+    if depth > DEEPEST:
+        raise PydanticCustomError("depth", "Input should have at most 8 levels")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _plain(inner, depth + 1)
+    if isinstance(value, int | float) and not (abs(value) <= LARGEST_REAL and math.isfinite(value)):
+        raise PydanticCustomError("size", "Input should be a finite number up to 1e100")
+    return value
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return a finite number up to LARGEST_REAL; records keep no other, and their field `finite` says so."""
+    return value if value is not None and abs(value) <= LARGEST_REAL else None
+
+
+WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_WHOLE)]
+Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]
+Name = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""Text of tables and pictures: one line, which a terminal shows as it is."""
+FileName = Annotated[str, Field(max_length=300, pattern=r"^\.*[^./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]*$")]
+"""A name that becomes part of a path: without separators, and neither `.` nor `..`."""
+StepNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
+Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
+"""Seconds that something took."""
+Moment = Annotated[float, Field(ge=-LONGEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
+"""Seconds since a start."""
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+FreeForm = Annotated[dict[str, Any], AfterValidator(_plain)]

@@ -1,0 +1,86 @@
+"""Records of schema version 1 as records of version 2, which has the facts of a workload in one place instead of two."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tprimat.core.workload import Fp8Scaling, Workload
+
+FACTS = tuple(field.name for field in fields(Workload))
+FP8_RECIPES: Mapping[str, Fp8Scaling] = {
+    "delayed": "delayed",
+    "tensorwise": "current",
+    "current": "current",
+    "rowwise": "rowwise",
+    "blockwise": "blockwise",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}
+"""Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Workload.fp8_scaling."""
+IN_BF16 = re.compile(r"keeps (\d+) of \d+ layers in bf16")
+"""How a note once told of layers that a run in fp8 left in bf16."""
+
+
+def upgraded_run(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's document in version 2: one of version 1 gets its facts moved, any other is returned as it is."""
+    upgraded = dict(document)
+    if upgraded.get("schema_version", 1) != 1 or "workload" in upgraded:
+        return upgraded
+    asked = {name: upgraded.pop(name) for name in FACTS if name in upgraded}
+    evidence, options = upgraded.get("evidence"), upgraded.get("engine_options") or {}
+    if not isinstance(options, Mapping):
+        return upgraded  # for the reader to refuse
+    if isinstance(evidence, Mapping):
+        evidence = dict(evidence)
+        seen = {name: evidence.pop(name) for name in FACTS if name in evidence}
+        upgraded["evidence"] = evidence | {"workload": seen}
+        _complete(asked, seen, options, own=bool(options) and evidence.get("source") != "log")
+        _count_layers_in_bf16(asked, seen, evidence.get("notes"))
+    else:
+        _complete(asked, {}, options, own=bool(options))
+    if "enable_cuda_graph" in options:  # NeMo's older name
+        rest = {name: value for name, value in options.items() if name != "enable_cuda_graph"}
+        upgraded["engine_options"] = {"cuda_graph_impl": "local" if options["enable_cuda_graph"] else "none", **rest}
+    return upgraded | {"schema_version": 2, "workload": asked}
+
+
+def _complete(asked: dict[str, Any], seen: dict[str, Any], options: Mapping[str, Any], *, own: bool) -> None:
+    """Add the facts that version 1 left to the engine's options, or to what its engines always did."""
+    if not asked.get("recompute_modules"):  # empty, where attention alone was computed again
+        asked.pop("recompute_modules", None)
+    if "optimizer_states" in options:
+        asked["optimizer_states"] = options["optimizer_states"]
+        seen.pop("optimizer_states", None)
+    elif own and not seen.get("optimizer_states"):
+        asked["optimizer_states"] = "fp32"
+    if isinstance(options.get("distributed_optimizer"), bool):
+        asked["distributed_optimizer"] = options["distributed_optimizer"]
+    shape = asked.get("shape")
+    if own and isinstance(shape, Mapping) and shape.get("experts") and not asked.get("expert_capacity"):
+        asked["expert_capacity"] = "unlimited"
+    if asked.get("matmul_dtype") in {"fp8", "fp4"} and not seen.get("fp8_scaling"):
+        recipe = "current" if options.get("layers") == "local" else options.get("fp8_recipe") or options.get("fp8_scaling")
+        asked["fp8_scaling"] = FP8_RECIPES.get(str(recipe))
+
+
+def _count_layers_in_bf16(asked: Mapping[str, Any], seen: dict[str, Any], notes: object) -> None:
+    if asked.get("matmul_dtype") != "fp8" or seen.get("layers_in_bf16") is not None or not isinstance(notes, list):
+        return
+    counts = [int(match[1]) for note in notes if isinstance(note, str) and (match := IN_BF16.search(note))]
+    if counts:
+        seen["layers_in_bf16"] = counts[0]
+
+
+HELD_BACK = re.compile(r"clocks were held back in (\d+)% of the readings: (.+)")
+"""The warning in which files of version 1 once kept this share."""
+
+
+def upgraded_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's metrics with the share of readings in which clocks were held back, by reason."""
+    warnings = metrics.get("warnings")
+    if isinstance(metrics.get("held_back"), Mapping) or not isinstance(warnings, list):
+        return dict(metrics)
+    told = [match for text in warnings if isinstance(text, str) and (match := HELD_BACK.fullmatch(text))]
+    return {**metrics, "held_back": {match[2]: int(match[1]) / 100 for match in told} or None}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from math import prod
 from pathlib import Path
 
 import numpy as np

@@ -14,13 +14,13 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[parents]) for parents in (1, 2)]
 
-from changes import evidence as evidence_of
-from changes import record as record_of
-from changes import replace
+from changes import evidence as evidence_of  # noqa: E402
+from changes import record as record_of  # noqa: E402
+from changes import replace  # noqa: E402
 
-from tprimat.core.models import model_shape, tiny
-from tprimat.records.schema import Machine, RunRecord, StepRecord
-from tprimat.records.store import to_json
+from tprimat.core.models import model_shape, tiny  # noqa: E402
+from tprimat.records.schema import Machine, RunRecord, StepRecord  # noqa: E402
+from tprimat.records.store import to_json  # noqa: E402
 
 H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1, memory_bytes=85017624576)
 MI300X = Machine(platform="rocm", accelerator="AMD Instinct MI300X", gpus_per_node=8, nodes=1, memory_bytes=206141652992)

@@ -60,7 +60,7 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
 
 def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
     plans = plans_of(dry("--model", "mixtral,llama", "--set", "routing=balanced,natural"))
-    asked = [(plan["model"], plan["routing"]) for plan in plans]
+    asked = [(plan["model"], plan["workload"]["routing"]) for plan in plans]
     assert asked == [("mixtral", "natural"), ("mixtral", "balanced"), ("llama", None)]
     assert len({plan["run_id"] for plan in plans}) == 3
     (default,) = plans_of(dry("--model", "qwen3_moe"))

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from changes import replace
-from tprimat.plan.workload.layout import LayoutRequest, resolve
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import LayoutError
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
+from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import MOST_CHUNKS, Question, layouts, reason, search, workloads

@@ -61,7 +61,8 @@ NAMES = frozenset(
         """
         run_id model size name norm position router_score source strategy engine matmul_dtype recompute recompute_modules routing
         expert_capacity platform accelerator driver processor job started_at ended_at clock outcome documents parameter_dtype
-        output_layer_dtype attention_dtype wider_parts fp8_scaling gradient_dtype optimizer_states attention optimizer data
+        output_layer_dtype attention_dtype wider_parts offloaded
+        fp8_scaling gradient_dtype optimizer_states attention optimizer data
         first_sequence grades moment rates sha256 dialect kind variant dtype throttle_reasons rule flops_convention software
         device_name software_stack framework strategy_name precision micro_batch_size_asked
         """,

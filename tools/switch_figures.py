@@ -28,9 +28,9 @@ def workload(run: RunRecord) -> tuple[object, ...]:
     """Return what two runs must share for a switch to be their only difference, versions included."""
     layers = run.ran.shape.layers if run.ran.shape else None
     versions = tuple(sorted((name, version) for name, version in run.software.items() if name in {"torch", "megatron-core"}))
-    split = (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.data_parallel)
-    batch = (run.ran.micro_batch_sequences, run.ran.global_batch_sequences, run.ran.sequence_tokens)
-    return (run.model, layers, split, *batch, versions)
+    ran = run.ran
+    split = (ran.tensor_parallel, ran.pipeline_parallel, ran.data_parallel)
+    return (run.model, layers, split, ran.micro_batch_sequences, ran.global_batch_sequences, ran.sequence_tokens, versions)
 
 
 USUAL_SEQUENCE = 2048
@@ -57,7 +57,7 @@ def switch_pairs(results: Path) -> Iterator[tuple[str, Group, Group]]:
 def took_effect(name: str, off: Group, on: Group) -> bool:
     """Whether the evidence shows the effect of a switch that has an EVIDENCE_FIELD; True for all others."""
     part = EVIDENCE_FIELD.get(name)
-    seen = [getattr(group.run.evidence, part, None) for group in (off, on)] if part else []
+    seen = [getattr(group.run.ran, part) for group in (off, on)] if part else []
     return part is None or (None not in seen and seen[0] != seen[1])
 
 

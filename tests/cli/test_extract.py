@@ -81,14 +81,14 @@ def test_a_log_of_experts_has_the_parameters_that_its_paper_states(log, name, sh
     path = log(name)
     result = extracted(path, "auto", "--gpu", "MI300X", "--num-nodes", 2)
     run, (total, active, uncounted) = result.run, stated
-    assert (run.shape, run.routing, run.expert_capacity) == (model_shape(shape), *routing)
-    count = parameters(run.shape)
+    assert (run.ran.shape, run.ran.routing, run.ran.expert_capacity) == (model_shape(shape), *routing)
+    count = parameters(run.ran.shape)
     assert (count.total / 1e9, (count.active - uncounted) / 1e9) == (
         pytest.approx(total, abs=0.05),
         pytest.approx(active, abs=0.06),
     )
     printed = re.findall(r"\(TFLOP/s/GPU\): ([0-9.]+)", path.read_text(encoding="utf8"))[2:]
-    flop = flop_per_token(run.shape, 4096) / 1e12 / run.machine.gpus
+    flop = flop_per_token(run.ran.shape, 4096) / 1e12 / run.machine.gpus
     ours = [flop * step.tokens / step.step_seconds for step in result.steps[2:]]
     assert ours == pytest.approx([float(rate) for rate in printed], rel=0.01)
 
@@ -211,7 +211,7 @@ def test_an_mfu_that_no_hardware_reaches_is_not_printed_without_a_word(log):
 
 def test_a_strategy_that_the_log_proves_is_recorded(log):
     run = extracted(log("megatron_lm"), "llama", "--gpu", "H200", "--parallel", "balanced").run
-    assert (run.strategy, run.tensor_parallel, run.pipeline_parallel, run.outcome) == ("balanced", 2, 1, "completed")
+    assert (run.strategy, run.ran.tensor_parallel, run.ran.pipeline_parallel, run.outcome) == ("balanced", 2, 1, "completed")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_log_that_is_cut_or_holds_zero_bytes_leaves_a_record_that_says_so(log,
 def test_a_record_of_a_torn_log_can_be_read(log, torn, steps):
     path = log(text="using world size: 8\n" + torn)
     result = extracted(path, "llama", "--gpu", "H100 SXM", "--sequence-length", 2048)
-    assert (len(result.steps), result.run.sequence_tokens) == (steps, 2048)
+    assert (len(result.steps), result.run.ran.sequence_tokens) == (steps, 2048)
 
 
 @pytest.mark.parametrize(

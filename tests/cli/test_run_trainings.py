@@ -160,7 +160,7 @@ def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(
         record = run.read_run()
         assert record.mismatches == ()
         assert record.evidence.source == "running_framework"
-        assert record.ran.tensor_parallel == record.ran.tensor_parallel
+        assert record.evidence.workload.tensor_parallel == record.workload.tensor_parallel
         assert record.evidence.tokens_per_step == 2 * 32
 
 

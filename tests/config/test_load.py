@@ -107,8 +107,9 @@ def test_the_environment_chooses_strategy_folder_and_logs_and_empty_is_unset():
 
 def test_a_model_spelled_out_in_the_file_is_planned_in_both_sizes(tmp_path):
     full, tiny = (planned(written(tmp_path), size=size) for size in ("full", "tiny"))
-    assert (full.workload.shape.layers, full.workload.shape.hidden, full.workload.shape.kv_heads, full.workload.shape.gated) == (4, 64, 2, True)
-    assert (tiny.workload.shape.layers, tiny.workload.shape.heads, tiny.workload.shape.kv_heads) == (4, 4, 2)
+    whole, small = full.workload.shape, tiny.workload.shape
+    assert (whole.layers, whole.hidden, whole.kv_heads, whole.gated) == (4, 64, 2, True)
+    assert (small.layers, small.heads, small.kv_heads) == (4, 4, 2)
     assert full.workload.layout == tiny.workload.layout
 
 

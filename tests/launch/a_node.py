@@ -24,7 +24,7 @@ TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 def command_on(plan, place):
     words = json.loads(os.environ["FAKE_WORDS"])
     if isinstance(words, dict):
-        words = words.get(plan.strategy) or words[str(plan.batch.micro_batch_sequences)]
+        words = words.get(plan.strategy) or words[str(plan.workload.micro_batch_sequences)]
     words = list(map(str, words))
     folder = Path(plan.run_directory)
     seen = {"rank": place.rank, "store": f"{place.master_address}:{place.master_port}", "folder": str(folder)}

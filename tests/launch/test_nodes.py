@@ -319,6 +319,6 @@ def test_two_launchers_train_one_model(tmp_path, cookie, left_behind):
     (status, text), (other_status, other_text) = ends(*launchers)
     assert (status, other_status) == (0, 0), text + other_text
     record = the_record(tmp_path)
-    assert (record.counts, record.ran.data_parallel) == (True, 2)
+    assert (record.counts, record.evidence.workload.data_parallel) == (True, 2)
     assert json.loads((tmp_path / "out" / "benchmark_cpu_llama.json").read_text())["run"]["run_id"] == record.run_id
     assert not left_behind()

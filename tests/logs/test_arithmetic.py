@@ -96,7 +96,7 @@ def test_megatron_says_its_options_its_optimizer_and_the_steps_that_it_profiled(
     options = record.engine_options
     assert (options["overlap_grad_reduce"], options["recompute_modules"]) == (True, "core_attn")
     assert "te_precision_config_file" not in options
-    assert (record.evidence.optimizer_states, record.evidence.gradient_dtype) == ("fp32", "float32")
+    assert (record.evidence.workload.optimizer_states, record.evidence.workload.gradient_dtype) == ("fp32", "float32")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_megatron_says_its_options_its_optimizer_and_the_steps_that_it_profiled(
     ],
 )
 def test_gradients_are_in_the_dtype_that_megatron_resolves(arguments, gradients):
-    assert evidence_by(rows(arguments), "megatron-lm").gradient_dtype == gradients
+    assert evidence_by(rows(arguments), "megatron-lm").workload.gradient_dtype == gradients
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,12 @@ def test_gradients_are_in_the_dtype_that_megatron_resolves(arguments, gradients)
 )
 def test_megatrons_arguments_tell_what_fp8_is(arguments, narrow):
     proof = evidence_by(rows({"bf16": True, **arguments}), "megatron-lm")
-    assert (proof.matmul_dtype, proof.fp8_scaling, proof.attention_dtype, proof.layers_in_bf16) == narrow
+    assert (
+        proof.workload.matmul_dtype,
+        proof.workload.fp8_scaling,
+        proof.workload.attention_dtype,
+        proof.workload.layers_in_bf16,
+    ) == narrow
 
 
 def test_megatron_bridge_prints_the_same_in_its_sections():
@@ -145,8 +150,12 @@ def test_megatron_bridge_prints_the_same_in_its_sections():
     }
     lines = [line for name, keys in sections.items() for line in (f"{name}:", *(f"  {key}" for key in keys))]
     proof = evidence_by(lines, "megatron-bridge")
-    assert (proof.gradient_dtype, proof.recompute, proof.sequence_parallel) == ("bfloat16", "full", False)
-    assert (proof.optimizer, proof.optimizer_states) == ("adam", "fp32 with moments in bf16 and fp32")
+    assert (proof.workload.gradient_dtype, proof.workload.recompute, proof.workload.sequence_parallel) == (
+        "bfloat16",
+        "full",
+        False,
+    )
+    assert (proof.workload.optimizer, proof.workload.optimizer_states) == ("adam", "fp32 with moments in bf16 and fp32")
 
 
 SINGLE = "Float8 training active with recipe rowwise"
@@ -168,7 +177,7 @@ GROUPED = "Converted GroupedExperts to use dynamic float8 rowwise quantization w
 )
 def test_torchtitan_says_what_is_in_fp8(lines, narrow):
     proof = evidence_by([TITAN + line for line in lines], "torchtitan")
-    assert (proof.matmul_dtype, proof.fp8_scaling, proof.wider_parts) == narrow
+    assert (proof.workload.matmul_dtype, proof.workload.fp8_scaling, proof.workload.wider_parts) == narrow
 
 
 @pytest.mark.parametrize(
@@ -199,13 +208,13 @@ def test_maxtext_says_how_it_computes_in_words_or_members_of_enumerations():
     ):
         for value in (quantization, f"QuantizationType.{quantization.upper()}"):
             proof = maxtext(dtype="bfloat16", quantization=value)
-            assert (proof.matmul_dtype, proof.fp8_scaling) == (dtype, scaling), value
+            assert (proof.workload.matmul_dtype, proof.workload.fp8_scaling) == (dtype, scaling), value
     for values, states in (
         ({"mu_dtype": "bfloat16", "weight_dtype": "float32"}, "fp32 with moments in bf16 and fp32"),
         ({"weight_dtype": "bfloat16"}, "bf16"),
         ({}, None),
     ):
-        assert maxtext(**values).optimizer_states == states
+        assert maxtext(**values).workload.optimizer_states == states
     proof = maxtext(
         attention="cudnn_flash_te",
         capacity_factor=1.25,
@@ -216,8 +225,17 @@ def test_maxtext_says_how_it_computes_in_words_or_members_of_enumerations():
         remat_policy="minimal",
         use_random_routing=True,
     )
-    assert (proof.attention, proof.gradient_dtype, proof.data) == ("cudnn_flash_te", "bfloat16", "mock")
-    assert (proof.optimizer, proof.recompute, proof.routing, proof.expert_capacity) == ("adamw", "selective", "balanced", 1.25)
+    assert (proof.workload.attention, proof.workload.gradient_dtype, proof.workload.data) == (
+        "cudnn_flash_te",
+        "bfloat16",
+        "mock",
+    )
+    assert (proof.workload.optimizer, proof.workload.recompute, proof.workload.routing, proof.workload.expert_capacity) == (
+        "adamw",
+        "selective",
+        "balanced",
+        1.25,
+    )
 
 
 def test_deepspeed_says_what_it_offloads_and_shards():
@@ -226,6 +244,6 @@ def test_deepspeed_says_what_it_offloads_and_shards():
     for name, offloads in (("'cpu'", True), ("<OffloadDeviceEnum.cpu: 'cpu'>", True), ("'none'", False)):
         lines = [f"{zero}zero_config .................. stage=3 {device.format(name)}"]
         lines += [f"{zero}zero_optimization_stage ...... 3", f"{zero}optimizer_name ............... adamw"]
-        assert evidence_by(lines, "deepspeed").optimizer == "adamw"
+        assert evidence_by(lines, "deepspeed").workload.optimizer == "adamw"
         offloaded = {"offload_optimizer": "cpu"} if offloads else {}
         assert options_of(collect(lines, "deepspeed").arguments) == offloaded | {"zero_optimization_stage": "3"}

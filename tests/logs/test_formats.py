@@ -60,7 +60,7 @@ def test_primus_core_lines(stem):
     assert column(result, "grad_norm") == [7.499, 7.412, 6.9, 5.1]
     assert column(result, "tokens") == [128 * 8192] * 4
     assert column(result, "peak_allocated_bytes") == [None] * 4
-    assert (result.evidence.world_size, result.evidence.global_batch_sequences) == (8, 128)
+    assert (result.evidence.world_size, result.evidence.workload.global_batch_sequences) == (8, 128)
     assert any("mean with step 1" in note for note in result.notes)
     assert sequence_from_rates(collect(lines_of(stem)), 8) == 8192
 
@@ -94,7 +94,12 @@ def test_primus_module_configuration_and_success():
     contents = collect([f"{prefix}  {name} : {value}\x1b[0m" for name, value in rows.items()] + ["Training completed."], "primus")
     assert (contents.total_steps, contents.finished) == (50, True)
     proof = evidence_of(contents)[0]
-    assert (proof.tensor_parallel, proof.matmul_dtype, proof.attention_dtype, proof.expert_capacity) == (4, "fp8", "fp8", 1.25)
+    assert (
+        proof.workload.tensor_parallel,
+        proof.workload.matmul_dtype,
+        proof.workload.attention_dtype,
+        proof.workload.expert_capacity,
+    ) == (4, "fp8", "fp8", 1.25)
 
 
 def test_megatron_lm():
@@ -141,7 +146,7 @@ def test_shorter_sequences_of_curriculum_learning_are_left_out():
         length, ms = (512, 1000.0) if step <= 12 else (2048, 4000.0)
         lines.append(line.format(step, 128 * step, length, ms, 128 * length / ms * 125))
     run = run_from(lines, "llama", gpus=8, accelerator="H100 SXM")
-    assert (column(run, "step"), run.record.sequence_tokens) == (list(range(13, 21)), 2048)
+    assert (column(run, "step"), run.record.ran.sequence_tokens) == (list(range(13, 21)), 2048)
     assert column(run, "tokens") == [128 * 2048] * 8
     assert any("from 512 to 2048 tokens" in note for note in run.notes)
 
@@ -149,7 +154,7 @@ def test_shorter_sequences_of_curriculum_learning_are_left_out():
 def test_fp8_without_transformer_engine_is_no_fp8():
     rows = ["  bf16 ..................... True", "  fp8 ....................... hybrid", "  transformer_impl ........ local"]
     result = parse(rows, "megatron-lm")
-    assert result.evidence.matmul_dtype is None
+    assert result.evidence.workload.matmul_dtype is None
     assert any("ignores" in note for note in result.notes)
 
 
@@ -171,7 +176,7 @@ def test_fp8_without_transformer_engine_is_no_fp8():
 )
 def test_narrow_dtypes_are_not_called_bf16(name, line, dtype):
     wide = {"torchtitan": '"mixed_precision_param": "bfloat16"', "maxtext": "Config param dtype: bfloat16"}
-    assert evidence_by([wide.get(name, "  bf16 ........ True"), *line.split("\n")], name).matmul_dtype == dtype
+    assert evidence_by([wide.get(name, "  bf16 ........ True"), *line.split("\n")], name).workload.matmul_dtype == dtype
 
 
 def test_megatron_bridge():
@@ -179,7 +184,12 @@ def test_megatron_bridge():
     assert column(result, "step_seconds") == pytest.approx([105.7958, 7.1476, 7.154, 7.1783])
     assert result.steps[3].peak_allocated_bytes == 153_470_000_000
     proof = result.evidence
-    assert (proof.context_parallel, proof.tensor_parallel, proof.matmul_dtype, proof.sequence_tokens) == (2, 1, "fp8", 8192)
+    assert (
+        proof.workload.context_parallel,
+        proof.workload.tensor_parallel,
+        proof.workload.matmul_dtype,
+        proof.workload.sequence_tokens,
+    ) == (2, 1, "fp8", 8192)
     contents = collect(lines_of("megatron_bridge_nemo_run"))
     assert column(parsed_log(contents, Claims()), "step_seconds") == pytest.approx([30.089, 9.089, 9.1])
     assert [step.tflops_per_gpu for step in contents.steps.values()] == [200.5, 663.5, 662.8]
@@ -284,17 +294,23 @@ def test_torchtitan_derives_times_from_the_rate_per_gpu():
 def test_torchtitan_names_its_degrees_its_precision_and_its_batch_in_sequences_or_tokens(stem, degrees, batch, tokens, rates):
     result = parse(lines_of(stem))
     proof = result.evidence
-    assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.data_parallel, proof.matmul_dtype) == degrees
-    assert (proof.micro_batch_sequences, proof.global_batch_sequences, proof.sequence_tokens) == batch
+    assert (
+        proof.world_size,
+        proof.workload.tensor_parallel,
+        proof.workload.pipeline_parallel,
+        proof.workload.data_parallel,
+        proof.workload.matmul_dtype,
+    ) == degrees
+    assert (proof.workload.micro_batch_sequences, proof.workload.global_batch_sequences, proof.workload.sequence_tokens) == batch
     assert column(result, "step_seconds") == pytest.approx([tokens / (rate * degrees[0]) for rate in rates], rel=2e-3)
 
 
 def test_torchtitan_in_primus_says_its_dtype():
     lines = lines_of("torchtitan_primus")
     plain = [line for line in lines if "Swapped" not in line]
-    assert evidence_by(plain).matmul_dtype == "bf16"
+    assert evidence_by(plain).workload.matmul_dtype == "bf16"
     resumed = evidence_by([*lines, *(line.replace("total steps 3", "total steps 6") for line in plain)])
-    assert (resumed.matmul_dtype, resumed.routing) == ("bf16", None), "a later process without Turbo's layers"
+    assert (resumed.workload.matmul_dtype, resumed.workload.routing) == ("bf16", None), "a later process without Turbo's layers"
 
 
 def test_a_batch_of_torchtitan_that_is_no_whole_number_of_sequences_is_unknown():
@@ -313,7 +329,11 @@ def test_torchtitan_of_2024_says_wps_and_without_a_known_batch_has_no_times():
 def test_maxtext_has_no_time_for_steps_that_jax_may_only_have_dispatched():
     result = parse(lines_of("maxtext"), gpus=8, sequence_tokens=2048)
     assert (column(result, "step"), column(result, "step_seconds")) == ([1, 4], [44.923, 5.667])
-    assert (result.evidence.tokens_per_step, result.evidence.world_size, result.evidence.matmul_dtype) == (24 * 2048, 8, "bf16")
+    assert (result.evidence.tokens_per_step, result.evidence.world_size, result.evidence.workload.matmul_dtype) == (
+        24 * 2048,
+        8,
+        "bf16",
+    )
     text = "[host-{}] completed step: {}, seconds: {}, TFLOP/s/device: 100.0, Tokens/s/device: 900.0, loss: {}"
     lines = [text.format(host, step, 5.6 + host / 1000, 12.0 - step) for step in range(6) for host in range(4)]
     assert collect(lines).restarts == 0, "hosts that each print their own time of a step"
@@ -348,7 +368,7 @@ def test_the_time_of_an_iteration_counts_not_the_rate_of_deepspeeds_timer(pair):
     first = result.steps[0]
     assert (first.loss, first.grad_norm, first.learning_rate) == (11.133188, 6.363, 1.88743e-08)
     assert first.peak_allocated_bytes == round(19.52 * GIB)
-    assert (result.evidence.global_batch_sequences, result.evidence.sequence_tokens) == (768, 4096)
+    assert (result.evidence.workload.global_batch_sequences, result.evidence.workload.sequence_tokens) == (768, 4096)
     assert any("a rate of the framework's timer and no time: step 5" in note for note in result.notes)
     assert dialect_of(MEGATRON_DEEPSPEED.format(1)).name == "deepspeed"
 

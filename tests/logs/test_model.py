@@ -62,9 +62,9 @@ def test_a_log_of_experts_is_not_believed_to_be_llama():
 
 def test_auto_takes_the_shape_and_its_known_name_from_the_dump_which_outranks_the_settings_around_it():
     record = run_from(lines_of("primus_deepseek_v2_lite"), "auto").record
-    assert (record.model, record.shape) == ("deepseek-v2-lite", model_shape("deepseek-v2-lite"))
-    assert (record.expert_parallel, record.evidence.parameters, record.sequence_tokens) == (8, None, 4096)
-    assert (record.matmul_dtype, record.recompute, record.evidence.transformer_engine) == ("bf16", "full", True)
+    assert (record.model, record.ran.shape) == ("deepseek-v2-lite", model_shape("deepseek-v2-lite"))
+    assert (record.ran.expert_parallel, record.evidence.parameters, record.ran.sequence_tokens) == (8, None, 4096)
+    assert (record.ran.matmul_dtype, record.ran.recompute, record.evidence.transformer_engine) == ("bf16", "full", True)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_each_argument_of_experts_and_latent_attention_counts(change, name, said
     lines = [line.replace("throughput per GPU", "power of a GPU") for line in lines]
     assert said in refused(lines, "deepseek-v2-lite").what
     record = run_from(lines, "auto").record
-    assert (record.model, record.shape.name) == (name, name)
+    assert (record.model, record.ran.shape.name) == (name, name)
 
 
 def test_auto_finds_the_model_of_the_configuration_and_is_not_advised_to_who_gave_it():
@@ -137,7 +137,7 @@ def test_tflops_of_real_primus_logs_agree_with_the_model_and_with_no_other(flop,
         f"tokens per GPU (tokens/s/GPU): {tokens}/12525.5 | global batch size:   {batch} | lm loss: 2.352391E+00 |"
     )
     lines = ["a line", line.format(12125), line.format(12126)]
-    assert run_from(lines, model, sequence_tokens=sequence).record.shape.name == model
+    assert run_from(lines, model, sequence_tokens=sequence).record.ran.shape.name == model
     other = "deepseek-v2-lite" if model.startswith("llama") else "llama-3.1-8b"
     error = refused(lines, other, sequence_tokens=sequence)
     assert error.where == "train.log:2-3"

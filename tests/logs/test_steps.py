@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_in_another_dtype_or_on_another_gpu_is_that_one_alone
     lines = [MESH, *first, *(TITAN_STEP.format(0, number, 9.5, 8000) for number in range(1, 11))]
     lines += [MESH, *second, *(TITAN_STEP.format(0, number, 9.5, 6000) for number in range(11, 31))]
     result = parse(lines, global_batch_sequences=64, sequence_tokens=8192)
-    assert (column(result, "step"), result.evidence.matmul_dtype) == (list(range(12, 31)), dtype)
+    assert (column(result, "step"), result.evidence.workload.matmul_dtype) == (list(range(12, 31)), dtype)
     assert any("steps from 1 to 10 are left out" in note and changed in note for note in result.notes)
 
 

@@ -167,7 +167,7 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
 def test_virtual_stages_get_gradients_of_the_size_of_plain_ones(trained):
     """Without overlap_p2p_comm Megatron-Core 0.15.3 hands wrong activations on between chunks, and norms explode."""
     (run, steps), (_, plain) = trained["llama", "virtual stages"], trained["llama", "pp2"]
-    assert (run.mismatches, run.ran.virtual_pipeline) == ((), 2)
+    assert (run.mismatches, run.evidence.workload.virtual_pipeline) == ((), 2)
     assert steps[0].grad_norm == pytest.approx(plain[0].grad_norm, rel=0.3)
 
 
@@ -204,7 +204,7 @@ def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_lo
     (overlapped, first), (in_turn, second), (halved, _) = (trained["options", name] for name in OPTIONS)
     assert [step.loss for step in first] == pytest.approx([step.loss for step in second], abs=1e-6)
     for run, overlap in ((overlapped, True), (in_turn, False)):
-        assert (run.mismatches, run.ran.data_parallel, run.ran.gradient_dtype) == ((), 2, "float32")
+        assert (run.mismatches, run.evidence.workload.data_parallel, run.evidence.workload.gradient_dtype) == ((), 2, "float32")
         assert run.engine_options == {
             "cross_entropy_fusion_impl": "native",
             "grad_reduce_in_fp32": True,
@@ -224,7 +224,7 @@ def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_lo
 def test_a_shrunk_recipe_with_experts_trains_with_and_without_expert_parallelism(trained, model, experts):
     run, steps = trained[model, experts]
     assert (run.outcome, run.mismatches, run.engine) == ("completed", (), "nemo")
-    assert (run.ran.expert_parallel, run.ran.data_parallel, run.ran.routing) == (
+    assert (run.evidence.workload.expert_parallel, run.evidence.workload.data_parallel, run.evidence.workload.routing) == (
         experts,
         2,
         "natural",
@@ -246,8 +246,8 @@ def test_weights_alone_follow_the_seed_on_each_pipeline_stage(trained):
 def test_our_text_is_learned_over_two_replicas_and_profiled_on_the_way(trained):
     run, steps = trained["text", "profiled"]
     folder = trained["folder"] / "profiled"
-    assert (run.mismatches, run.ran.data_parallel) == ((), 2)
-    assert run.ran.data == "text:stdlib (bytes)"
+    assert (run.mismatches, run.evidence.workload.data_parallel) == ((), 2)
+    assert run.evidence.workload.data == "text:stdlib (bytes)"
     assert steps[-1].loss < steps[0].loss - 0.3
     assert run.profiled_steps == (1, 2, 3)
     assert len(steps) == 6

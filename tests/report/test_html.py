@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -512,7 +511,7 @@ def test_nothing_to_report_on_is_the_users_mistake(tmp_path):
 
 def test_a_note_that_ends_with_a_period_gets_no_second_one():
     evidence = evidence_of(source="running_framework", notes=("It ran on the CPU.", "It was slow."))
-    run = SimpleNamespace(evidence=evidence, matmul_dtype="fp32")
+    run = a_run("r", evidence=evidence)
     assert dict(evidence_fields(run))["note"] == "It ran on the CPU.; It was slow"
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from changes import replace
+from changes import ran_with, replace
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4", "--against", "torchtitan")
@@ -128,7 +128,7 @@ def test_a_resumed_series_makes_again_what_trained_another_batch_on_other_gpus(i
     assert [row["program"] for row in rows] == ["megatron", "torchtitan"]
     for row in rows:
         (run,) = row["runs"]
-        assert (run["machine"]["gpus_per_node"], run["global_batch_sequences"]) == (1, 4)
+        assert (run["machine"]["gpus_per_node"], run["workload"]["global_batch_sequences"]) == (1, 4)
         assert run["run_id"] not in {made["run_id"] for one in before for made in one["runs"]}
 
 
@@ -261,7 +261,7 @@ def test_programs_that_ran_other_dtypes_get_no_ratio_and_one_round_is_called_so(
     compared = verdict(theirs, ours, COMPARED)
     assert re.search(r"x( \[| \(n = 2\))", ratio_cell(compared))
     (item,) = ours.runs
-    run = replace(item.result.run, matmul_dtype="bf16")
+    run = ran_with(item.result.run, matmul_dtype="bf16")
     other = replace(ours, runs=(replace(item, result=replace(item.result, run=run)),))
     assert ratio_cell(verdict(theirs, other, COMPARED)) == "other dtype that ran"
     assert ratio_cell(None) == "–"

@@ -91,9 +91,9 @@ def test_the_first_step_is_that_of_fp32_states_and_the_loss_falls(trained):
 
 def test_gradients_in_bf16_update_fp32_masters_of_two_replicas(trained):
     (run, halved), (_, masters) = trained["bf16 gradients"], trained["masters"]
-    assert (run.mismatches, run.ran.gradient_dtype, run.ran.data_parallel) == ((), "bfloat16", 2)
+    assert (run.mismatches, run.evidence.workload.gradient_dtype, run.evidence.workload.data_parallel) == ((), "bfloat16", 2)
     assert run.engine_options["gradients"] == "bf16"
-    assert run.ran.optimizer == "DistributedOptimizer over CompiledAdamW"
+    assert run.evidence.workload.optimizer == "DistributedOptimizer over CompiledAdamW"
     assert [step.loss for step in halved] == pytest.approx([step.loss for step in masters], rel=0.01)
     assert [step.grad_norm for step in halved] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
     assert halved[-1].grad_norm != masters[-1].grad_norm
@@ -135,12 +135,12 @@ def test_it_is_refused_where_it_would_not_be_what_it_says(tmp_path, changes, why
 
 def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
     (wide, plain), (run, small) = trained["bf16"], trained["fp8"]
-    assert (wide.evidence.workload.fp8_scaling, run.ran.fp8_scaling, run.ran.attention_dtype) == (
+    assert (wide.evidence.workload.fp8_scaling, run.evidence.workload.fp8_scaling, run.evidence.workload.attention_dtype) == (
         None,
         "current",
         None,
     )
-    assert (run.ran.matmul_dtype, run.ran.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
+    assert (run.ran.matmul_dtype, run.evidence.workload.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
     assert small[-1].loss < small[0].loss - 0.3
     assert [step.loss for step in small] == pytest.approx([step.loss for step in plain], rel=0.02)
     assert [step.loss for step in small] != pytest.approx([step.loss for step in plain], rel=1e-6)
@@ -149,7 +149,7 @@ def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
 def test_an_output_layer_in_fp8_follows_one_in_bf16_but_is_not_it_and_says_so(trained):
     (without, plain), (run, small) = trained["fp8"], trained["fp8 output layer"]
     assert (run.ran.matmul_dtype, run.mismatches) == ("fp8", ())
-    assert (without.evidence.workload.output_layer_dtype, run.ran.output_layer_dtype) == (None, "fp8")
+    assert (without.evidence.workload.output_layer_dtype, run.evidence.workload.output_layer_dtype) == (None, "fp8")
     note = "The output layer multiplied in fp8, too."
     assert note in run.evidence.notes
     assert note not in without.evidence.notes

@@ -13,7 +13,7 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help audit benchmark doctor test test-quick lint install install-dev nemo test-nemo test-core19 notice
+.PHONY: help audit benchmark doctor test test-quick test-pages lint install install-dev nemo test-nemo test-core19 notice
 
 help:  ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -26,11 +26,14 @@ benchmark: install  ## environment and pinned dependencies, then ./benchmark.py:
 doctor:  ## check this machine: Python, torch, GPUs, frameworks, network, disk
 	@$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON)) -m tprimat doctor $(ARGS)
 
-test: install-dev  ## all tests
-	$(PYTEST) $(ARGS)
+test: install-dev  ## all tests but those of pages
+	$(PYTEST) -m "not pages" $(ARGS)
 
 test-quick: install-dev  ## the tests that start no training and no launcher
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not pages" $(ARGS)
+
+test-pages: install-dev  ## the tests of generated pages, pictures and the maintainers' scripts
+	$(PYTEST) -m pages tests/pages tests/tools tests/benchmarks $(ARGS)
 
 lint: install-dev  ## ruff and mypy
 	$(VENV)/bin/ruff check --quiet .

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare predictions of memory and time with what was measured, and write the tables of docs/accuracy.md.
+"""Compare predictions of memory and time with what was measured, and write the tables of benchmarks/results/accuracy.md.
 
 python3 benchmarks/accuracy.py
 python3 benchmarks/accuracy.py --check                      only report differences
@@ -48,7 +48,7 @@ from tprimat.runner.analysis import read_results  # noqa: E402
 from tprimat.runner.planning import rates_of  # noqa: E402
 from tprimat.runner.prediction import recorded_workload  # noqa: E402
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "benchmarks" / "results" / "accuracy.md"
 RECORDS = ROOT / "benchmarks" / "records"
 MACHINES = (RECORDS / "h200", RECORDS / "h100")
 PROBES = [folder for machine in MACHINES for folder in sorted(machine.glob("probes-*"))]

@@ -48,6 +48,8 @@ SLOW = (
     "nemo_recipes",
 )
 """Files and folders whose tests start trainings, launchers or browsers, the slowest first. `make test-quick` leaves them out."""
+PAGES = ("pages", "tools", "benchmarks")
+"""Folders of tests about generated pages and pictures, and about the maintainers' scripts. Only `make test-pages` runs them."""
 
 
 def pytest_configure():
@@ -74,8 +76,10 @@ def nothing_outlives_the_tests():
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Do not even import the slow files where they are left out: most of them import torch."""
-    return True if config.option.markexpr == "not slow" and rank_of(collection_path) < len(SLOW) else None
+    """Do not even import files that are left out: most of them import torch."""
+    left_out = config.option.markexpr
+    slow = "not slow" in left_out and rank_of(collection_path) < len(SLOW)
+    return True if slow or ("not pages" in left_out and of_pages(collection_path)) else None
 
 
 def pytest_collection_modifyitems(items):
@@ -83,6 +87,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if rank_of(item.path) < len(SLOW):
             item.add_marker(pytest.mark.slow)
+        if of_pages(item.path):
+            item.add_marker(pytest.mark.pages)
     items.sort(key=lambda item: rank_of(item.path))
 
 
@@ -91,6 +97,11 @@ def pytest_runtestloop():
     """Collect garbage again, without ever searching what was imported."""
     gc.freeze()
     gc.enable()
+
+
+def of_pages(path):
+    """Whether a test is of generated pages or of the maintainers' scripts."""
+    return any(path.is_relative_to(TESTS / name) for name in PAGES)
 
 
 def rank_of(path):

@@ -1,5 +1,4 @@
-"""Every page names files that exist; docs/troubleshooting.md quotes messages that the program prints; docs/ci.md names commands
-and flags that exist."""
+"""Every page names files and commands that exist; docs/troubleshooting.md quotes messages that the program prints."""
 
 import re
 import shlex
@@ -95,49 +94,66 @@ def test_a_message_of_the_troubleshooting_page_is_one_that_is_printed(line, prin
     assert line in printed
 
 
-def test_the_commands_of_the_page_on_clusters_parse_and_its_configuration_is_valid():
-    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf8")
-    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    assert len(lines) == 12
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        words = words[
-            next(place for place, word in enumerate(words) if word in {"tprimat", *(f"./{name}" for name in SCRIPTS)}) :
-        ]
-        name, flags = (words[1], words[2:]) if words[0] == "tprimat" else (SCRIPTS[words[0].removeprefix("./")], words[1:])
-        parser_of(__import__(f"tprimat.cli.{name}", fromlist=["add_arguments"]), name).parse_args(flags)
-    configuration, sweep = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
-    assert TypeAdapter(ClusterConfig).validate_python(configuration["cluster"]).slurm.array_tasks == 4
-    assert set(sweep) == {"grid", "list", "where"}
-
-
 def test_there_are_ten_things_each_with_its_message():
     sections = re.split(r"^## ", DOC, flags=re.MULTILINE)[1:]
     assert [section.split(".")[0] for section in sections] == [str(number) for number in range(1, 11)]
     assert all("```text" in section for section in sections)
 
 
-def test_the_example_for_continuous_integration_is_yaml_whose_commands_parse():
-    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf8")
-    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    jobs = yaml.safe_load(block)["jobs"]
-    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    commands += [line.strip() for line in text.splitlines() if line.startswith("    ./")]
-    scripts = [shlex.split(line) for line in commands if line.startswith("./")]
-    assert len(scripts) == 7
-    for program, *words in scripts:
-        name = SCRIPTS[program.removeprefix("./")]
-        assert name in COMMANDS
-        module = __import__(f"tprimat.cli.{name}", fromlist=["add_arguments"])
-        parser_of(module, program).parse_args(words)
-    targets = (ROOT / "Makefile").read_text(encoding="utf8")
-    assert all(f"\n{line.split()[1]}:" in targets for line in commands if line.startswith("make "))
+def commands_of(page):
+    """The commands of a page: lines of its bash blocks, indented ones, and the steps of its YAML."""
+    text = page.read_text(encoding="utf8")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"^(?: {4}|      - run: )(.*)$", text, re.MULTILINE)
+    return [line for line in lines if STARTED.search(line)]
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)
+STARTED = re.compile(r"(?:^|\s)(?:make|(?:\./)?[a-z_]+\.(?:py|sh)|\S*python3? (?:-m tprimat|tools/\S+|benchmarks/\S+))(?=\s|$)")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_are_accepted(page):
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.MULTILINE))
+    for line in commands_of(page):
+        for part in line.split(" && "):
+            words = shlex.split(part, comments=True)
+            start = next(
+                place for place, word in enumerate(words) if STARTED.fullmatch(word) or word.endswith(("python", "python3"))
+            )
+            program, *words = words[start:]
+            if program == "make":
+                assert {word for word in words if "=" not in word} <= targets, line
+                continue
+            if program.endswith(("python", "python3")):
+                program, *words = words[1:] if words[0] == "-m" else words
+            name = words.pop(0) if program == "tprimat" else SCRIPTS.get(program.removeprefix("./"))
+            if name is None:
+                assert (ROOT / program).is_file(), line
+                continue
+            assert name in COMMANDS, line
+            parser_of(__import__(f"tprimat.cli.{name}", fromlist=["add_arguments"]), name).parse_args(words)
+
+
+def test_the_configurations_of_the_pages_are_valid():
+    (cluster,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(encoding="utf8"), re.DOTALL)
+    assert TypeAdapter(ClusterConfig).validate_python(yaml.safe_load(cluster)["cluster"]).slurm.array_tasks == 4
+    (sweep,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "start.md").read_text(encoding="utf8"), re.DOTALL)
+    assert set(yaml.safe_load(sweep)) == {"grid", "list", "where"}
+    (workflow,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "comparing.md").read_text(encoding="utf8"), re.DOTALL)
+    assert set(yaml.safe_load(workflow)["jobs"]) == {"configuration", "speed"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("benchmarks/results/*.md"))], ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page):
     text = page.read_text(encoding="utf8")
     named = set(re.findall(r"(?<![\w./])(?:docs|benchmarks|tests|tools|tprimat)/[\w./-]*\w", text))
     linked = set(re.findall(r"\]\(([^):#]+)[^)]*\)", text))
     missing = [name for name in sorted(named) if "NAME" not in name and not (ROOT / name).exists()]
     assert missing + [link for link in sorted(linked) if not (page.parent / link).exists()] == []
+
+
+def test_users_read_ten_pages_of_20_000_words():
+    pages = list(ROOT.glob("docs/*.md"))
+    assert len(pages) <= 10
+    assert sum(len(page.read_text(encoding="utf8").split()) for page in pages) <= 20_000

@@ -1,4 +1,4 @@
-"""What the energy of a token says about the lead over Transformer Engine's layers: docs/performance.md's table of it."""
+"""What the energy of a token says about the lead over Transformer Engine's layers: a table of results/performance.md."""
 
 import json
 from pathlib import Path

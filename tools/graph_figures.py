@@ -1,4 +1,4 @@
-"""CUDA graphs beside launches by Python, with both kinds of layers: tables of docs/performance.md."""
+"""CUDA graphs beside launches by Python, with both kinds of layers: tables of benchmarks/results/performance.md."""
 
 from itertools import combinations, product
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Regenerate the tables of a page from the commands named above them.
 
-python3 tools/guide_tables.py                     PEAK_THROUGHPUT_GUIDE.md
+python3 tools/guide_tables.py                     benchmarks/results/peak.md
 python3 tools/guide_tables.py --check             exit with status 1 if a table differs from what its command prints
 
 A table is enclosed by two comments. The first holds the command and, after a bar, the section of the command's output:
@@ -62,7 +62,7 @@ def regenerated(page: str) -> str:
 def main() -> int:
     """Return the exit status: 0, or 1 if --check found a table that is out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", nargs="?", type=Path, default=ROOT / "PEAK_THROUGHPUT_GUIDE.md")
+    parser.add_argument("page", nargs="?", type=Path, default=ROOT / "benchmarks" / "results" / "peak.md")
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     page = options.page.read_text(encoding="utf8")

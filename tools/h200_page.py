@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/h200.md from the records in benchmarks/records/h200; with --check, only report whether it is up to date.
+"""Write benchmarks/results/h200.md from the records in benchmarks/records/h200; with --check, only compare.
 
 python3 tools/h200_page.py
 python3 tools/h200_page.py --check
@@ -20,7 +20,7 @@ from tprimat.records.store import read_probes  # noqa: E402
 from tprimat.report.probes import page_of  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "records" / "h200"
-PAGE = ROOT / "docs" / "h200.md"
+PAGE = ROOT / "benchmarks" / "results" / "h200.md"
 PREFACE = """`python3 tools/h200_page.py` writes this page from the probes and the runs of Qwen3 8B in `benchmarks/records/h200`.
 On any other accelerator, `tprimat probe all` and `tprimat probe rounds,pieces,overlap` write the same page, and
 `python3 -m benchmarks.finetune_qwen3` its last section."""

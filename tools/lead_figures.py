@@ -1,4 +1,4 @@
-"""The embedded engine beside the programs that ran in turn with it: docs/performance.md's first table."""
+"""The embedded engine beside the programs that ran in turn with it: benchmarks/results/performance.md's first table."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
@@ -31,7 +31,8 @@ SERIES = (
 )
 """Folders of runs made in turn, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
 
-docs/performance.md shows a layout on a number of GPUs from the first folder that has it, the history page from the others.
+benchmarks/results/performance.md shows a layout on a number of GPUs from the first folder that has it, performance-earlier.md
+from the others.
 """
 DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""

@@ -1,4 +1,4 @@
-"""How far the losses of runs made in turn are from those of the embedded engine in bf16: a table of docs/performance.md."""
+"""How far the losses of runs made in turn are from those of the embedded engine in bf16: a table of results/performance.md."""
 
 from pathlib import Path
 

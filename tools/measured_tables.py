@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/measured.md and docs/moe.md from the records; with --check, only report whether they are up to date.
+"""Write the tables of benchmarks/results/measured.md and moe.md from the records; with --check, only compare.
 
 python3 tools/measured_tables.py
 python3 tools/measured_tables.py --check
@@ -103,7 +103,7 @@ def main() -> int:
     options = page_parser(__doc__).parse_args()
     status = 0
     for name in PAGES:
-        page = ROOT / "docs" / name
+        page = ROOT / "benchmarks" / "results" / name
         text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
         for kind, make in {"profile": profile, "power": power, "published": published}.items():
             text = replace_blocks(text, kind, make)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the figures of docs/performance*.md from the records in benchmarks/records; --check only reports differences.
+"""Write the figures of benchmarks/results/performance*.md from the records; with --check, only compare.
 
 python3 tools/performance_page.py
 python3 tools/performance_page.py --check
@@ -46,7 +46,7 @@ from tprimat.records.store import from_json  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
 from tprimat.report.trace import markdown  # noqa: E402
 
-PAGES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "performance-history.md")
+PAGES = (ROOT / "benchmarks" / "results" / "performance.md", ROOT / "benchmarks" / "results" / "performance-earlier.md")
 MEASURED = (
     "layout",
     "tokens/s/GPU",

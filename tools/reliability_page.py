@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the figures of docs/reliability.md from faults.json and large.json in benchmarks/records; with --check, only compare.
+"""Write the figures of benchmarks/results/reliability.md from faults.json and large.json; with --check, only compare.
 
 python3 tools/reliability_page.py
 python3 tools/reliability_page.py --check
@@ -20,7 +20,7 @@ from page import page_parser, replace_blocks, update_page  # noqa: E402
 
 from tprimat.report.tables import table  # noqa: E402
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "benchmarks" / "results" / "reliability.md"
 
 
 def figures(record: dict[str, Any]) -> dict[str, str]:

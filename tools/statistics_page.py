@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/statistics.md by simulation and from the records in results; with --check, only report differences.
+"""Write the tables of benchmarks/results/statistics.md by simulation and from the records; with --check, only compare.
 
 python3 tools/statistics_page.py
 python3 tools/statistics_page.py --check
@@ -221,7 +221,7 @@ BLOCKS = {"one_run": one_run, "verdicts": verdicts, "many": many, "between_runs"
 def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     options = page_parser(__doc__).parse_args()
-    page = ROOT / "docs" / "statistics.md"
+    page = ROOT / "benchmarks" / "results" / "statistics.md"
     text = replace_blocks(page.read_text(encoding="utf8"), "figures", lambda name: f"\n{BLOCKS[name]()}\n\n")
     return update_page(page, text, check=options.check, command="python3 tools/statistics_page.py")
 

@@ -1,4 +1,4 @@
-"""The section about the trainings of Qwen3 8B, from their records: for this benchmark's page and for docs/h200.md."""
+"""The section about the trainings of Qwen3 8B, from their records: for its page and benchmarks/results/h200.md."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -18,7 +18,7 @@ from tprimat.report.comparison import sentence
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
-PAGE = (ROOT / "docs" / "comparisons.md").read_text(encoding="utf8")
+PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf8")
 WORDS = {"refuse": "refused", "warn": "warned of", "list": "listed"}
 
 OPTIONS = {"optimizer_states": "fp32"}

@@ -277,7 +277,7 @@ def test_the_interval_is_for_the_accelerators_whose_steps_gave_it():
     measured, published, neither = (run_command("plan", *words, name).stdout for name in ("H200 SXM", "MI325X", "MI300X"))
     assert INTERVAL.search(measured)
     assert not INTERVAL.search(published + neither)
-    assert "We measured no step on MI300X, so no interval is given (docs/accuracy.md)." in neither
+    assert "We measured no step on MI300X, so no interval is given (docs/planning.md)." in neither
     count, percent = re.search(r"; (\d+) published results of dense models on it were within (\d+) % ", published).groups()
     errors = [abs(score.error) for score in score_published() if "mi325x" in score.name]
     assert (int(count), int(percent)) == (len(errors), math.ceil(100 * max(errors)))

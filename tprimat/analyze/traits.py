@@ -121,7 +121,7 @@ Effect = Literal["refuse", "warn", "list"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trait:
-    """Something in which runs of unlike configurations differ. docs/comparisons.md holds the table of them."""
+    """Something in which runs of unlike configurations differ. docs/comparing.md holds the table of them."""
 
     name: str
     value: Callable[[RunRecord], object]

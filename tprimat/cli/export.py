@@ -1,4 +1,4 @@
-"""Write one row per run, with every field, for notebooks and experiment trackers. docs/export.md explains the columns.
+"""Write one row per run, with every field, for notebooks and experiment trackers. docs/results.md explains the columns.
 
 tprimat export --to csv runs.csv
 tprimat export --to parquet runs.parquet --results-dir h100 mi300x

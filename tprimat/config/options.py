@@ -217,7 +217,7 @@ def names_listed(options: tuple[Option, ...]) -> str:
 
 
 REMOVED = {
-    "accuracy": ("", "python3 benchmarks/accuracy.py writes docs/accuracy.md and scores rows"),
+    "accuracy": ("", "python3 benchmarks/accuracy.py writes benchmarks/results/accuracy.md and scores rows"),
     "compare-all": ("", "./compare_all_configs.sh, or compare --results-dir with several folders"),
     "history": ("", "compare --baseline A --fail-if-slower 3%, or export --to csv"),
     "parity": ("", "compare, which checks the losses of what it ranks"),
@@ -234,14 +234,14 @@ REMOVED = {
     "--scaling-mode": ("", "--scaling strong:1,2,4,8"),
     "--until-sure": ("", "--fail-if-slower, which says how many runs would decide"),
     "engine_options.load_ahead": (
-        "It had no measurable effect (docs/performance.md), and the engine now does without it.",
+        "It had no measurable effect, and the engine now does without it.",
         "remove the key",
     ),
     "engine_options.cudnn_attention": ("cuDNN's attention is preferred on every NVIDIA GPU.", "remove the key"),
     "engine_options.fused_adam": ("A GPU always updates in one kernel.", "remove the key"),
     "engine_options.overlap_grad_reduce": ("Gradients are always reduced during the backward pass.", "remove the key"),
     "engine_options.overlap_param_gather": ("Weights are always gathered during the forward pass.", "remove the key"),
-    "engine_options.tuned_products": ("It gained 0.5 % (docs/performance.md), within the spread between runs.", "remove the key"),
+    "engine_options.tuned_products": ("It gained 0.5 %, within the spread between runs.", "remove the key"),
     "nemo.enable_cuda_graph": (
         "Megatron-Core replaced it, and NeMo, which builds the model's configuration twice, stops with it.",
         "cuda_graph_impl: local, or remove the key",

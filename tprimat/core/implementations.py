@@ -82,7 +82,7 @@ class Implementation:
     """It does so with dense models on one pipeline stage and one tensor rank only."""
     late_host_seconds: float = 0.0
     """A step's time per micro-batch and layer under TP2 on two H100, of the slowest run, rounded up, where we think that the GPUs
-    waited for the host (docs/measured.md); 0: not known, or launched as CUDA graphs."""
+    waited for the host (benchmarks/results/measured.md); 0: not known, or launched as CUDA graphs."""
     buffers_bytes: int = 0
     """Workspaces of the matrix libraries, which torch allocates once for each thread that multiplies."""
 

@@ -1,7 +1,7 @@
 """Every statistic that the project uses. Each function cites its source; tests check it against scipy or by simulation.
 
 Intervals of one run are closed forms, which need no random numbers and cost microseconds; the ratio of two groups of runs is
-Welch's over runs. How often they cover the truth, by simulation, and where they do not, is in docs/statistics.md
+Welch's over runs. How often they cover the truth, by simulation, and where they do not, is in benchmarks/results/statistics.md
 (tools/statistics_page.py).
 """
 
@@ -127,7 +127,7 @@ def autocorrelation(values: Array, evidence: float = 1.645) -> float:
 
 CAUTIOUS = 0.5
 """Standard errors from which a correlation widens intervals, long before it is significant: 20 steps seldom prove one of 0.5, and
-intervals that wait for proof cover 84 % instead of 92 % (docs/statistics.md)."""
+intervals that wait for proof cover 84 % instead of 92 % (benchmarks/results/statistics.md)."""
 
 
 def variance_inflation(values: Array, evidence: float = CAUTIOUS) -> float:
@@ -331,7 +331,7 @@ def mean_interval(values: Array, confidence: float = CONFIDENCE, least_inflation
 
 BETWEEN_RUNS = 0.004
 """Relative standard deviation between runs of one configuration on one machine, where a single run shows none: from our
-records on H200 (docs/statistics.md), and a guess for any other machine."""
+records on H200 (benchmarks/results/statistics.md), and a guess for any other machine."""
 BETWEEN_RUNS_OF_MIXTURES = 0.07
 """The same of mixtures of experts, which differ much more in those records."""
 PER_MEDIAN_DEVIATION = 1.4826
@@ -368,7 +368,7 @@ def spread_between_runs(*groups: Sequence[Rate], least: float = BETWEEN_RUNS) ->
     """Return the relative standard deviation that single runs are assumed to have: at least that of the steps of such runs.
 
     What makes steps unlike, such as waiting for the host, makes runs unlike, too. In our records runs vary by no more than the
-    steps of one of them (docs/statistics.md).
+    steps of one of them (benchmarks/results/statistics.md).
     """
     spreads = [math.sqrt(sum(rate.step_spread**2 for rate in group) / len(group)) for group in groups if group]
     return max(least, *spreads)

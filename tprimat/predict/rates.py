@@ -27,7 +27,7 @@ UNDER_LOAD = ", under load"
 NEAR_OCTAVES = 0.75
 """Distance, in powers of two, at which a probe's weight has fallen to exp(-1/2)."""
 SUSTAINED_SHARE = 0.87
-"""Rate at the power cap over the fastest short burst: 690 of 794 TFLOP/s on H200, bf16 (docs/h200.md, ml-engineering's MAMF)."""
+"""Rate at the power cap over the fastest short burst: 690 of 794 TFLOP/s on H200, bf16 (benchmarks/results/h200.md)."""
 USUAL_SHARES = {"NVIDIA": 0.7, "AMD": 0.54}
 """Sustained rate over the dense peak, for accelerators without a measured one: that of H100, H200 and of MI355X, MI325X. AMD's
 boost clock is further from the one that dense products keep."""

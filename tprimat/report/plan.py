@@ -26,13 +26,13 @@ MOST_TOO_LARGE = 4
 MOST_REFUSALS = 3
 MOST_PUBLISHED = 2
 TIME_ERROR = {True: 0.15, False: 0.2}
-"""Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
+"""Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/planning.md)."""
 FASTER_BY = {True: 0.07, False: 0.05}
-"""Measured by probes or not -> relative lead over the prediction that no step exceeded, rounded up (docs/accuracy.md)."""
+"""Measured by probes or not -> relative lead over the prediction that no step exceeded, rounded up (docs/planning.md)."""
 MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
 """Accelerators whose steps in benchmarks/records gave that error."""
 MEMORY_ERROR = 0.05
-"""Relative error that nearly all predictions of memory stay within (docs/accuracy.md)."""
+"""Relative error that nearly all predictions of memory stay within (docs/planning.md)."""
 OFF = units.percent(MEMORY_ERROR, 0)
 """The same, as text."""
 TIGHT = (
@@ -40,7 +40,7 @@ TIGHT = (
     "smaller micro-batch, or divide the model further."
 )
 """Explains the mark of layouts in tables."""
-SLOW_HOST = "Intervals that reach down further assume a host as slow at launching kernels as that of two H100 (docs/measured.md)."
+SLOW_HOST = "Intervals that reach down further assume a host as slow at launching kernels as that of two H100 (docs/planning.md)."
 """Explains intervals in tables."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
@@ -105,7 +105,7 @@ def steps_measured(rates: Rates, gpus: int) -> bool:
 def time_error(
     shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates, gpus: int = 1
 ) -> float | None:
-    """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where that is not known.
+    """Return the relative error that nine in ten steps stayed within (docs/planning.md); None where that is not known.
 
     Steps took longer with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted
     from probes, stayed within it. Over PCIe, on several nodes and on other accelerators, none was measured.
@@ -218,7 +218,7 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
             f"On up to 4 H200 and on H100, nine in ten steps of {kinds} whose host kept up were within "
             f"{units.percent(error, 0)} of the prediction"
         )
-    said = [f"Predicted from {rates.source}{hint}. {proof} (docs/accuracy.md)."]
+    said = [f"Predicted from {rates.source}{hint}. {proof} (docs/planning.md)."]
     same = published_of_model(question, rates)
     return screen.prose(" ".join([*said, *([f"Others published of this model there: {same}."] if same else [])]))
 
@@ -265,7 +265,7 @@ def _best(answer: Answer, rates: Rates, screen: Screen, command: str | None) -> 
         lines.append(f"{command} {flags}" if command else flags)
         lines += [ON_EACH_NODE] if question.gpus > question.gpus_per_node else []
     if host_may_be_late(best, rates):
-        lines.append("the lower end assumes a host as slow at launching kernels as that of two H100 (docs/measured.md)")
+        lines.append("the lower end assumes a host as slow at launching kernels as that of two H100 (docs/planning.md)")
         if can_run_as_graphs(work):
             lines[-1] += ";"
             lines.append(f"this launches each micro-batch with one call: --set {AS_GRAPHS}")

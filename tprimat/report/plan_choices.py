@@ -23,7 +23,7 @@ from tprimat.report.tables import columns, plural
 
 BILLION = 1e9
 OTHER_ENGINE = "§ By {}, which TPrimat does not start: the embedded engine cannot, or does not fit."
-LATE = "‡ Slower with a host as slow at launching kernels as that of two H100 (docs/measured.md)."
+LATE = "‡ Slower with a host as slow at launching kernels as that of two H100 (docs/planning.md)."
 HOURS = "GPU-hours: for a billion tokens. Times the price of a GPU-hour, that is what they cost."
 
 
@@ -109,7 +109,7 @@ def _proof(choices: Sequence[Choice]) -> str:
         else ""
     )
     unknown = "* No such step was measured, or steps took longer." if any(_unsure(choice) for choice in choices) else ""
-    return " ".join(filter(None, ["Predicted, not measured.", known, unknown, "More: docs/accuracy.md."]))
+    return " ".join(filter(None, ["Predicted, not measured.", known, unknown, "More: docs/planning.md."]))
 
 
 def _unsure(choice: Choice) -> bool:

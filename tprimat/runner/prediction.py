@@ -21,9 +21,9 @@ from tprimat.report.plan import layout_name
 from tprimat.runner.planning import candidates_for, enough_gpus, question_of, rates_of
 
 ERROR_OF_MEMORY = 0.05
-"""A run is refused only where it would not fit if the prediction were too high by this much; docs/accuracy.md has the errors."""
+"""A run is refused only where it would not fit if the prediction were too high by this much; docs/planning.md has the errors."""
 ERROR_OF_EMBEDDED = 0.02
-"""The same for the embedded engine: 1.2 % too high at most, with fully_shard (docs/accuracy.md)."""
+"""The same for the embedded engine: 1.2 % too high at most, with fully_shard (docs/planning.md)."""
 OF_ROUTED_TOKENS: tuple[Part, ...] = ("activations", "backward")
 """Parts that are smaller than predicted where full experts drop tokens."""
 MOST_ALTERNATIVES = 3

@@ -160,7 +160,8 @@ def error_stated_for(group, rates):
     """What a plan states for the steps of a group of the ledger."""
     _, precision, name, *mixtures = group.split(", ")
     implementation = next(one for one in IMPLEMENTATIONS if one.name == name)
-    return time_error(model_shape("qwen3-30b-a3b" if mixtures else "llama-3.1-8b"), implementation, precision, rates)
+    facts = {"global_batch_sequences": 1, "sequence_tokens": 1, "matmul_dtype": precision, "implementation": implementation}
+    return time_error(FullWorkload(shape=model_shape("qwen3-30b-a3b" if mixtures else "llama-3.1-8b"), **facts), rates)
 
 
 def test_plans_state_the_error_of_the_ledger_and_none_for_groups_that_took_longer():

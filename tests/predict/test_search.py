@@ -1,6 +1,7 @@
 """The layouts that are searched are those that TPrimat's own plans accept, and they are ranked by their predictions."""
 
 import statistics
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import LayoutError
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
+from tprimat.core.workload import FullWorkload
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
@@ -21,21 +23,21 @@ from tprimat.report.plan import host_may_be_late, interval
 
 TWO_H100 = Path(__file__).parents[2] / "benchmarks" / "records" / "h100"
 H100 = find_accelerator("H100 SXM")
+QUESTION = {field.name for field in fields(Question)}
 
 
 def question(**changes):
-    asked = {
+    asked = {"gpus": 16, "gpus_per_node": 8, "memory_bytes": H100.memory_bytes, "equal_stages": True}
+    facts = {
         "shape": model_shape("llama-3.1-8b"),
-        "gpus": 16,
-        "gpus_per_node": 8,
-        "memory_bytes": H100.memory_bytes,
-        "global_batch": 32,
+        "global_batch_sequences": 32,
         "sequence_tokens": 2048,
-        "precision": "bf16",
         "implementation": EMBEDDED,
-        "equal_stages": True,
     }
-    return Question(**{**asked, **changes})
+    names = {"global_batch": "global_batch_sequences", "precision": "matmul_dtype"}
+    for name, value in changes.items():
+        (asked if name in QUESTION else facts)[names.get(name, name)] = value
+    return Question(work=FullWorkload(**facts), **asked)
 
 
 def accepted(asked, **degrees):
@@ -44,9 +46,9 @@ def accepted(asked, **degrees):
     names |= {"virtual": "virtual_pipeline_model_parallel_size", "context": "context_parallel_size"}
     names |= {"expert": "expert_model_parallel_size", "micro": "micro_batch_size"}
     request = LayoutRequest(
-        shape=asked.shape,
+        shape=asked.work.shape,
         layout=LayoutConfig(**{names[name]: degree for name, degree in degrees.items()}),
-        data=DataConfig(sequence_length=asked.sequence_tokens, global_batch_size=asked.global_batch),
+        data=DataConfig(sequence_length=asked.work.sequence_tokens, global_batch_size=asked.work.global_batch_sequences),
         world_size=asked.gpus,
         where_layout=str,
         where_data=str,
@@ -83,7 +85,7 @@ def test_every_micro_batch_is_one_that_a_plan_takes():
         layout = work.layout
         chosen = {"tensor": layout.tensor, "pipeline": layout.pipeline, "virtual": layout.virtual_pipeline}
         assert accepted(asked, **chosen, context=layout.context, micro=work.micro_batch) == layout
-        assert work.micro_batch * work.accumulation * layout.data == asked.global_batch
+        assert work.micro_batch * work.accumulation * layout.data == asked.work.global_batch_sequences
 
 
 def test_the_ranking_is_by_time_and_what_is_too_large_says_by_how_much():

@@ -136,21 +136,21 @@ def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
     """Rank the layouts of one model on one number of GPUs."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import ANY_ENGINE, answer, configured_name, otherwise
+    from tprimat.runner.planning import ANY_ENGINE, answer, configured_name, ways_out
 
     named = request.engine is not None
     with doing(_doing(request, options.gpus)):
-        found, rates = answer(request)
-        question, engines = found.question, ANY_ENGINE if named else ()
-        instead = None if found.fitting or options.json else otherwise(question, rates, engines, any_engine=not named)
-    if options.json:
-        print_json(plan.document(found, rates))
+        one = answer(request)
+        ways = None if options.json else ways_out([one], engines=ANY_ENGINE if named else (), any_engine=not named)
+    name = one[0].question.work.shape.name
+    command = _command_of(options.model or configured_name(name), name)
+    if ways is None:
+        print_json(plan.document(*one))
     else:
-        model = options.model or configured_name(question.shape.name)
-        print(plan.text(found, rates, screen_of(sys.stdout), instead, _command_of(model, question.shape.name)))
+        print(plan.text(*one, screen_of(sys.stdout), ways, command))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 
-        draw_plan(found, rates, options.picture)
+        draw_plan(*one, options.picture)
         print(f"written: {options.picture}", file=sys.stderr)
-    return 0 if found.fitting else 1
+    return 0 if one[0].fitting else 1

@@ -242,7 +242,7 @@ def _plan(options: argparse.Namespace) -> int:
     from tprimat.report import plan as page
     from tprimat.report.screen import screen_of
     from tprimat.runner.auto import first_look, refuse_degrees
-    from tprimat.runner.planning import accelerator_of, answer_for, is_elsewhere, otherwise
+    from tprimat.runner.planning import accelerator_of, answer_for, is_elsewhere, ways_out
 
     name = options.plan or None
     accelerator, _ = accelerator_of(name, "--plan")
@@ -252,19 +252,17 @@ def _plan(options: argparse.Namespace) -> int:
     plans = {plan.model: plan for plan in first_look(replace(request, strategy=None)).plans}
     with doing(f"predicting all layouts of {' and '.join(plans)} ..."):
         answers = [answer_for(plan, name, request.probes) for plan in plans.values()]
-        instead = [
-            None
-            if found.fitting or options.json
-            else otherwise(found.question, rates, () if plan.engine == FALLBACK else (FALLBACK,), any_engine=False)
-            for plan, (found, rates) in zip(plans.values(), answers, strict=True)
+        ways = [
+            None if options.json else ways_out([one], engines=() if plan.engine == FALLBACK else (FALLBACK,), any_engine=False)
+            for plan, one in zip(plans.values(), answers, strict=True)
         ]
     if options.json:
-        print_json({"plans": [page.document(found, rates) for found, rates in answers]})
+        print_json({"plans": [page.document(*one) for one in answers]})
     else:
         screen = screen_of(sys.stdout)
         texts = [
-            page.text(*answer, screen, other, _command_of(request, plan))
-            for plan, answer, other in zip(plans.values(), answers, instead, strict=True)
+            page.text(*one, screen, way or page.NO_WAY, _command_of(request, plan))
+            for plan, one, way in zip(plans.values(), answers, ways, strict=True)
         ]
         print("\n\n\n".join(texts))
     return 0 if all(found.fitting for found, _ in answers) else 1

@@ -1,39 +1,23 @@
 """What the embedded engine can launch as CUDA graphs."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from tprimat.core.workload import Workload
 
 Obstacle = Literal["pipeline", "context", "experts", "recompute", "fully_shard", "fp8"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launches:
-    """What decides whether micro-batches can be launched as CUDA graphs."""
+def obstacle(work: Workload, *, fully_shard: bool, own_layers: bool) -> Obstacle | None:
+    """Return the first reason why micro-batches cannot be launched as CUDA graphs, or have never been; None if they can.
 
-    pipeline: int
-    """Ranks that share the layers."""
-    context: int
-    """Ranks that share a sequence."""
-    experts: bool
-    """Whether the model has some."""
-    recompute: str
-    """none, selective or full."""
-    fully_shard: bool
-    """Whether replicas share the weights."""
-    own_layers: bool
-    """Whether the layers are the engine's own, not Transformer Engine's."""
-    fp8: bool
-    """Whether the layers multiply in 8 bits."""
-
-    @property
-    def obstacle(self) -> Obstacle | None:
-        """The first reason why they cannot be, or have never been; None if they can."""
-        reasons: dict[Obstacle, bool] = {
-            "pipeline": self.pipeline > 1,
-            "context": self.context > 1,
-            "experts": self.experts,
-            "recompute": self.recompute != "none",
-            "fully_shard": self.fully_shard,
-            "fp8": self.fp8 and not self.own_layers,
-        }
-        return next((name for name, applies in reasons.items() if applies), None)
+    `fully_shard`: replicas share the weights. `own_layers`: the layers are the engine's own, not Transformer Engine's.
+    """
+    reasons: dict[Obstacle, bool] = {
+        "pipeline": (work.pipeline_parallel or 1) > 1,
+        "context": (work.context_parallel or 1) > 1,
+        "experts": work.shape is not None and work.shape.experts is not None,
+        "recompute": (work.recompute or "none") != "none",
+        "fully_shard": fully_shard,
+        "fp8": work.matmul_dtype == "fp8" and not own_layers,
+    }
+    return next((name for name, applies in reasons.items() if applies), None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import ClassVar
 
-from tprimat.core.cuda_graphs import Launches, Obstacle
+from tprimat.core.cuda_graphs import Obstacle, obstacle
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
@@ -306,19 +306,11 @@ def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | Non
 
 def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
     """Refuse to record passes in which Python decides something anew, and some that no GPU has recorded."""
-    options, layout = plan.engine_options, plan.workload.layout
+    options = plan.engine_options
     if not options.cuda_graphs:
         return None
     untested, fewest = "It is untested.", STEPS_WITHOUT_GRAPHS + 2
-    found = Launches(
-        pipeline=layout.pipeline,
-        context=layout.context,
-        experts=plan.workload.shape.experts is not None,
-        recompute=plan.workload.recompute,
-        fully_shard=options.fully_shard,
-        own_layers=options.layers == "local",
-        fp8=plan.workload.matmul_dtype == "fp8",
-    ).obstacle
+    why_not = obstacle(plan.workload, fully_shard=options.fully_shard, own_layers=options.layers == "local")
     in_words: dict[Obstacle, tuple[str, str, str]] = {
         "pipeline": (
             "the layout has pipeline parallelism",
@@ -342,7 +334,7 @@ def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
     contradictions = [
         (plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"),
         (plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"),
-        *([(True, *in_words[found])] if found else []),
+        *([(True, *in_words[why_not])] if why_not else []),
         (
             plan.workload.micro_batch_sequences is None,
             "micro_batch_size is auto",

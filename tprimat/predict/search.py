@@ -4,19 +4,17 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from tprimat.core.errors import UserError
-from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape, divisors
-from tprimat.core.workload import FullWorkload, Layout, Precision
+from tprimat.core.workload import FullWorkload, Layout, RecomputeGranularity
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.micro_batch import KEPT_FREE
 from tprimat.predict.memory import MemoryPrediction, predict_memory
 from tprimat.predict.rates import Rates
 from tprimat.predict.time import TimePart, TimePrediction, predict_time
 
-RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+RECOMPUTE: tuple[RecomputeGranularity, ...] = ("none", "selective", "full")
 MOST_CHUNKS = 8
 """Virtual stages: more only add messages."""
 MOST_MISSING = 3
@@ -29,19 +27,14 @@ MOST_CONTEXT = 16
 class Question:
     """What to find a layout for."""
 
-    shape: ModelShape
+    work: FullWorkload
+    """Model, batch, dtype and code; what else it says of the layout, the micro-batch and recomputation is not looked at."""
     gpus: int
     gpus_per_node: int
     memory_bytes: int
     """Of one accelerator, as a program may use it."""
-    global_batch: int
-    """Sequences."""
-    sequence_tokens: int
-    precision: Precision
-    implementation: Implementation
     engine: str | None = None
     """What --engine calls it; None: TPrimat does not start it."""
-    optimizer_states: Literal["fp32", "bf16"] = "fp32"
     equal_stages: bool
     """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less, or up to
     MOST_MISSING fewer at the ends."""
@@ -103,27 +96,15 @@ NARROWER = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Otherwise:
-    """What fits where nothing does as it was asked; None where that does not help."""
+class WaysOut:
+    """What fits where an engine does not, on one number of GPUs or several."""
 
-    narrower: tuple[str, Candidate] | None = None
+    narrower: Sequence[tuple[str, Candidate]] = ()
     """The option of the embedded engine that is bf16 instead of fp32, and the fastest layout with it."""
-    engine: tuple[str, Candidate] | None = None
+    engines: Sequence[tuple[str, Candidate]] = ()
     """Another engine, and its fastest layout."""
     gpus: Candidate | None = None
     """On the fewest GPUs that are enough, of the powers of two."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaysOut:
-    """What fits where an engine does not, of several numbers of GPUs."""
-
-    narrower: Sequence[tuple[int, str]] = ()
-    """GPUs and the option of the embedded engine that fits there as bf16."""
-    engines: Sequence[tuple[str, Candidate]] = ()
-    """Other engines, and their fastest layouts."""
-    gpus: Candidate | None = None
-    """Where nothing fits on any of them: on the fewest GPUs that are enough, of the powers of two."""
 
 
 def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:
@@ -169,7 +150,7 @@ def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorklo
     As when the largest micro-batch is searched for, a part of the memory stays free.
     """
     layout = workload.layout
-    chunk = question.shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
+    chunk = question.work.shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
 
     def first(layers: int) -> FullWorkload:
         return replace(workload, recompute="full", recompute_layers=layers)
@@ -188,9 +169,9 @@ def workloads(question: Question, refused: "Counter[str] | None" = None) -> Iter
     the reasons why the engine cannot run the others.
     """
     for layout in layouts(question):
-        for micro, steps in _micro_batches(question, layout):
+        for micro in _micro_batches(question, layout):
             for granularity in RECOMPUTE:
-                workload = _workload(question, layout, micro, steps, granularity)
+                workload = _workload(question, layout, micro, granularity)
                 why = question.refused(workload)
                 if why is None:
                     yield workload
@@ -203,7 +184,7 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
     found = []
     for layout in layouts(question):
         if layout.virtual_pipeline is None:
-            workload = _workload(question, layout, 1, question.global_batch // layout.data, "full")
+            workload = _workload(question, layout, 1, "full")
             memory = predict_memory(workload)
             if memory.device_bytes <= question.memory_bytes and question.takes(workload):
                 time = predict_time(workload, rates)
@@ -211,29 +192,22 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
     return min(found, key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0, default=None)
 
 
-def _workload(
-    question: Question, layout: Layout, micro: int, steps: int, granularity: Literal["none", "selective", "full"]
-) -> FullWorkload:
-    chunks = layout.pipeline * (layout.virtual_pipeline or 1)
-    return FullWorkload.of(
-        layout,
-        micro_batch=micro,
-        accumulation_steps=steps,
-        shape=question.shape,
-        sequence_tokens=question.sequence_tokens,
-        implementation=question.implementation,
-        matmul_dtype=question.precision,
-        optimizer_states=question.optimizer_states,
+def _workload(question: Question, layout: Layout, micro: int, granularity: RecomputeGranularity) -> FullWorkload:
+    work, chunks = question.work, layout.pipeline * (layout.virtual_pipeline or 1)
+    return replace(
+        work,
+        **layout.facts,
+        micro_batch_sequences=micro,
         recompute=granularity,
-        expert_tensor_parallel=1 if question.shape.experts else None,
-        chunk_layers=None if question.equal_stages else short_ends(question.shape.layers, chunks) if chunks > 1 else None,
+        expert_tensor_parallel=1 if work.shape.experts else None,
+        chunk_layers=None if question.equal_stages else short_ends(work.shape.layers, chunks) if chunks > 1 else None,
     )
 
 
 def layouts(question: Question) -> Iterator[Layout]:
     """Yield every way to divide the model and the batch over the GPUs."""
-    shape, gpus = question.shape, question.gpus
-    replicas_alone = question.implementation.divides_over_replicas_alone
+    shape, gpus = question.work.shape, question.gpus
+    replicas_alone = question.work.code.divides_over_replicas_alone
     for tensor in tensor_degrees(shape):
         if gpus % tensor or question.gpus_per_node % tensor:
             continue
@@ -246,7 +220,7 @@ def layouts(question: Question) -> Iterator[Layout]:
                 if context > MOST_CONTEXT or not _cuts(question, tensor, context):
                     continue
                 data = gpus // (tensor * pipeline * context)
-                if question.global_batch % data:
+                if question.work.global_batch_sequences % data:
                     continue
                 whole = Layout(tensor=tensor, pipeline=pipeline, context=context, data=data, sequence_parallel=tensor > 1)
                 for chunks in _chunks(question, pipeline):
@@ -265,13 +239,13 @@ def tensor_degrees(shape: ModelShape) -> list[int]:
 
 def _cuts(question: Question, tensor: int, context: int) -> bool:
     pieces = context * (2 if context > 1 else 1) * tensor
-    return question.sequence_tokens % pieces == 0
+    return question.work.sequence_tokens % pieces == 0
 
 
 def _chunks(question: Question, pipeline: int) -> list[int | None]:
     if pipeline == 1:
         return [None]
-    layers = question.shape.layers
+    layers = question.work.shape.layers
     counts = [chunks for chunks in range(2, MOST_CHUNKS + 1) if chunks * pipeline <= layers + MOST_MISSING]
     if question.equal_stages:
         return [None, *(count for count in counts if layers % (pipeline * count) == 0)]
@@ -300,14 +274,13 @@ def _expert_degrees(shape: ModelShape, ranks: int) -> list[int]:
     return [degree for degree in divisors(shape.experts) if ranks % degree == 0]
 
 
-def _micro_batches(question: Question, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Yield micro-batches and accumulation steps; the interleaved schedule runs in rounds of one a stage."""
-    share = question.global_batch // layout.data
+def _micro_batches(question: Question, layout: Layout) -> Iterator[int]:
+    """Yield micro-batches that divide the batch; the interleaved schedule runs in rounds of one a stage."""
+    share = question.work.global_batch_sequences // layout.data
     size = 1
     while size <= min(share, MOST_MICRO_BATCH):
-        steps = share // size
-        if share % size == 0 and not (layout.virtual_pipeline and steps % layout.pipeline):
-            yield size, steps
+        if share % size == 0 and not (layout.virtual_pipeline and share // size % layout.pipeline):
+            yield size
         size *= 2
 
 

@@ -6,7 +6,7 @@ from tprimat.analyze.groups import Group, group_mean
 from tprimat.analyze.roofline import NEAR_A_LIMIT, Limit, limits, watts_per_gpu
 from tprimat.analyze.traits import processors
 from tprimat.core import units
-from tprimat.core.cuda_graphs import Launches
+from tprimat.core.cuda_graphs import obstacle
 from tprimat.records.schema import RunMetrics, RunRecord
 
 BUSY = 0.95
@@ -84,16 +84,8 @@ def _could_launch_graphs(run: RunRecord) -> bool:
         or run.ran.shape is None
     ):
         return False
-    found = Launches(
-        pipeline=run.ran.pipeline_parallel or 1,
-        context=run.ran.context_parallel or 1,
-        experts=run.ran.shape.experts is not None,
-        recompute=run.ran.recompute or "none",
-        fully_shard=options.get("fully_shard") is True,
-        own_layers=options.get("layers") == "local",
-        fp8=run.ran.matmul_dtype == "fp8",
-    ).obstacle
-    return found is None
+    own_layers = options.get("layers") == "local"
+    return obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
 
 
 def _share(limit: Limit) -> str:

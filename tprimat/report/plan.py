@@ -2,25 +2,26 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tprimat.core import units
 from tprimat.core.accelerators import find_accelerator, peak_dense_flops
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import EMBEDDED, NEMO, Implementation
-from tprimat.core.models import ModelShape
 from tprimat.core.published import rebase, results
-from tprimat.core.workload import FullWorkload, Precision
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.published import published_errors, published_like
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, WaysOut, reason
+from tprimat.predict.search import NARROWER, Answer, Candidate, Question, WaysOut, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.report.limits import AS_GRAPHS
 from tprimat.report.plan_flags import ON_EACH_NODE, can_run_as_graphs, flags_of, measuring_flags, narrower_flags
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
 
+NO_WAY = WaysOut()
 MOST_ROWS = 12
 MOST_TOO_LARGE = 4
 MOST_REFUSALS = 3
@@ -71,14 +72,9 @@ def layout_name(workload: FullWorkload) -> str:
     return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
 
 
-def spare_share(candidate: Candidate, question: Question) -> float:
-    """Return the share of the memory that a candidate leaves."""
-    return 1 - candidate.memory.device_bytes / question.memory_bytes
-
-
 def is_tight(candidate: Candidate, question: Question) -> bool:
     """Return whether a candidate leaves less memory than its prediction may be off by."""
-    return spare_share(candidate, question) < MEMORY_ERROR
+    return candidate.memory.device_bytes > question.memory_bytes * (1 - MEMORY_ERROR)
 
 
 def marked_layout(candidate: Candidate, question: Question) -> str:
@@ -102,25 +98,24 @@ def steps_measured(rates: Rates, gpus: int) -> bool:
     return rates.accelerator in MEASURED_ON and gpus <= rates.gpus_per_node and not over_pcie(rates, gpus)
 
 
-def time_error(
-    shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates, gpus: int = 1
-) -> float | None:
+def time_error(work: FullWorkload, rates: Rates) -> float | None:
     """Return the relative error that nine in ten steps stayed within (docs/planning.md); None where that is not known.
 
     Steps took longer with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted
     from probes, stayed within it. Over PCIe, on several nodes and on other accelerators, none was measured.
     """
-    if not steps_measured(rates, gpus):
+    if not steps_measured(rates, work.world_size):
         return None
-    if shape.experts:
-        stayed = rates.measured and implementation.name == EMBEDDED.name and precision == "bf16"
+    if work.shape.experts:
+        stayed = rates.measured and work.code.name == EMBEDDED.name and work.matmul_dtype == "bf16"
     else:
-        stayed = implementation.name != NEMO.name
+        stayed = work.code.name != NEMO.name
     return TIME_ERROR[rates.measured] if stayed else None
 
 
-def _error_of(question: Question, rates: Rates) -> float | None:
-    return time_error(question.shape, question.implementation, question.precision, rates, question.gpus)
+def error_of(question: Question, rates: Rates) -> float | None:
+    """Return the relative error of predictions that answer a question; None where that is not known."""
+    return time_error(replace(question.work, **Layout(data=question.gpus).facts), rates)
 
 
 def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, float | None]:
@@ -129,7 +124,7 @@ def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, f
     They are those of the published errors of such predictions, or below them what a late host leaves.
     """
     assert candidate.time is not None
-    value, error = candidate.time.tokens_per_second_per_gpu, error_for(candidate, rates)
+    value, error = candidate.time.tokens_per_second_per_gpu, time_error(candidate.workload, rates)
     if error is None:
         return value, None, None
     return value, min(value * (1 - error), _late_rate(candidate)), value * (1 + FASTER_BY[rates.measured])
@@ -137,22 +132,16 @@ def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, f
 
 def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
     """Whether a late host, and not the error of the prediction, is the lower end of a candidate's interval."""
-    error = error_for(candidate, rates)
+    error = time_error(candidate.workload, rates)
     if error is None or candidate.time is None:
         return False
     return _late_rate(candidate) < candidate.time.tokens_per_second_per_gpu * (1 - error)
 
 
-def error_for(candidate: Candidate, rates: Rates) -> float | None:
-    """Return the published relative error of such predictions; None where it is not known."""
-    work = candidate.workload
-    return time_error(work.shape, work.code, work.matmul_dtype, rates, work.layout.world_size)
-
-
 def _late_rate(candidate: Candidate) -> float:
     """Return tokens/s/GPU if the host is as late as it once was; infinite where that is not known."""
     work, late = candidate.workload, late_step_seconds(candidate.workload)
-    return work.tokens_per_step / late / work.layout.world_size if late else math.inf
+    return work.tokens_per_step / late / work.world_size if late else math.inf
 
 
 def _rate(candidate: Candidate, rates: Rates) -> str:
@@ -161,16 +150,14 @@ def _rate(candidate: Candidate, rates: Rates) -> str:
     return f"{units.count(value)}{ends}"
 
 
-def text(
-    answer: Answer, rates: Rates, screen: Screen = PLAIN, otherwise: Otherwise | None = None, command: str | None = None
-) -> str:
+def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, ways: WaysOut = NO_WAY, command: str | None = None) -> str:
     """Format the answer for a terminal.
 
     Args:
         answer: all layouts.
         rates: what they were predicted from.
         screen: where it is shown.
-        otherwise: what would fit where nothing does.
+        ways: what would fit where nothing does.
         command: what runs the model with its options, to which the flags of a layout are added; None where nothing does.
     """
     layouts, question = answer.layouts(), answer.question
@@ -181,7 +168,7 @@ def text(
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
-        parts += _otherwise(otherwise or Otherwise(), question, rates, screen, command)
+        parts += _otherwise(ways, question, rates, screen, command)
     if answer.refused:
         parts.append(screen.prose(f"Left out, because the engine refuses them: {_refusals(answer.refused)}."))
     if nearly := answer.nearly():
@@ -190,20 +177,18 @@ def text(
 
 
 def _question(question: Question, rates: Rates, screen: Screen) -> str:
-    nodes = question.gpus // question.gpus_per_node
+    nodes, asked = question.gpus // question.gpus_per_node, question.work
     where = plural(question.gpus, "GPU") + (f" in {nodes} nodes" if nodes > 1 else "")
-    work = f"{question.global_batch:,} x {question.sequence_tokens:,} tokens a step, {question.precision}"
-    return screen.prose(
-        f"{question.shape.name} on {where} ({rates.accelerator}): {work}, {engine_name(question.implementation)}",
-        meaning="heading",
-    )
+    work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.matmul_dtype}"
+    about = f"{asked.shape.name} on {where} ({rates.accelerator}): {work}, {engine_name(asked.code)}"
+    return screen.prose(about, meaning="heading")
 
 
 def _rates(question: Question, rates: Rates, screen: Screen) -> str:
-    error = _error_of(question, rates)
+    error = error_of(question, rates)
     hint = "" if rates.measured else "; probes of the machine (tprimat probe) would be more precise"
-    kind = "mixtures of experts" if question.shape.experts else "dense models"
-    kinds = f"dense models and {kind}" if question.shape.experts else kind
+    kind = "mixtures of experts" if question.work.shape.experts else "dense models"
+    kinds = f"dense models and {kind}" if question.work.shape.experts else kind
     if over_pcie(rates, question.gpus):
         proof = "No step was measured on GPUs that PCIe joins, whose exchanges depend on the host; no interval is given"
     elif not steps_measured(rates, question.gpus):
@@ -211,7 +196,7 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
         within = _published_within(question, rates, kind)
         proof = f"We measured no step on {several}{rates.accelerator}, so no interval is given{within}"
     elif error is None:
-        steps = f"{kind}, {question.precision}, {engine_name(question.implementation)}"
+        steps = f"{kind}, {question.work.matmul_dtype}, {engine_name(question.work.code)}"
         proof = f"On H200, such steps ({steps}) took longer; no interval is given"
     else:
         proof = (
@@ -225,7 +210,7 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
 
 def published_of_model(question: Question, rates: Rates) -> str:
     """Return what others published of the model on the accelerator in the dtype, beside what is predicted of those runs."""
-    found = published_like(question.shape.name, rates.accelerator, question.precision)
+    found = published_like(question.work.shape.name, rates.accelerator, question.work.matmul_dtype)
     nearest = sorted(found, key=lambda pair: abs(math.log((pair[0].gpus or 1) / question.gpus)))[:MOST_PUBLISHED]
     return "; ".join(
         f"{units.count(1 / score.measured)} tokens/s/GPU on {plural(result.gpus or 1, 'GPU')}, where "
@@ -238,7 +223,7 @@ def _published_within(question: Question, rates: Rates, kind: str) -> str:
     """Return how far the prediction is from what others published on the accelerator, rounded up; nothing where they did not."""
     accelerator = find_accelerator(rates.accelerator)
     several = question.gpus > rates.gpus_per_node
-    experts = bool(question.shape.experts)
+    experts = bool(question.work.shape.experts)
     errors = published_errors(accelerator, experts=experts, several_nodes=several) if accelerator else ()
     if not errors:
         return ""
@@ -270,7 +255,7 @@ def _best(answer: Answer, rates: Rates, screen: Screen, command: str | None) -> 
             lines[-1] += ";"
             lines.append(f"this launches each micro-batch with one call: --set {AS_GRAPHS}")
     if is_tight(best, question):
-        left = units.percent(spare_share(best, question), 0)
+        left = units.percent(1 - best.memory.device_bytes / question.memory_bytes, 0)
         lines.append(f"{left} of the memory is left, and its prediction may be {OFF} off;")
         lines.append(_if_it_runs_out(work, question))
         lines += _with_room(answer, rates, command)
@@ -297,7 +282,7 @@ def _if_it_runs_out(work: FullWorkload, question: Question) -> str:
 
 def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen, command: str | None) -> str:
     """Say how many layouts the prediction cannot tell from the fastest, and how to rank them."""
-    error = _error_of(question, rates)
+    error = error_of(question, rates)
     if len(layouts) == 1:
         return "No other layout that these options allow fits."
     run = f":\n  {command} {measuring_flags(question, rates)}" if command and question.engine else ""
@@ -325,26 +310,25 @@ def _refusals(reasons: Sequence[str]) -> str:
     return "; ".join(named[:MOST_REFUSALS]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
-def _otherwise(ways: Otherwise, question: Question, rates: Rates, screen: Screen, command: str | None) -> list[str]:
+def _otherwise(ways: WaysOut, question: Question, rates: Rates, screen: Screen, command: str | None) -> list[str]:
     """Return a sentence for each, the first with the command that plans it."""
     said = []
-    if ways.narrower is not None:
-        option, candidate = ways.narrower
+    for option, candidate in ways.narrower:
         ranks = f"; this ranks its layouts:\n  {command} {narrower_flags(option, question, rates)}" if command else "."
         how = f"It fits with engine_options.{option}: bf16 ({NARROWER[option]}): {_how(candidate)}"
         said.append(screen.prose(how) + ranks)
-    said += [screen.prose(f"{_other_engine(*ways.engine)}.")] if ways.engine else []
+    said += [screen.prose(f"{_other_engine(*other)}.") for other in ways.engines]
     return said + ([screen.prose(_enough(ways.gpus, question))] if ways.gpus else [])
 
 
 def _enough(enough: Candidate, question: Question) -> str:
     work = enough.workload
-    other = "" if work.code == question.implementation else f", with {work.code.name}"
-    return f"{plural(work.layout.world_size, 'GPU')} are enough, the fewest of the powers of two: {_how(enough)}{other}."
+    other = "" if work.code == question.work.code else f", with {work.code.name}"
+    return f"{plural(work.world_size, 'GPU')} are enough, the fewest of the powers of two: {_how(enough)}{other}."
 
 
 def _other_engine(engine: str, candidate: Candidate) -> str:
-    return f"--engine {engine} fits {plural(candidate.workload.layout.world_size, 'GPU')}: {_how(candidate)}"
+    return f"--engine {engine} fits {plural(candidate.workload.world_size, 'GPU')}: {_how(candidate)}"
 
 
 def _how(candidate: Candidate) -> str:
@@ -356,14 +340,14 @@ def _how(candidate: Candidate) -> str:
 def scaling_text(
     answers: Sequence[tuple[Answer, Rates]],
     screen: Screen = PLAIN,
-    ways: WaysOut = WaysOut(),  # noqa: B008  # it is frozen
+    ways: WaysOut = NO_WAY,
 ) -> str:
     """Format what several numbers of GPUs give, an answer each, with published results of the same model."""
     (first, rates), *_ = answers
     question = first.question
     kind = _scaling_kind([answer.question for answer, _ in answers])
-    work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {engine_name(question.implementation)}"
-    title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
+    work = f"{question.work.sequence_tokens:,} tokens each, {question.work.matmul_dtype}, {engine_name(question.work.code)}"
+    title = f"{question.work.shape.name} ({rates.accelerator}): {kind}, {work}"
     found = [(answer.fitting[0], answer.question) for answer, _ in answers if answer.fitting]
     rows = [_scaling_row(answer, own, found[0][0] if found else None) for answer, own in answers]
     header = ["GPUs", "sequences", "fastest layout", "recompute", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
@@ -372,10 +356,10 @@ def scaling_text(
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory", "recompute"])
     notes = [screen.prose(TIGHT)] if any(is_tight(*one) for one in found) else []
     notes += [screen.prose(SLOW_HOST)] if any(host_may_be_late(candidate, rates) for candidate, _ in found) else []
-    by_option = {option: [f"{gpus:,}" for gpus, one in ways.narrower if one == option] for _, option in ways.narrower}
-    fits = [
-        f"With engine_options.{name}: bf16 ({NARROWER[name]}) it fits {' and '.join(on)} GPUs." for name, on in by_option.items()
-    ]
+    fits = []
+    for name in dict.fromkeys(option for option, _ in ways.narrower):
+        counts = " and ".join(f"{fit.workload.world_size:,}" for option, fit in ways.narrower if option == name)
+        fits.append(f"With engine_options.{name}: bf16 ({NARROWER[name]}) it fits {counts} GPUs.")
     fits += [f"{_other_engine(*other)}." for other in ways.engines]
     notes += ["\n".join(map(screen.prose, fits))] if fits else []
     notes += [screen.prose(_enough(ways.gpus, question))] if ways.gpus else []
@@ -386,7 +370,7 @@ def scaling_text(
 
 def _scaling_row(answer: Answer, rates: Rates, first: Candidate | None) -> list[str]:
     """Return the cells of an answer; its efficiency is relative to `first`, the first layout of the table."""
-    asked = [f"{answer.question.gpus:,}", f"{answer.question.global_batch:,}"]
+    asked = [f"{answer.question.gpus:,}", f"{answer.question.work.global_batch_sequences:,}"]
     if first is None or not answer.fitting:
         return [*asked, "nothing fits", "", *[units.ABSENT] * 5]
     best = answer.fitting[0]
@@ -406,10 +390,10 @@ def _scaling_row(answer: Answer, rates: Rates, first: Candidate | None) -> list[
 
 
 def _scaling_kind(questions: Sequence[Question]) -> str:
-    batches = [question.global_batch for question in questions]
+    batches = [question.work.global_batch_sequences for question in questions]
     if len(set(batches)) == 1:
         return f"strong scaling, {batches[0]:,} sequences"
-    if len({question.global_batch / question.gpus for question in questions}) == 1:
+    if len({question.work.global_batch_sequences / question.gpus for question in questions}) == 1:
         return "weak scaling, the batch grows with the GPUs"
     return f"{min(batches):,} to {max(batches):,} sequences"
 
@@ -428,7 +412,7 @@ def _published(question: Question, rates: Rates, screen: Screen) -> list[str]:
     found = [
         (result, rebase(result).mfu)
         for result in results()
-        if result.shape == question.shape.name
+        if result.shape == question.work.shape.name
         and result.gpus
         and (device := find_accelerator(result.accelerator)) is not None
         and device.name == rates.accelerator
@@ -536,17 +520,17 @@ def document(answer: Answer, rates: Rates) -> dict[str, Any]:
     question = answer.question
     return {
         "question": {
-            "model": question.shape.name,
+            "model": question.work.shape.name,
             "accelerator": rates.accelerator,
             "gpus": question.gpus,
             "gpus_per_node": question.gpus_per_node,
             "memory_bytes": question.memory_bytes,
-            "global_batch_sequences": question.global_batch,
-            "sequence_tokens": question.sequence_tokens,
-            "precision": question.precision,
-            "implementation": question.implementation.name,
+            "global_batch_sequences": question.work.global_batch_sequences,
+            "sequence_tokens": question.work.sequence_tokens,
+            "precision": question.work.matmul_dtype,
+            "implementation": question.work.code.name,
         },
-        "rates": {"source": rates.source, "measured": rates.measured, "relative_error": _error_of(question, rates)},
+        "rates": {"source": rates.source, "measured": rates.measured, "relative_error": error_of(question, rates)},
         "fitting": [_row(candidate, answer, rates) for candidate in answer.fitting],
         "too_large": [_row(candidate, answer, rates) for candidate in answer.too_large],
         "refused": list(answer.refused),

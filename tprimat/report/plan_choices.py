@@ -11,12 +11,12 @@ from tprimat.predict.search import Answer, Candidate
 from tprimat.report.plan import (
     TIGHT,
     document,
-    error_for,
     host_may_be_late,
     is_tight,
     marked_layout,
     mfu,
     published_of_model,
+    time_error,
 )
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural
@@ -73,9 +73,7 @@ def choices_text(choices: Sequence[Choice], precision: str, screen: Screen = PLA
     shown = columns(header, rows, left=len(names) + 1, screen=screen, drop=["sequence", "MFU", "memory"])
     notes = [_proof(choices), *([TIGHT] if any(choice.tight for choice in choices) else [])]
     notes += [LATE] if any(_late(choice) for choice in choices) else []
-    others = dict.fromkeys(
-        choice.found[0].question.implementation.name for choice in choices if choice.found and _not_ours(choice)
-    )
+    others = dict.fromkeys(choice.found[0].question.work.code.name for choice in choices if choice.found and _not_ours(choice))
     notes += [OTHER_ENGINE.format(" or ".join(others))] if others else []
     notes += _published(choices)
     notes += [HOURS] if any(choice.best for choice in choices) else []
@@ -97,7 +95,7 @@ def _error(choice: Choice) -> float | None:
     """Return the relative error of the fastest layout's rate; None where it is not known."""
     if choice.best is None or choice.found is None:
         return None
-    return error_for(choice.best, choice.found[1])
+    return time_error(choice.best.workload, choice.found[1])
 
 
 def _proof(choices: Sequence[Choice]) -> str:
@@ -137,7 +135,7 @@ def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
         units.percent(mfu(best, rates), 0),
         units.gibibytes(best.memory.device_bytes),
         units.significant(choice.gpu_hours, 3),
-        f"{answer.question.sequence_tokens:,}",
+        f"{answer.question.work.sequence_tokens:,}",
     ]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
-from tprimat.core.cuda_graphs import Launches
+from tprimat.core.cuda_graphs import obstacle
 from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.rates import Rates
@@ -46,9 +46,9 @@ def measuring_flags(question: Question, rates: Rates) -> str:
         "--engine": question.engine,
         **_of_machine(question, rates),
         "--parallel": "auto:3",
-        "--global-batch-size": question.global_batch,
-        "--sequence-length": question.sequence_tokens,
-        "--precision": question.precision,
+        "--global-batch-size": question.work.global_batch_sequences,
+        "--sequence-length": question.work.sequence_tokens,
+        "--precision": question.work.matmul_dtype,
     }
     return _words(flags)
 
@@ -61,9 +61,9 @@ def narrower_flags(option: str, question: Question, rates: Rates) -> str:
         "--engine": question.engine,
         "--nodes": machine["--nodes"],
         "--gpus": machine["--gpus"],
-        "--global-batch-size": question.global_batch,
-        "--sequence-length": question.sequence_tokens,
-        "--precision": question.precision,
+        "--global-batch-size": question.work.global_batch_sequences,
+        "--sequence-length": question.work.sequence_tokens,
+        "--precision": question.work.matmul_dtype,
         "--set": f"platform_optimizations.{machine['--platform']}.engine_options.{option}=bf16",
     }
     return _words(flags)
@@ -71,16 +71,8 @@ def narrower_flags(option: str, question: Question, rates: Rates) -> str:
 
 def can_run_as_graphs(work: FullWorkload) -> bool:
     """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs."""
-    found = Launches(
-        pipeline=work.layout.pipeline,
-        context=work.layout.context,
-        experts=work.shape.experts is not None,
-        recompute=work.recompute,
-        fully_shard=work.code.shards_weights,
-        own_layers=work.code.name == EMBEDDED.name,
-        fp8=work.matmul_dtype == "fp8",
-    ).obstacle
-    return found is None
+    code = work.code
+    return obstacle(work, fully_shard=code.shards_weights, own_layers=code.name == EMBEDDED.name) is None
 
 
 def _of_machine(question: Question, rates: Rates) -> dict[str, str | int | None]:

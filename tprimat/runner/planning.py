@@ -10,7 +10,7 @@ from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
 from tprimat.core.accelerators import PLATFORM_OF, WITH_OWN_FP8, Accelerator, accelerators, find_accelerator, resembling
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.core.implementations import EMBEDDED, MEGATRON_TUNED, Implementation
+from tprimat.core.implementations import EMBEDDED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, model_shape, models
 from tprimat.core.workload import FullWorkload, Precision
 from tprimat.engines import embedded, primus
@@ -23,7 +23,6 @@ from tprimat.predict.search import (
     NARROWER,
     Answer,
     Candidate,
-    Otherwise,
     Question,
     WaysOut,
     search,
@@ -123,7 +122,7 @@ def _engine_for(request: PlanRequest) -> str | None:
 
 def _refuse_other_fp8(question: Question, accelerator: Accelerator) -> None:
     """Refuse our own layers in fp8 where the matrix units take other 8-bit types."""
-    if question.precision == "fp8" and accelerator.name in WITH_OWN_FP8 and question.implementation.name == EMBEDDED.name:
+    if question.work.matmul_dtype == "fp8" and accelerator.name in WITH_OWN_FP8 and question.work.code.name == EMBEDDED.name:
         what = f"The embedded engine cannot multiply in fp8 on {accelerator.name}."
         why = "Its matrix units take 8-bit types of their own (e4m3fnuz), which the engine does not use."
         raise ConfigError(what, where="--engine", why=why, fix="--engine primus, or --precision bf16")
@@ -133,39 +132,32 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
     accelerator, found = accelerator_of(request.accelerator)
     gpus, per_node = _gpus(request, found, accelerator.node_gpus)
-    question = Question(
+    work = FullWorkload(
         shape=shape,
+        global_batch_sequences=request.global_batch or _usual_batch(gpus),
+        sequence_tokens=request.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
+        matmul_dtype=request.precision,
+    )
+    question = Question(
         gpus=gpus,
         gpus_per_node=per_node,
         memory_bytes=accelerator.usable_bytes,
-        global_batch=request.global_batch or _usual_batch(gpus),
-        sequence_tokens=request.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
-        precision=request.precision,
-        **_asked_of(request.engine, shape, accelerator, request.precision, _transformer_engine_at(request.accelerator)),
+        **_asked_of(request.engine, work, accelerator, _transformer_engine_at(request.accelerator)),
     )
     _refuse_other_fp8(question, accelerator)
     return _answer(question, accelerator, request.probes)
 
 
-def otherwise(question: Question, rates: Rates, engines: Sequence[str], *, any_engine: bool) -> Otherwise:
-    """Return what fits where nothing does as a question asks: with less, by these engines, or on more GPUs by any."""
-    return Otherwise(
-        narrower=narrower(question, rates),
-        engine=fitting_engine(question, rates, engines),
-        gpus=enough_gpus(question, rates, any_engine=any_engine),
-    )
-
-
 def narrower(question: Question, rates: Rates) -> tuple[str, Candidate] | None:
     """Return the first option of the embedded engine that fits as bf16, with its fastest layout; None where none does."""
-    code = question.implementation
-    if code.name != EMBEDDED.name or code.shards_weights or question.optimizer_states == "bf16":
+    work, code = question.work, question.work.code
+    if code.name != EMBEDDED.name or code.shards_weights or work.optimizer_states == "bf16":
         return None
-    less = {"gradients": replace(question, implementation=replace(code, reduces_in_fp32=False))}
+    less = {"gradients": replace(work, implementation=replace(code, reduces_in_fp32=False))}
     if question.gpus == 1:  # the engine has no other states for several ranks
-        less["optimizer_states"] = replace(question, optimizer_states="bf16")
+        less["optimizer_states"] = replace(work, optimizer_states="bf16")
     for name in NARROWER:
-        if name in less and (found := search(less[name], rates).fitting):
+        if name in less and (found := search(replace(question, work=less[name]), rates).fitting):
             return name, found[0]
     return None
 
@@ -174,8 +166,8 @@ def fitting_engine(question: Question, rates: Rates, engines: Sequence[str] = AN
     """Return the first engine of these that fits where the question's does not, with its fastest layout; None where none does."""
     accelerator, _ = accelerator_of(rates.accelerator)
     for name in engines:
-        other = replace(question, **_asked_of(name, question.shape, accelerator, question.precision))
-        if other.implementation.name != question.implementation.name and (found := search(other, rates).fitting):
+        other = replace(question, **_asked_of(name, question.work, accelerator))
+        if other.work.code.name != question.work.code.name and (found := search(other, rates).fitting):
             return name, found[0]
     return None
 
@@ -185,30 +177,30 @@ def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS
 
     Its batch is that of the question. With any engine, Megatron-LM's layouts count as well.
     """
-    kinds, usual = [question], accelerator_of(rates.accelerator)[0].node_gpus
+    kinds, accelerator = [question], accelerator_of(rates.accelerator)[0]
     if any_engine and question.equal_stages:
-        implementation, equal, _ = _implementation(MEGATRON_LM, question.shape)
-        kinds.append(replace(question, implementation=implementation, equal_stages=equal, refusal=None, engine=None))
+        kinds.append(replace(question, **_asked_of(MEGATRON_LM, question.work, accelerator)))
     for gpus in (count for count in counts if count > question.gpus):
-        per_node = max(question.gpus_per_node, min(gpus, usual))
+        per_node = max(question.gpus_per_node, min(gpus, accelerator.node_gpus))
         for kind in kinds:
             if found := smallest_that_fits(replace(kind, gpus=gpus, gpus_per_node=per_node), rates):
                 return found
     return None
 
 
-def ways_out(found: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> WaysOut:
-    """Return what fits where an answer's engine does not as it was asked.
+def ways_out(found: Sequence[tuple[Answer, Rates]], *, engines: Sequence[str] = ANY_ENGINE, any_engine: bool) -> WaysOut:
+    """Return what fits where an answer does not: with less, by these engines, or on more GPUs.
 
     Args:
-        found: answers for ascending numbers of GPUs.
+        found: answers for ascending numbers of GPUs. Of several, more GPUs are looked for only where nothing else helps.
+        engines: others to try.
         any_engine: as for enough_gpus.
     """
     missing = [(one.question, rates) for one, rates in found if not one.fitting]
-    less = [(question.gpus, option[0]) for question, rates in missing if (option := narrower(question, rates))]
-    others = [other for question, rates in missing if (other := fitting_engine(question, rates))]
+    less = [option for question, rates in missing if (option := narrower(question, rates))]
+    others = [other for question, rates in missing if (other := fitting_engine(question, rates, engines))]
     most, rates = found[-1]
-    nowhere = not others and len(missing) == len(found)
+    nowhere = len(missing) == len(found) and (len(found) == 1 or not others)
     enough = enough_gpus(most.question, rates, any_engine=any_engine) if nowhere else None
     return WaysOut(narrower=less, engines=others, gpus=enough)
 
@@ -250,16 +242,11 @@ def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: boo
         what = f"The engine {plan.engine} in {plan.workload.matmul_dtype} cannot be predicted."
         raise ConfigError(what, where="--plan", fix="--engine megatron --precision bf16")
     return Question(
-        shape=plan.workload.shape,
+        work=replace(plan.workload, implementation=implementation, recompute_modules=None, recompute_layers=None),
         gpus=plan.nodes * plan.gpus_per_node,
         gpus_per_node=plan.gpus_per_node,
         memory_bytes=accelerator.usable_bytes,
-        global_batch=plan.workload.global_batch_sequences,
-        sequence_tokens=plan.workload.sequence_tokens,
-        precision=plan.workload.matmul_dtype,
-        implementation=implementation,
         engine=plan.engine,
-        optimizer_states=plan.engine_options.optimizer_states,
         equal_stages=True,
         refusal=refusal_by(plan),
     )
@@ -274,27 +261,20 @@ def refusal_by(plan: RunPlan) -> Callable[[Question, FullWorkload], UserError | 
             plan,
             nodes=max(1, question.gpus // question.gpus_per_node),
             gpus_per_node=question.gpus_per_node,
-            workload=replace(
-                work,
-                routing=plan.workload.routing,
-                expert_capacity=plan.workload.expert_capacity,
-                weights_split_over=work.replicas if plan.engine_options.fully_shard else 1,
-            ),
+            workload=replace(work, weights_split_over=work.replicas if plan.engine_options.fully_shard else 1),
         )
-        return engine.refusal_of_layout(other, lambda *keys: ".".join(keys), question.implementation)
+        return engine.refusal_of_layout(other, lambda *keys: ".".join(keys), question.work.code)
 
     return refusal
 
 
-def _usual_plan(shape: ModelShape, engine: Engine, accelerator: Accelerator, precision: Precision) -> RunPlan:
+def _usual_plan(work: FullWorkload, engine: Engine, accelerator: Accelerator) -> RunPlan:
     """Return a plan of a model that may be in no configuration, on one accelerator: all that is not asked is the usual."""
     return RunPlan(
         run_id="",
-        model=shape.name,
+        model=work.shape.name,
         size="full",
-        workload=FullWorkload(
-            shape=shape, micro_batch_sequences=1, global_batch_sequences=1, sequence_tokens=1, matmul_dtype=precision
-        ),
+        workload=work,
         strategy="",
         engine=engine.name,
         engine_reason="",
@@ -316,12 +296,12 @@ def _usual_plan(shape: ModelShape, engine: Engine, accelerator: Accelerator, pre
 
 
 def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]) -> tuple[Answer, Rates]:
-    shape, tokens, batch = question.shape, question.sequence_tokens, question.global_batch
+    shape, tokens, batch = question.work.shape, question.work.sequence_tokens, question.work.global_batch_sequences
     if tokens > shape.context_tokens:
         what = f"A sequence of {tokens} tokens is out of range."
         raise ConfigError(what, where="--sequence-length", fix=f"1 to {shape.context_tokens:,} tokens")
-    if question.precision not in accelerator.dense_flops:
-        what = f"{accelerator.name} does not multiply {question.precision}."
+    if question.work.matmul_dtype not in accelerator.dense_flops:
+        what = f"{accelerator.name} does not multiply {question.work.matmul_dtype}."
         offered = [name for name in PLANNED_PRECISIONS if name in accelerator.dense_flops]
         fix = ", ".join(offered) or "another accelerator"
         raise ConfigError(what, where="--precision", why=f"It multiplies {', '.join(accelerator.dense_flops)}.", fix=fix)
@@ -406,32 +386,25 @@ def _usual_batch(gpus: int) -> int:
 
 
 def _asked_of(
-    engine: str | None,
-    shape: ModelShape,
-    accelerator: Accelerator,
-    precision: Precision,
-    transformer_engine: bool | None = None,
+    engine: str | None, work: FullWorkload, accelerator: Accelerator, transformer_engine: bool | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a question that an engine decides."""
-    implementation, equal, started = _implementation(engine, shape, transformer_engine)
-    refusal = None if started is None else refusal_by(_usual_plan(shape, started, accelerator, precision))
-    name = None if started is None else started.name
-    return {"implementation": implementation, "engine": name, "equal_stages": equal, "refusal": refusal}
-
-
-def _implementation(
-    engine: str | None, shape: ModelShape, transformer_engine: bool | None = None
-) -> tuple[Implementation, bool, Engine | None]:
-    """Return how the layers of an engine use memory, whether it needs equal pipeline stages, and the engine if TPrimat starts it.
+    """Return the fields of a question that an engine decides: how its layers use memory, and whether its stages are equal.
 
     Without a choice: the embedded engine, but Megatron-LM for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61.
     """
+    shape = work.shape
     undivided = shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))
     if engine == MEGATRON_LM or (engine is None and undivided):
-        return MEGATRON_TUNED, False, None
+        return {"work": replace(work, implementation=MEGATRON_TUNED), "engine": None, "equal_stages": False, "refusal": None}
     settings = Settings(shape=shape, options=asdict(EngineOptions()), transformer_engine=transformer_engine)
     chosen = engine_named(engine or embedded.ENGINE.name)
     implementation = chosen.implementation(settings)
     if implementation is None:
         raise ConfigError(f"The memory of the engine {engine} is not known.", where="--engine", fix=MEGATRON_LM)
-    return implementation, True, chosen
+    refusal = refusal_by(_usual_plan(work, chosen, accelerator))
+    return {
+        "work": replace(work, implementation=implementation),
+        "engine": chosen.name,
+        "equal_stages": True,
+        "refusal": refusal,
+    }

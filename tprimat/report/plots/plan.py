@@ -10,7 +10,7 @@ from tprimat.predict.memory import PARTS
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
 from tprimat.predict.time import TIME_PARTS
-from tprimat.report.plan import MEMORY_NAMES, TIME_NAMES, engine_name, layout_name, steps_measured, time_error
+from tprimat.report.plan import MEMORY_NAMES, TIME_NAMES, engine_name, error_of, layout_name, steps_measured
 from tprimat.report.plots.style import PALETTE, SMALL, figure, save
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _draw_steps(axes: "Axes", rows: Sequence[Candidate]) -> None:
 
 def _headline(answer: Answer, rates: Rates) -> str:
     question, layouts = answer.question, answer.layouts()
-    where = f"{question.shape.name} on {units.count(question.gpus)} x {rates.accelerator}"
+    where = f"{question.work.shape.name} on {units.count(question.gpus)} x {rates.accelerator}"
     if not layouts:
         return f"{where}: nothing fits"
     return f"{where}: {layout_name(layouts[0].workload)} is predicted to be fastest"
@@ -75,11 +75,11 @@ def _headline(answer: Answer, rates: Rates) -> str:
 
 def _workload(answer: Answer, rates: Rates) -> str:
     question = answer.question
-    work = f"{units.count(question.global_batch)} x {units.count(question.sequence_tokens)} tokens a step"
-    known = time_error(question.shape, question.implementation, question.precision, rates, question.gpus)
+    work = f"{units.count(question.work.global_batch_sequences)} x {units.count(question.work.sequence_tokens)} tokens a step"
+    known = error_of(question, rates)
     unknown = "such steps took longer" if steps_measured(rates, question.gpus) else "no such step was measured"
     error = unknown if known is None else f"nine in ten steps whose host kept up were within {units.percent(known, 0)}"
-    return f"{work} · {question.precision} · {engine_name(question.implementation)} · predicted, not measured: {error}"
+    return f"{work} · {question.work.matmul_dtype} · {engine_name(question.work.code)} · predicted, not measured: {error}"
 
 
 def _label(candidate: Candidate) -> str:

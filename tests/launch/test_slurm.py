@@ -181,7 +181,7 @@ def number_of(folder):
 
 
 def test_a_submitted_job_is_followed_to_its_end_and_its_record_names_it(submits, cluster, tmp_path):
-    text = submits("pace", 0.02, "steps", 4).communicate(timeout=60)[0]
+    text = submits("pace", 0.02, "steps", 4).communicate(timeout=150)[0]
     job = number_of(tmp_path)
     assert f"job {job}: completed on" in text
     assert "llama step 4/4" in text, "what the job printed"
@@ -194,11 +194,11 @@ def test_a_second_job_for_a_folder_is_warned_of_and_ctrl_c_cancels_the_first(sub
     process = submits(*LONG)
     wait_for(is_training(tmp_path))
     (running,) = records(tmp_path)
-    text = submits("steps", 2).communicate(timeout=60)[0]
+    text = submits("steps", 2).communicate(timeout=150)[0]
     assert f"({running.job}) on this machine; the new job fails if that still runs when it starts" in text
     assert f"({running.job}) on this machine has been writing results there" in text, "what the second job itself says"
     process.send_signal(signal.SIGINT)
-    text = process.communicate(timeout=60)[0]
+    text = process.communicate(timeout=150)[0]
     assert process.returncode == 1
     assert "CANCELLED" in text
     assert [(record.outcome, record.cause) for record in records(tmp_path)] == [("interrupted", "Stopped by SIGTERM.")]
@@ -209,7 +209,7 @@ def test_several_strategies_are_an_array_with_one_folder_a_task(submits, cluster
     # One task at a time: slurmd 22.05 has crashed (a general protection fault in libc) when it launched two steps at once.
     flags = ["--parallel", "minimal_communication,balanced", "--set", "cluster.slurm.array_tasks=1", "--gpus", 2]
     process = submits("pace", 0.02, "steps", 4, flags=flags)
-    text = process.communicate(timeout=90)[0]
+    text = process.communicate(timeout=150)[0]
     assert process.returncode == 0, text
     found = {record.strategy: record.job for record in records(tmp_path)}
     assert {strategy: job.partition("_")[2] for strategy, job in found.items()} == {"minimal_communication": "0", "balanced": "1"}

@@ -345,7 +345,7 @@ class Attempt:
             child = Child(self._launch.command, self._launch.grace_seconds)
         except LaunchError as error:
             self._output.close()
-            if group is not None:
+            if group is not None and not isinstance(error, LostNodeError):  # which started nothing anywhere
                 group.stop(error.what)
                 group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
             raise

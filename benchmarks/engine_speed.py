@@ -10,7 +10,7 @@ python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --step
 
 The peers are `transformer_engine`, the embedded engine with Transformer Engine's layers, which is Megatron-LM as NVIDIA runs it;
 `torchtitan`; and `nemo`, which has a Python of its own (`make nemo`) and uses Transformer Engine's loss where that loads. Where
-they are asked for: `megatron_graphs` and `transformer_engine_graphs`, the same programs with CUDA graphs.
+they are asked for: `megatron-graphs` and `transformer_engine-graphs`, the same programs with CUDA graphs.
 
 All rounds of a layout come before the next layout, and in each round every program runs once. An interrupted series thus leaves
 whole comparisons of its first layouts, and a drift of the machine affects all programs. A run that was broken off does not

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine_speed import memory_cell
 from record_figures import NOTHING, groups_in, rate, repeated, times
-from speed_programs import TRANSFORMER_ENGINE
+from speed_programs import GRAPHS, TRANSFORMER_ENGINE
 
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, Measured, group_mean
@@ -17,10 +17,10 @@ MACHINES = (
     *(f"cuda-graphs/{name}-machine" for name in ("first", "second", "third", "fourth")),
     "in-turn-two-gpus",
     "../h100/in-turn-two-gpus",
+    "../h100/in-turn-four-gpus",
 )
 """Folders whose runs with graphs are from one machine each, as PROGRAM/LAYOUT/ROUND; beside the records of H200."""
-LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "dp_mbs2_fp8")
-GRAPHS = "-graphs"
+LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "tp4_mbs4", "dp_mbs2_fp8")
 WORDS = {
     embedded.ENGINE.name: "embedded engine",
     f"{embedded.ENGINE.name}{GRAPHS}": "embedded engine, CUDA graphs",
@@ -36,9 +36,9 @@ def _runs(folder: Path) -> Group | None:
 
 
 def _programs(results: Path, machine: str, layout: str) -> dict[str, Group]:
-    """Read what ran on a machine, by program; of the last two, which have other layouts, only what also ran as graphs."""
+    """Read what ran on a machine, by program; of the last three, which have other layouts, only what also ran as graphs."""
     found = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
-    return found if machine not in MACHINES[-2:] or any(name.endswith(GRAPHS) for name in found) else {}
+    return found if machine not in MACHINES[-3:] or any(name.endswith(GRAPHS) for name in found) else {}
 
 
 def _ratio(group: Group | None, base: Group | None) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from engine_speed import COMPARED, memory_cell, teraflops
 from record_figures import NOTHING, groups_in, probes_of, rate, repeated, times
 from speed_layouts import LAYOUTS, Layout
-from speed_programs import FINDERS
+from speed_programs import FINDERS, GRAPHS
 
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
@@ -20,6 +20,7 @@ from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
 
 SERIES = (
+    "in-turn-four-gpus",
     "in-turn-four-programs",
     "in-turn-two-gpus",
     "cuda-graphs/third-machine",
@@ -37,7 +38,7 @@ from the others.
 DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
 OURS = embedded.ENGINE.name
-PROGRAMS = (OURS, *FINDERS)
+PROGRAMS = (OURS, *(name for name in FINDERS if not name.endswith(GRAPHS)))
 WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers", nemo.ENGINE.name: "NeMo"}
 WITH_OUTPUT = {
     "off": WORDS[OURS],

@@ -34,7 +34,7 @@ from record_figures import (  # noqa: E402
     times,
 )
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
-from switch_figures import exchanges, forward_sums, no_gain, switches, unswitched  # noqa: E402
+from switch_figures import copy_streams, exchanges, exchanges_as_graphs, forward_sums, no_gain, switches, unswitched  # noqa: E402
 
 from tprimat.analyze.compare import Question, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
@@ -304,6 +304,8 @@ BLOCKS = {
     "no_gain": no_gain,
     "profiles": profiles,
     "exchanges": exchanges,
+    "exchanges_as_graphs": exchanges_as_graphs,
+    "copy_streams": copy_streams,
     "limits": limits,
     "power": power,
     "energy": energy,

@@ -53,6 +53,8 @@ def test_each_figure_has_a_place():
             "cuda_graphs",
             "graph_losses",
             "exchanges",
+            "exchanges_as_graphs",
+            "copy_streams",
             "forward_sums",
             "start_up",
             "micro_batch_search",

@@ -151,7 +151,8 @@ def exchanges(results: Path) -> str:
 
 def exchanges_as_graphs(results: Path) -> str:
     """Return the table of products that four H100 exchange, each way's calls as one CUDA graph."""
-    found = json.loads((results.parent / "h100" / "exchange" / "4-ranks-graphs.json").read_text(encoding="utf8"))
+    file = results.parent / "h100" / "exchange" / "4-ranks-graphs.json"
+    found = json.loads(file.read_text(encoding="utf8")) if file.exists() else {"products": []}
     medians: dict[str, dict[str, float]] = {}
     for one in found["products"]:
         medians.setdefault(one["product"], {})[one["way"]] = one["median"]
@@ -160,18 +161,18 @@ def exchanges_as_graphs(results: Path) -> str:
         [product, *(f"{times[way] * 1e3:.0f} µs" if way in times else units.ABSENT for way in ways.values())]
         for product, times in medians.items()
     ]
-    return table(("product", *ways), rows, left=1)
+    return table(("product", *ways), rows, left=1) if rows else NOTHING
 
 
 def copy_streams(results: Path) -> str:
     """Return the table of trainings under TP4 as CUDA graphs, with copies between ranks in one stream or two."""
     folder = results.parent / "h100" / "copy-streams"
-    found = {name: groups_in(folder / name, [])[0] for name in ("one-stream", "two-streams")}
     rows = [
         [name.replace("-", " "), str(len(group.runs)), repeated(rate(group), units.count, group), steps(group)]
-        for name, group in found.items()
+        for name in ("one-stream", "two-streams")
+        for group in groups_in(folder / name, [])
     ]
-    return table(("copies in", "runs", "tokens/s/GPU", "n"), rows, left=1)
+    return table(("copies in", "runs", "tokens/s/GPU", "n"), rows, left=1) if rows else NOTHING
 
 
 def forward_sums(results: Path) -> str:

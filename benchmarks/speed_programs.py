@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from shallow import write_shallow_config
 from speed_layouts import Layout
@@ -284,9 +284,9 @@ def is_made(job: Job, request: RunRequest, earlier: RunResult | None, platform: 
         return False
     if datetime.fromisoformat(earlier.run.started_at).timestamp() < (ROOT / "config.yaml").stat().st_mtime:
         return False
-    former = [word for word in earlier.run.command[1:] if word != "--resume"]
-    same = former == list(masked_command(_words(request)))
-    return same and changed_since(earlier.run, machine_here(platform), job.program.software, tuning_variables()) is None
+    words = (earlier.run.command[1:], masked_command(_words(request)))
+    former, now = ([PurePath(word).name for word in some if word != "--resume"] for some in words)  # the folder may have moved
+    return former == now and changed_since(earlier.run, machine_here(platform), job.program.software, tuning_variables()) is None
 
 
 @cache

@@ -66,7 +66,7 @@ def test_a_smaller_memory_gives_a_smaller_micro_batch_that_stays_within_it(narro
 
 def test_all_files_say_that_it_was_auto_and_what_it_became(narrow):
     folder, _, run, _ = narrow
-    size = run.read_run().micro_batch_sequences
+    size = run.read_run().ran.micro_batch_sequences
     plan = read_plan(run.plan_file)
     assert (plan.workload.micro_batch_sequences, plan.micro_batch_search) == (size, run.read_run().micro_batch_search)
     document = json.loads((folder / "benchmark_cpu_llama.json").read_text())

@@ -91,7 +91,7 @@ def test_megatron_says_its_options_its_optimizer_and_the_steps_that_it_profiled(
         profile_step_start=2,
         profile_step_end=3,
     ).record
-    assert (record.expert_capacity, record.evidence.wider_parts) == (1.5, ("what some.yaml names",))
+    assert (record.ran.expert_capacity, record.ran.wider_parts) == (1.5, ("what some.yaml names",))
     assert record.profiled_steps == (2, 3, 4)
     options = record.engine_options
     assert (options["overlap_grad_reduce"], options["recompute_modules"]) == (True, "core_attn")

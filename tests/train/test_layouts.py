@@ -172,8 +172,8 @@ def test_the_losses_fall(trained):
 def test_evidence_tells_layouts_apart(trained):
     deep, with_sp = trained["qwen, tp4 pp2"][0].evidence, trained["tp2 pp2"][0].evidence
     without = trained["tp2 pp2 without sequence parallelism"][0].evidence
-    assert (deep.tensor_parallel, deep.pipeline_parallel, deep.data_parallel) == (4, 2, 1)
-    assert (with_sp.sequence_parallel, without.sequence_parallel) == (True, False)
+    assert (deep.workload.tensor_parallel, deep.workload.pipeline_parallel, deep.workload.data_parallel) == (4, 2, 1)
+    assert (with_sp.workload.sequence_parallel, without.workload.sequence_parallel) == (True, False)
     assert trained["pp2 vpp2, gradients straight into the buffer"][0].evidence.workload.virtual_pipeline == 2
     plain = trained["1 rank, plain optimizer, full recompute, gradients straight into the buffer"]
     assert plain[0].evidence.workload.optimizer.startswith("FP32Optimizer")

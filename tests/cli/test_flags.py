@@ -78,10 +78,10 @@ def test_a_layout_of_the_moment_needs_no_strategy():
     one, other = plans("--platform", "nvidia", "--gpus", "8", "--tp", "2", "--pp", "2", "--set", "vpp=2")
     assert (one["strategy"], one["model"], other["model"]) == ("tp2_pp2_vpp2", "llama", "qwen")
     for plan in (one, other):
-        layout = plan["layout"]
-        assert (layout["tensor"], layout["pipeline"], layout["virtual_pipeline"], layout["data"]) == (2, 2, 2, 2)
+        degrees = ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "data_parallel")
+        assert [plan["workload"][degree] for degree in degrees] == [2, 2, 2, 2]
     (plan,) = plans("--platform", "nvidia", "--gpus", "4", "--model", "llama", "--set", "cp=2")
-    assert (plan["strategy"], plan["layout"]["context"], plan["layout"]["tensor"]) == ("cp2", 2, 1)
+    assert (plan["strategy"], plan["workload"]["context_parallel"], plan["workload"]["tensor_parallel"]) == ("cp2", 2, 1)
 
 
 def test_a_layout_of_the_moment_is_explained_by_its_flag_and_excludes_a_strategy():

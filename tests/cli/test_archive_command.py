@@ -87,13 +87,6 @@ def test_mistakes_are_explained(tmp_path, arguments, told):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_target_below_a_file_is_explained(tmp_path):
-    (tmp_path / "file").write_text("")
-    done = archive(RUNS / "cpu", "file/x/x.tar.gz", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: file/x/x.tar.gz cannot be written: Not a directory.\n")
-
-
 def test_a_damaged_file_and_a_folder_without_results_are_named_as_the_user_knows_them(output, tmp_path):
     (output / "runs" / "told" / "run.json").write_text("{")
     done = archive("output", "out.tar.gz", cwd=tmp_path)

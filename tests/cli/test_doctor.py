@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, run_command
 
-from tprimat.cli.doctor import lines_of
 from tprimat.hardware import health
-from tprimat.hardware.health import Check
 from tprimat.runner.doctor import check_collectives, check_torch
 
 FAKE_PACKAGES = ROOT / "tests" / "fake_packages"
@@ -41,14 +39,6 @@ def test_this_machine_which_runs_the_tests_can_train(tmp_path):
     *checks, empty, _ = done.stdout.splitlines()
     assert empty == ""
     assert all(re.match(r"(ok|absent|problem) {2,}\S| {29}try: ", line) for line in checks), "a pipe gets each finding whole"
-
-
-def test_a_terminal_gets_lines_of_its_width():
-    check = Check(name="engine nemo", status="absent", finding="NeMo needs " + "nemo, " * 30, fix="make " * 30)
-    wrapped = lines_of(check, 80)
-    assert len(wrapped) > 2
-    assert max(map(len, wrapped)) < 80
-    assert len(lines_of(check, None)) == 2
 
 
 def test_gpus_that_this_torch_is_not_built_for_are_a_problem():

@@ -11,7 +11,6 @@ import pytest
 from commands import run_command
 
 from tprimat.report.export import COLUMNS
-from tprimat.runner.export import TARGETS
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -105,11 +104,6 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(tmp_path):
     assert done.stderr == "error: --to parquet needs pyarrow, which is not installed: pip install pyarrow\n"
 
 
-def test_the_help_names_every_target():
-    text = run_command("export", "--help").stdout
-    assert all(name in text for name in TARGETS)
-
-
 def test_the_documentation_explains_every_column():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf8").split("### Columns")[1]
     table = [line for line in text.splitlines() if line.startswith("| `")]
@@ -127,15 +121,6 @@ def test_folders_of_one_name_are_told_apart_without_what_is_above_them(tmp_path)
         "h100-llama-2": "output/runs/h100-llama-2",
         "h100-qwen-0": "output-2/runs/h100-qwen-0",
     }
-
-
-def test_one_run_is_counted_as_one_and_a_path_that_is_no_file_says_so(tmp_path):
-    shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", tmp_path / "one" / "runs" / "h100-llama-0")
-    assert export("json", tmp_path / "runs.json", tmp_path / "one").stdout == f"{tmp_path}/runs.json: 1 run\n"
-    done = export("csv", tmp_path, tmp_path / "one")
-    assert done.returncode == 2
-    assert "the name of a file: this is a folder" in done.stderr
-    assert "--output-dir" not in done.stderr, "it is no flag of this command"
 
 
 def test_a_folder_whose_name_is_no_text_is_shown_by_its_bytes(tmp_path):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from commands import run_command, run_script
 
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import model_shape
-from tprimat.logs.parse import NAMES
 from tprimat.records.discover import read_result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -61,11 +59,6 @@ def refused(path, model="llama", *flags):
     done = extract(path, model, *flags)
     assert done.returncode == 2
     return done.stderr
-
-
-def test_the_help_names_every_dialect():
-    text = "".join(run_script(SCRIPT.name, "--help").stdout.split())
-    assert all(name in text for name in NAMES)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +112,6 @@ def test_our_own_log_says_all_that_the_record_needs(log):
     assert file.read_bytes() == before
 
 
-def test_our_own_log_that_ends_early_was_interrupted(log):
-    path = log("tprimat", lambda text: text[: text.rindex(" [tprimat 2026")])
-    assert "interrupted: The log ends after step 3 of 4 without saying why." in extract(path).stderr
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "recorded"),
     [
@@ -163,13 +151,6 @@ def test_a_primus_log_becomes_a_benchmark_file_beside_it(log):
     assert document["performance_metrics"]["tokens_per_second_per_gpu"] == pytest.approx(13386, rel=1e-3)
 
 
-def test_the_seeds_flags_are_taken(log):
-    path = log("primus_legacy_gb")
-    flags = ("--num-gpus", 8, "--global-batch-size", 128, "--sequence-length", 8192, "--output", path.parent / "out.json")
-    assert extract(path, "qwen", *flags).returncode == 0
-    assert read_result(path.parent / "out.json").run.machine.accelerator is None
-
-
 @pytest.mark.parametrize(
     ("name", "flags", "both", "line"),
     [
@@ -207,11 +188,6 @@ def test_an_mfu_that_no_hardware_reaches_is_not_printed_without_a_word(log):
     assert "warning: this will not count: MFU is 4" in extract(path, "llama", "--gpu", "H200").stderr
     compared = run_command("compare.py", "--results-dir", path.parent, "--output", path.parent / "c.md")
     assert (compared.returncode, "this cannot be: MFU is 4" in compared.stdout) == (1, True)
-
-
-def test_a_strategy_that_the_log_proves_is_recorded(log):
-    run = extracted(log("megatron_lm"), "llama", "--gpu", "H200", "--parallel", "balanced").run
-    assert (run.strategy, run.ran.tensor_parallel, run.ran.pipeline_parallel, run.outcome) == ("balanced", 2, 1, "completed")
 
 
 @pytest.mark.parametrize(
@@ -323,12 +299,6 @@ def test_a_run_that_died_before_its_first_step_is_a_record_with_its_cause(log, c
     assert (result.run.outcome, cause in result.run.cause, result.steps) == (outcome, True, ())
 
 
-def test_a_failure_is_named_even_where_the_log_does_not_tell_the_machine(log):
-    done = extract(log(text=OUT_OF_MEMORY))
-    assert (done.returncode, "3.31 GiB" in done.stderr) == (1, True)
-    assert "no record: The log does not tell which GPU ran" in done.stderr
-
-
 def test_steps_without_a_time_are_a_failure_that_says_what_is_missing(log):
     path = log("torchtitan_wps")
     done = extract(path, "llama", "--gpu", "H200")
@@ -336,13 +306,6 @@ def test_steps_without_a_time_are_a_failure_that_says_what_is_missing(log):
     assert "The log names 3 steps, and none has a time." in done.stderr
     assert "--global-batch-size" in done.stderr
     assert read_result(path.parent / "benchmark_cuda_llama.json").run.outcome == "failed"
-
-
-def test_a_run_that_died_after_some_steps_is_a_record_with_its_cause(log):
-    path = log("primus_core_head", lambda text: text + OUT_OF_MEMORY)
-    assert extract(path).returncode == 1
-    run = read_result(path.parent / "benchmark_rocm_llama.json").run
-    assert (run.outcome, "3.31 GiB" in run.cause) == ("out_of_memory", True)
 
 
 FOLLOW = ("--follow", "--model-name", "llama", "--gpu", "H200")
@@ -384,20 +347,6 @@ def test_ctrl_c_keeps_what_was_read(log):
         assert "what was read so far is kept" in process.stderr.read()
     result = read_result(out)
     assert (result.run.outcome, len(result.steps)) == ("interrupted", 6)
-
-
-def test_a_followed_file_ends_when_training_is_done(log):
-    path = log("megatron_lm")
-    text = path.read_text(encoding="utf8").splitlines(keepends=True)
-    path.write_text("".join(text[:-2]), encoding="utf8")
-    process = subprocess.Popen([sys.executable, str(SCRIPT), "--log-file", str(path), *FOLLOW], stdout=subprocess.PIPE, text=True)
-    with path.open("a", encoding="utf8") as file:
-        file.write(text[-2][:100])
-        file.flush()
-        os.fsync(file.fileno())
-        file.write(text[-2][100:] + text[-1])
-    assert process.wait(timeout=50) == 0
-    assert len(read_result(path.parent / "benchmark_cuda_llama.json").steps) == 6
 
 
 def peak_kib(path, output):

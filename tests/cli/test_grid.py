@@ -17,7 +17,7 @@ from tprimat.hardware.gpus import users_of, visible_gpus
 from tprimat.records.store import RunDirectory
 from tprimat.runner import run as training
 from tprimat.runner import sweep as engine
-from tprimat.runner.grid import combinations, holds, parse_sweep, read_sweep
+from tprimat.runner.grid import combinations, holds, parse_sweep
 from tprimat.runner.request import RunRequest, with_values
 from tprimat.runner.session import prepare
 from tprimat.runner.sweep import Cell, differs_here, interleaved, is_result
@@ -221,10 +221,3 @@ def test_the_benchmark_file_is_that_of_the_run_that_counts(trainer, tmp_path):
     document = json.loads(Path(tmp_path / "out" / "benchmark_cpu_llama.json").read_text())
     assert document["run"]["strategy"] == "minimal_communication"
     assert len(trainer["started"]) == 2
-
-
-def test_a_file_of_a_sweep_that_is_missing_is_not_called_a_configuration(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        read_sweep(tmp_path / "cells.yaml")
-    assert "--config" not in str(caught.value)
-    assert "--sweep KEY=VALUE" in caught.value.fix

@@ -146,30 +146,3 @@ def test_a_run_whose_folder_goes_away_has_not_completed(what, launcher, tmp_path
     assert "Traceback" not in out + err
     if what == "replaced":
         assert outcomes(folder) == ["failed"]
-
-
-SMALL_DISK = """\
-mount -t tmpfs -o size=$1 none "$2" || exit 99
-shift 2
-"$@"
-code=$?
-cp -r "$DISK/out" "$COPY"
-df --output=avail "$DISK" | tail -1 >&2
-exit $code
-"""
-
-
-@pytest.mark.skipif(subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0, reason="needs a mount namespace")
-def test_a_full_disk_leaves_the_outcome_in_the_record_and_on_the_console(launcher, tmp_path):
-    disk, copy = tmp_path / "disk", tmp_path / "copy"
-    disk.mkdir()
-    words = ["--steps", "1000", "--output-dir", str(disk / "out")]
-    before = ["unshare", "-m", "sh", "-c", SMALL_DISK, "sh", "160k", str(disk)]
-    process = benchmark(launcher, *words, before=before, environment={"DISK": str(disk), "COPY": str(copy)})
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err
-    assert "No space left on device" in err
-    assert "Traceback" not in out + err
-    assert outcomes(copy) == ["failed"]
-    assert "steps.jsonl cannot be written: No space left on device" in out
-    assert not list(copy.rglob(".room"))

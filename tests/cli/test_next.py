@@ -73,18 +73,6 @@ def test_an_interrupted_run_is_resumed_by_the_same_command(words, more, monkeypa
     assert line.partition("   ")[0] == " ".join(filter(None, ["next: ./benchmark.py --model llama", *words, more]))
 
 
-def test_the_folders_that_were_analysed_are_the_next_ones(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tprimat"])
-    words = ["--results-dir", "a", "b c"]
-    assert after("peak", words).startswith("next: tprimat peak --picture --results-dir a 'b c' ")
-    assert after("peak", [*words, "--picture"]).startswith("next: tprimat report a 'b c' ")
-    assert after("peak", words, status=1) is None
-
-
-def test_the_plan_for_another_machine_is_not_started_on_this_one():
-    assert after("run", ["--dry-run", "--platform", "nvidia"]) is None
-
-
 def test_it_is_said_on_a_terminal_only(tmp_path):
     shutil.copytree(RUNS / "cpu", tmp_path / "output")
     assert "next:" not in run_command("compare.py", "--output", "compare.md", cwd=tmp_path).stderr

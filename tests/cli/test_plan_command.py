@@ -83,14 +83,6 @@ def test_a_configured_model_has_its_batch_and_sequence_length():
     assert "--architecture deepseek-v3, or --model" in run_command("plan", "--model", "deepseek-v3", *words[2:]).stderr
 
 
-def test_a_model_that_fits_nowhere_is_exit_status_1():
-    done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "RTX 4090", "--gpus", "8")
-    assert done.returncode == 1
-    assert "Nothing fits" in done.stdout
-    assert "512 GPUs are enough" in done.stdout
-    assert "with Megatron-Core with Transformer Engine" in done.stdout
-
-
 def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout():
     asked = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--global-batch-size", "128", "--gpus")
     nothing = run_command("plan", *asked, "8")
@@ -115,20 +107,6 @@ def test_the_benchmark_plans_for_a_cluster_with_an_engine_that_is_not_installed_
     assert re.search(rf"\./benchmark\.py --model llama --engine {engine} .*--precision fp8", done.stdout)
     here = run_script("benchmark.py", *words[2:], "--platform", "amd" if engine == "primus" else "nvidia")
     assert here.returncode == 2, "a run needs it"
-
-
-def test_where_no_step_was_measured_on_several_nodes_there_is_no_interval_of_ours():
-    """Published results there are what is known; on one node, steps of ours are."""
-    words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus")
-    several = run_command(*words, "8,16").stdout
-    one, two = (next(line for line in several.splitlines() if line.split()[:1] == [count]) for count in ("8", "16"))
-    assert "[" in one
-    assert "[" not in two
-    shown = " ".join(several.split())
-    assert re.search(
-        r"no step on several nodes of H100 SXM, so no interval is given; [3-9] published results of dense models", shown
-    )
-    assert json.loads(run_command(*words, "16", "--json").stdout)["rates"]["relative_error"] is None
 
 
 def test_several_processes_answer_as_one_does(monkeypatch):
@@ -189,15 +167,6 @@ def test_a_mistake_is_explained(words, said):
     done = run_command("plan", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
-
-
-def test_the_benchmark_plans_its_own_models():
-    done = run_command("benchmark.py", "--plan", "H100 SXM", "--model", "qwen", "--gpus", "8", "--json")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["plans"]
-    asked = found["question"]
-    assert (asked["model"], asked["gpus"], asked["sequence_tokens"]) == ("qwen-2.5-7b", 8, 2048)
-    assert all(row["tensor_parallel"] in {1, 2, 4} for row in found["fitting"])
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,6 @@ def test_the_line_names_what_the_log_says_is_next(plan, capsys):
     assert "NCCL_DEBUG" in lines_after(progress, capsys, 61.0)[0]
 
 
-def test_a_slow_first_step_on_a_cpu_is_blamed_on_shared_cores_and_not_on_nccl(plan, capsys):
-    for platform, hint in (("nvidia", "NCCL_DEBUG"), ("cpu", "--gpus 2")):
-        progress = Progress(replace(plan, platform=platform), None, quiet=False)
-        progress.on_line("tprimat start-up: training")
-        suspicion = lines_after(progress, capsys, 61.0)[0]
-        assert hint in suspicion
-        assert ("NCCL" in suspicion) == (platform == "nvidia")
-
-
 def test_on_a_terminal_the_line_is_renewed_each_second(plan, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

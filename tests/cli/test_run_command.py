@@ -296,10 +296,6 @@ def commands_of(script):
     return [line for line in docstring.splitlines() if line.startswith(("./", "python3 ", "PARALLEL="))]
 
 
-def test_each_script_shows_how_to_call_it():
-    assert all(commands_of(script) for script in SCRIPTS)
-
-
 @pytest.mark.parametrize("command", [command for script in SCRIPTS for command in commands_of(script)])
 def test_a_command_in_a_scripts_docstring_works(command, tmp_path):
     """Those that would train are asked for their plan instead; test_benchmark_runs.py trains through the same scripts."""

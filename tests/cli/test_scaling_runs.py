@@ -1,6 +1,5 @@
 """./benchmark.py --scaling: the fake trainer stands in for training, the rest is real."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -48,11 +47,6 @@ def test_the_batch_grows_with_the_gpus_or_stays(plans, capsys, mode, batches):
     assert mode in shown.lower()
     assert "Not compared with the workload above" not in shown  # the series is what compares them
     assert "--even-if-different" not in shown  # which is no flag of ./benchmark.py
-
-
-def test_the_document_has_the_points_of_the_series(plans, capsys):
-    assert run("--scaling", "1,2", "--json") == 0
-    assert json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

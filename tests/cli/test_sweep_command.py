@@ -92,20 +92,6 @@ def test_a_second_call_runs_only_what_has_not_completed(no_pictures, ends, capsy
     assert [line[6:8] for line in table(capsys.readouterr().out)][-5:-1] == [["completed", "earlier"]] * 4
 
 
-def test_a_cell_that_cannot_run_here_is_said_and_the_others_run(no_pictures, ends, capsys):
-    assert run("both", "--gpus", "4") == 1
-    lines = table(capsys.readouterr().out)
-    refused = [line for line in lines if line[4] == "cannot"]
-    assert [line[:2] for line in refused] == [
-        ["output-00", "qwen"],
-        ["output-01", "qwen"],
-        ["output-02", "llama"],
-        ["output-02", "qwen"],
-    ]
-    assert len(lines) == 10
-    assert len(ends["started"]) == 6
-
-
 def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):
     ends["balanced"] = ("exit", "3")
     assert run("llama", "--json") == 1

@@ -46,22 +46,8 @@ def test_a_variable_names_itself(tmp_path):
     assert "at    the variable OUTPUT_DIR" in done.stderr
 
 
-def test_a_setting_may_be_empty(tmp_path):
-    done = run_command("benchmark.py", *RUN, "--set", "experiment.description=", cwd=tmp_path)
-    assert "is empty" not in done.stderr.partition("\n")[0] or "experiment.description" in done.stderr
-
-
 def test_a_log_that_is_a_pipe_without_a_writer_is_empty(tmp_path):
     os.mkfifo(tmp_path / "log")
     done = run_command("extract_primus_metrics.py", "--log-file", tmp_path / "log", "--model-name", "llama", cwd=tmp_path)
     assert done.returncode == 2
     assert "holds no line that can be read" in done.stderr
-
-
-def test_an_empty_folder_is_named_with_what_was_looked_for(tmp_path):
-    (tmp_path / "empty").mkdir()
-    done = run_command("scaling", tmp_path / "empty")
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        f"error: No result could be read.\n  at    {tmp_path}/empty\n  why   Results are in files named run.json"
-    )

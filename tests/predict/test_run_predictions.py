@@ -108,7 +108,3 @@ def test_weights_that_fit_no_gpu_are_refused_under_any_capacity():
     small = replace(H200, memory_bytes=20 * 2**30)
     with pytest.raises(LaunchError):
         refuse_too_large(mixture(4, 1.25), small)
-
-
-def test_a_processor_has_no_prediction_to_offer():
-    assert out_of_memory_hint(replace(plan(8, 1), platform="cpu"), H200, "otherwise") == "otherwise"

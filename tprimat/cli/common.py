@@ -160,33 +160,15 @@ def report_read(results: "Results", paths: Sequence[Path]) -> None:
     if missing := [str(path) for path in paths if not path.exists()] if not results.measured else []:
         fix = "./benchmark.py writes results to ./output; or name a folder that holds run.json or benchmark_*.json files"
         raise RecordError(f"There is no file or folder {missing[0]}.", where=", ".join(missing), fix=fix)
-    report_skipped(results)
-    if not results.measured:
-        raise nothing_read(paths, found=bool(results.problems))
-
-
-def nothing_read(paths: Sequence[Path], *, found: bool = False) -> RecordError:
-    """Return the error for folders that exist and hold no result; `found`: but files that are none, which are named already."""
-    return RecordError(
-        "No result could be read.",
-        where=", ".join(map(str, paths)),
-        why=None if found else "Results are in files named run.json and benchmark_*.json.",
-        fix=None if found else "./benchmark.py writes results to ./output",
-    )
-
-
-def report_skipped(results: "Results") -> None:
-    """Name on stderr what could not be read, and count it."""
-    report_problems(results.problems)
-    if results.problems:
-        total = len(results.problems) + len(results.measured)
-        print(f"{len(results.problems)} of {total} results could not be read", file=sys.stderr)
-
-
-def report_problems(problems: Sequence[RecordError]) -> None:
-    """Name on stderr each file that was skipped."""
-    for problem in problems:
+    for problem in results.problems:
         print(f"skipped: {problem}", file=sys.stderr)
+    unread = len(results.problems)
+    if unread:
+        print(f"{unread} of {unread + len(results.measured)} results could not be read", file=sys.stderr)
+    if not results.measured:
+        why = None if unread else "Results are in files named run.json and benchmark_*.json."
+        way_out = None if unread else "./benchmark.py writes results to ./output"
+        raise RecordError("No result could be read.", where=", ".join(map(str, paths)), why=why, fix=way_out)
 
 
 def print_json(document: object) -> None:

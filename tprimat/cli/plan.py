@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     if several:
         return _choices(options, request, shapes, names)
     request = replace(request, architecture=shapes[0], accelerator=names[0])
-    return _counts(options, request) if options.gpus and len(options.gpus) > 1 else _one(options, request)
+    return _layouts(options, request)
 
 
 def _choices(
@@ -99,22 +99,6 @@ def _choices(
     return 0 if any(choice.best for choice in found) else 1
 
 
-def _counts(options: argparse.Namespace, request: "PlanRequest") -> int:
-    """Compare numbers of GPUs."""
-    from tprimat.report import plan
-    from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import answers, ways_out
-
-    with doing(_doing(request, options.gpus)):
-        several = answers(request, sorted(options.gpus))
-        ways = None if options.json else ways_out(several, any_engine=request.engine is None)
-    if ways is None:
-        print_json({"scaling": [plan.document(*one) for one in several]})
-    else:
-        print(plan.scaling_text(several, screen_of(sys.stdout), ways))
-    return 0 if any(one.fitting for one, _ in several) else 1
-
-
 def _doing(request: "PlanRequest", gpus: Sequence[int] | None) -> str:
     """Return what a plan that takes long does."""
     model = request.architecture
@@ -132,25 +116,29 @@ def _command_of(model: str | None, architecture: str) -> str:
     return f"./benchmark.py --model {model} {row}.name={architecture} {row}.architecture={architecture}"
 
 
-def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
-    """Rank the layouts of one model on one number of GPUs."""
+def _layouts(options: argparse.Namespace, request: "PlanRequest") -> int:
+    """Rank the layouts of one model, or of several numbers of GPUs show what more of them gain."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import ANY_ENGINE, answer, configured_name, ways_out
+    from tprimat.runner.planning import ANY_ENGINE, answer, answers, configured_name, ways_out
 
-    named = request.engine is not None
+    several, named = len(options.gpus or ()) > 1, request.engine is not None
+    engines = ANY_ENGINE if several or named else ()
     with doing(_doing(request, options.gpus)):
-        one = answer(request)
-        ways = None if options.json else ways_out([one], engines=ANY_ENGINE if named else (), any_engine=not named)
-    name = one[0].question.work.shape.name
-    command = _command_of(options.model or configured_name(name), name)
-    if ways is None:
-        print_json(plan.document(*one))
+        rated = answers(request, sorted(options.gpus)) if several else [answer(request)]
+        ways = plan.NO_WAY if options.json else ways_out(rated, engines=engines, any_engine=not named)
+    if options.json:
+        documents = [plan.document(*one) for one in rated]
+        print_json({"scaling": documents} if several else documents[0])
+    elif several:
+        print(plan.scaling_text(rated, screen_of(sys.stdout), ways))
     else:
-        print(plan.text(*one, screen_of(sys.stdout), ways, command))
+        name = rated[0][0].question.work.shape.name
+        command = _command_of(options.model or configured_name(name), name)
+        print(plan.text(*rated[0], screen_of(sys.stdout), ways, command))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 
-        draw_plan(*one, options.picture)
+        draw_plan(*rated[0], options.picture)
         print(f"written: {options.picture}", file=sys.stderr)
-    return 0 if one[0].fitting else 1
+    return 0 if any(one.fitting for one, _ in rated) else 1

@@ -144,25 +144,31 @@ def _train(options: argparse.Namespace) -> int:
     from tprimat.runner.session import prepare
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
-    request = run_request(options)
-    if request.is_auto:
-        _check_auto(options, request)
+    request, race = run_request(options), None
+    measured = _layouts_to_measure(options, request) if request.is_auto else None
     if options.launcher != "here":
         return _submit(options, request)
-    if request.is_auto:
-        return _train_auto(options, request)
     if options.sweep:
         return _train_grid(options, request)
-    sessions = scaling_sessions(request, *parse_scaling(options.scaling)) if options.scaling else [prepare(request)]
+    if request.is_auto:
+        from tprimat.runner.auto import Race, auto_sessions
+
+        contenders = auto_sessions(request, measured)
+        sessions = [contender.session for contender in contenders]
+        race = Race(contenders, lambda text: print(text, file=sys.stderr)) if measured else None
+    else:
+        sessions = scaling_sessions(request, *parse_scaling(options.scaling)) if options.scaling else [prepare(request)]
     for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
         print(notice, file=sys.stderr)
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
-    cells = session_cells(sessions)
+    cells = race.cells() if race else session_cells(sessions)
     results = run_cells(cells, resume=options.resume, messages=sys.stderr)
+    if race:
+        print(race.conclusion(results), file=sys.stderr)
     runs = [result.run for result in results if result.run is not None]
     if not (options.scaling and options.json):
-        _show_runs(runs, as_json=options.json)
+        _show_runs(runs, as_json=options.json, question=race.question if race else None)
     if left := [cell.name for cell in cells[len(results) :]]:
         what = f"{len(left)} of {len(cells)} runs ({', '.join(dict.fromkeys(left))})"
         print(f"not started: {what}; the same call with --resume continues from here", file=sys.stderr)
@@ -170,35 +176,16 @@ def _train(options: argparse.Namespace) -> int:
     return exit_status(results, success=complete(results, cells) and analysed)
 
 
-def _check_auto(options: argparse.Namespace, request: "RunRequest") -> None:
-    """Refuse what --parallel auto would not do, before anything starts or is submitted."""
+def _layouts_to_measure(options: argparse.Namespace, request: "RunRequest") -> int | None:
+    """Return how many layouts --parallel auto measures; refuse what it would not do, before anything starts or is submitted."""
     from tprimat.runner.auto import layouts_to_measure
 
-    layouts_to_measure(request)
+    measured = layouts_to_measure(request)
     for flag, value in (("--sweep", options.sweep), ("--scaling", options.scaling)):
         if value:
             what = f"--parallel auto chooses one layout, and {flag} runs many configurations."
             raise ConfigError(what, where=flag, fix=f"leave out {flag}, or name a strategy")
-
-
-def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
-    """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
-    from tprimat.runner.auto import RACE, Race, auto_sessions, layouts_to_measure
-    from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
-
-    measured = layouts_to_measure(request)
-    contenders = auto_sessions(request, measured)
-    sessions = [contender.session for contender in contenders]
-    if options.dry_run:
-        return max([_show_plans(session, as_json=options.json) for session in sessions])
-    race = Race(contenders, lambda text: print(text, file=sys.stderr))
-    cells = race.cells() if measured else session_cells(sessions)
-    results = run_cells(cells, resume=options.resume, messages=sys.stderr)
-    if measured:
-        print(race.conclusion(results), file=sys.stderr)
-    runs = [result.run for result in results if result.run is not None]
-    _show_runs(runs, as_json=options.json, question=RACE if measured else None)
-    return exit_status(results, success=complete(results, cells))
+    return measured
 
 
 def _train_grid(options: argparse.Namespace, request: "RunRequest") -> int:
@@ -252,16 +239,17 @@ def _plan(options: argparse.Namespace) -> int:
     plans = {plan.model: plan for plan in first_look(replace(request, strategy=None)).plans}
     with doing(f"predicting all layouts of {' and '.join(plans)} ..."):
         answers = [answer_for(plan, name, request.probes) for plan in plans.values()]
+        others = [() if plan.engine == FALLBACK else (FALLBACK,) for plan in plans.values()]
         ways = [
-            None if options.json else ways_out([one], engines=() if plan.engine == FALLBACK else (FALLBACK,), any_engine=False)
-            for plan, one in zip(plans.values(), answers, strict=True)
+            page.NO_WAY if options.json else ways_out([one], engines=engines, any_engine=False)
+            for one, engines in zip(answers, others, strict=True)
         ]
     if options.json:
         print_json({"plans": [page.document(*one) for one in answers]})
     else:
         screen = screen_of(sys.stdout)
         texts = [
-            page.text(*one, screen, way or page.NO_WAY, _command_of(request, plan))
+            page.text(*one, screen, way, _command_of(request, plan))
             for plan, one, way in zip(plans.values(), answers, ways, strict=True)
         ]
         print("\n\n\n".join(texts))

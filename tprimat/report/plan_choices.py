@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tprimat.core import units
 from tprimat.core.models import ModelShape
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate
+from tprimat.predict.search import Answer, Candidate, Question
 from tprimat.report.plan import (
     TIGHT,
     document,
@@ -22,9 +22,12 @@ from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural
 
 BILLION = 1e9
+MORE = "More: docs/planning.md."
 OTHER_ENGINE = "§ By {}, which TPrimat does not start: the embedded engine cannot, or does not fit."
 LATE = "‡ Slower with a host as slow at launching kernels as that of two H100 (docs/planning.md)."
 HOURS = "GPU-hours: for a billion tokens. Times the price of a GPU-hour, that is what they cost."
+Fit: TypeAlias = tuple[Candidate, Question, Rates]
+"""The fastest layout that fits, what it answers, and the rates it was predicted from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +51,9 @@ class Choice:
         return self.found[0].fitting[0] if self.found and self.found[0].fitting else None
 
     @property
-    def tight(self) -> bool:
-        """Return whether the fastest layout leaves less memory than its prediction may be off by."""
-        return self.best is not None and self.found is not None and is_tight(self.best, self.found[0].question)
+    def fit(self) -> Fit | None:
+        """Return the fastest layout that fits, what it answers, and the rates it was predicted from."""
+        return (self.best, self.found[0].question, self.found[1]) if self.found and self.best else None
 
     @property
     def gpu_hours(self) -> float:
@@ -71,71 +74,50 @@ def choices_text(choices: Sequence[Choice], precision: str, screen: Screen = PLA
     names = [name for name, varies in zip(("model", "accelerator", "GPUs"), varying, strict=True) if varies]
     header = [*names, "fastest layout", "tokens/s/GPU", "MFU", "memory", "GPU-hours", "sequence"]
     shown = columns(header, rows, left=len(names) + 1, screen=screen, drop=["sequence", "MFU", "memory"])
-    notes = [_proof(choices), *([TIGHT] if any(choice.tight for choice in choices) else [])]
-    notes += [LATE] if any(_late(choice) for choice in choices) else []
-    others = dict.fromkeys(choice.found[0].question.work.code.name for choice in choices if choice.found and _not_ours(choice))
+    fits = [fit for choice in choices if (fit := choice.fit)]
+    others = dict.fromkeys(question.work.code.name for _, question, _ in fits if question.engine is None)
+    notes = [_proof(fits), *([TIGHT] if any(is_tight(best, question) for best, question, _ in fits) else [])]
+    notes += [LATE] if any(host_may_be_late(best, rates) for best, _, rates in fits) else []
     notes += [OTHER_ENGINE.format(" or ".join(others))] if others else []
-    notes += _published(choices)
-    notes += [HOURS] if any(choice.best for choice in choices) else []
+    notes += _published(fits)
+    notes += [HOURS] if fits else []
     title = screen.prose(f"{what} on {where} ({kind}), {precision}", meaning="heading")
     return "\n\n".join([title, shown, "\n".join(screen.prose(note) for note in notes)])
 
 
-def _published(choices: Sequence[Choice]) -> list[str]:
+def _published(fits: Sequence[Fit]) -> list[str]:
     """Return what others published of each model on each accelerator, the nearest of each."""
-    found: dict[tuple[str, str], str] = {}
-    for choice in choices:
-        if choice.best is not None and choice.found is not None:
-            said = published_of_model(choice.found[0].question, choice.found[1])
-            found.setdefault((choice.shape.name, choice.accelerator), said)
-    return [f"Others published of {model} on {device}: {said}." for (model, device), said in found.items() if said]
+    said: dict[tuple[str, str], str] = {}
+    for _, question, rates in fits:
+        said.setdefault((question.work.shape.name, rates.accelerator), published_of_model(question, rates))
+    return [f"Others published of {model} on {device}: {words}." for (model, device), words in said.items() if words]
 
 
-def _error(choice: Choice) -> float | None:
-    """Return the relative error of the fastest layout's rate; None where it is not known."""
-    if choice.best is None or choice.found is None:
-        return None
-    return time_error(choice.best.workload, choice.found[1])
-
-
-def _proof(choices: Sequence[Choice]) -> str:
-    errors = [error for choice in choices if (error := _error(choice)) is not None]
-    known = (
-        f"On up to 4 H200 and on H100, nine in ten steps of such models whose host kept up were within "
-        f"{units.percent(max(errors), 0)}."
-        if errors
-        else ""
-    )
-    unknown = "* No such step was measured, or steps took longer." if any(_unsure(choice) for choice in choices) else ""
-    return " ".join(filter(None, ["Predicted, not measured.", known, unknown, "More: docs/planning.md."]))
-
-
-def _unsure(choice: Choice) -> bool:
-    return choice.best is not None and _error(choice) is None
-
-
-def _rate_mark(choice: Choice) -> str:
-    return " *" if _unsure(choice) else " ‡" if _late(choice) else ""
-
-
-def _late(choice: Choice) -> bool:
-    return choice.best is not None and choice.found is not None and host_may_be_late(choice.best, choice.found[1])
+def _proof(fits: Sequence[Fit]) -> str:
+    errors = [time_error(best.workload, rates) for best, _, rates in fits]
+    known = [error for error in errors if error is not None]
+    within = units.percent(max(known, default=None), 0)
+    proven = f"On up to 4 H200 and on H100, nine in ten steps of such models whose host kept up were within {within}."
+    unknown = "* No such step was measured, or steps took longer."
+    said = ["Predicted, not measured.", proven if known else "", unknown if None in errors else "", MORE]
+    return " ".join(filter(None, said))
 
 
 def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
     names = [choice.shape.name, choice.accelerator, f"{choice.gpus:,}"]
     cells = [name for name, varies in zip(names, varying, strict=True) if varies]
-    if choice.best is None or choice.found is None:
+    if choice.fit is None:
         return [*cells, _nothing(choice), *[units.ABSENT] * 5]
-    best, (answer, rates) = choice.best, choice.found
+    best, question, rates = choice.fit
+    mark = " *" if time_error(best.workload, rates) is None else " ‡" if host_may_be_late(best, rates) else ""
     return [
         *cells,
-        marked_layout(best, answer.question) + (" §" if _not_ours(choice) else ""),
-        units.count(best.time.tokens_per_second_per_gpu if best.time else None) + _rate_mark(choice),
+        marked_layout(best, question) + (" §" if question.engine is None else ""),
+        units.count(best.time.tokens_per_second_per_gpu if best.time else None) + mark,
         units.percent(mfu(best, rates), 0),
         units.gibibytes(best.memory.device_bytes),
         units.significant(choice.gpu_hours, 3),
-        f"{answer.question.work.sequence_tokens:,}",
+        f"{question.work.sequence_tokens:,}",
     ]
 
 
@@ -145,11 +127,6 @@ def _nothing(choice: Choice) -> str:
     ways = [f"{choice.enough.workload.layout.world_size:,} GPUs do"] if choice.enough else []
     ways += [f"bf16 {choice.narrower.replace('_', ' ')}"] if choice.narrower else []
     return "; ".join(["nothing fits", *([", or ".join(ways)] if ways else [])])
-
-
-def _not_ours(choice: Choice) -> bool:
-    """Whether the layout is for an engine that is predicted alone."""
-    return choice.best is not None and choice.found is not None and choice.found[0].question.engine is None
 
 
 def choices_document(choices: Sequence[Choice]) -> dict[str, Any]:

@@ -155,6 +155,8 @@ def _requested(request: RunRequest, candidate: Candidate, measured: int | None) 
 class Race:
     """Contenders that run in rounds until all but one can no longer win: their intervals lie below the best's."""
 
+    question = RACE
+
     def __init__(self, contenders: Sequence[Contender], notify: Callable[[str], None]) -> None:
         """Let contenders race, each against the others of its model; `notify` is told which were dropped."""
         self._contenders = contenders

@@ -218,12 +218,11 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
 
 
 def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, ...]:
-    """Return what fits in place of a plan, fastest first.
-
-    Raises:
-        ConfigError: there is no legal layout.
-    """
-    return _answer(question_of(plan, accelerator), accelerator, ())[0].fitting
+    """Return what fits in place of a plan, fastest first; nothing where no layout is legal, or its engine is not predicted."""
+    try:
+        return _answer(question_of(plan, accelerator), accelerator, ())[0].fitting
+    except ConfigError:
+        return ()
 
 
 def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: bool | None = None) -> Question:

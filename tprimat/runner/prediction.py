@@ -7,16 +7,16 @@ from typing import Any
 from tprimat.core import units
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError
-from tprimat.core.workload import PRECISIONS, FullWorkload
-from tprimat.engines import FALLBACK, MODULES
-from tprimat.engines.base import Settings, engine_named, implementation_of
+from tprimat.core.workload import FullWorkload
+from tprimat.engines import FALLBACK
+from tprimat.engines.base import engine_named, implementation_of
 from tprimat.plan.build import with_options
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import Part, predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import NARROWER, Candidate
 from tprimat.predict.time import predict_time
-from tprimat.records.schema import Machine, ProbeRecord, RunPrediction, RunRecord
+from tprimat.records.schema import Machine, ProbeRecord, RunPrediction
 from tprimat.report.plan import layout_name
 from tprimat.runner.planning import candidates_for, enough_gpus, question_of, rates_of
 
@@ -37,36 +37,6 @@ def planned_workload(plan: RunPlan) -> FullWorkload | None:
     code = implementation_of(plan)
     known = code is not None and plan.workload.micro_batch_sequences is not None
     return replace(plan.workload, implementation=code) if known else None
-
-
-def recorded_workload(run: RunRecord) -> FullWorkload | None:
-    """Return the workload of a run that was measured; None where its record does not say all of it."""
-    ran, layout = run.ran, run.ran.known_layout
-    if run.engine not in MODULES or ran.shape is None or layout is None or None in (ran.accumulation_steps, ran.sequence_tokens):
-        return None
-    te = run.evidence.transformer_engine if run.evidence is not None else None
-    settings = Settings(shape=ran.shape, options=run.engine_options, transformer_engine=te)
-    code = engine_named(run.engine).implementation(settings)
-    dtype = PRECISIONS.get(ran.matmul_dtype or "")
-    if code is None or dtype is None:
-        return None
-    if layout.tensor == 1:  # a switch without effect must not tell two runs apart
-        code = replace(code, overlaps_tensor_parallel=False)
-    return FullWorkload(
-        **layout.facts,
-        shape=ran.shape,
-        micro_batch_sequences=ran.micro_batch_sequences,
-        global_batch_sequences=ran.global_batch_sequences or 1,
-        sequence_tokens=ran.sequence_tokens or 1,
-        matmul_dtype=dtype,
-        recompute=ran.recompute or "none",
-        recompute_modules=ran.recompute_modules,
-        recompute_layers=ran.recompute_layers,
-        optimizer_states="bf16" if run.engine_options.get("optimizer_states") == "bf16" else "fp32",
-        distributed_optimizer=ran.distributed_optimizer is not False,
-        expert_tensor_parallel=1 if ran.shape.experts else None,
-        implementation=code,
-    )
 
 
 def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) -> RunPlan:
@@ -141,71 +111,57 @@ def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
     """Return flags of what fits by prediction: the plan's own layout with less at once, then the fastest other layouts."""
     if accelerator is None or plan.platform == "cpu":
         return []
-    try:
-        found, sharded = candidates_for(plan, accelerator), _fully_sharded(plan, accelerator)
-    except ConfigError:  # no legal layout for this batch
-        return []
-    layout = plan.workload.layout
+    layout, found = plan.workload.layout, candidates_for(plan, accelerator)
     own = (layout.tensor, layout.pipeline, layout.context, layout.expert)
     same = [_words(candidate, plan) for candidate in found if candidate.degrees == own and _differs(candidate, plan)]
+    flag, by_sharding = _with_option(plan, accelerator, "fully_shard", value=True)
+    sharded = [_words(candidate, plan, flag) for candidate in by_sharding if candidate.workload.layout == layout]
     others = {candidate.degrees: candidate for candidate in reversed(found) if candidate.degrees != own}
     fastest = sorted(others.values(), key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
-    return [*same[:1], *sharded[:1], *(_words(candidate, plan) for candidate in fastest)][:MOST_ALTERNATIVES]
+    several = layout.data * layout.context > 1  # replicas that could share the weights
+    return [*same[:1], *sharded[:several], *(_words(candidate, plan) for candidate in fastest)][:MOST_ALTERNATIVES]
 
 
-def _fully_sharded(plan: RunPlan, accelerator: Accelerator) -> list[str]:
-    """Return flags that fit the plan's layout by splitting the weights over its replicas, where the engine can do so."""
-    options = replace(plan.engine_options, fully_shard=True)
-    sharded = replace(plan, engine_options=options, workload=with_options(plan.workload, options))
-    refused = engine_named(plan.engine).refusal(sharded, lambda *keys: ".".join(keys))
-    if refused or plan.engine_options.fully_shard or plan.workload.layout.data * plan.workload.layout.context == 1:
-        return []
-    flag = f"--set platform_optimizations.{plan.platform}.engine_options.fully_shard=true"
-    own = [candidate for candidate in candidates_for(sharded, accelerator) if candidate.workload.layout == plan.workload.layout]
-    return [_words(candidate, plan, flag) for candidate in own]
+def _with_option(plan: RunPlan, accelerator: Accelerator, name: str, *, value: Any) -> tuple[str, tuple[Candidate, ...]]:
+    """Return the flag of an option of the engine, and what fits with it: nothing where it is set already, or refused."""
+    options = replace(plan.engine_options, **{name: value})
+    changed = replace(plan, engine_options=options, workload=with_options(plan.workload, options))
+    refused = options == plan.engine_options or engine_named(plan.engine).refusal(changed, lambda *keys: ".".join(keys))
+    flag = f"--set platform_optimizations.{plan.platform}.engine_options.{name}={str(value).lower()}"
+    return flag, () if refused else candidates_for(changed, accelerator)
 
 
 def elsewhere(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
     """Return what fits where no layout of the plan's engine does: with less in fp32, the embedded engine here, more GPUs."""
-    other = replace(plan, engine=FALLBACK)
-    fits = alternatives(other, accelerator) if plan.engine != FALLBACK else []
-    more = more_gpus(plan, accelerator)
-    others = [*([f"--engine {FALLBACK}, which fits: {', '.join(fits)}"] if fits else []), *([more] if more else [])]
-    return [*_narrower(plan, accelerator), *others]
+    if accelerator is None:
+        return []
+    fits = alternatives(replace(plan, engine=FALLBACK), accelerator) if plan.engine != FALLBACK else []
+    other = [f"--engine {FALLBACK}, which fits: {', '.join(fits)}"] if fits else []
+    return [*_narrower(plan, accelerator), *other, *_more_gpus(plan, accelerator)]
 
 
-def _narrower(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
+def _narrower(plan: RunPlan, accelerator: Accelerator) -> list[str]:
     """Return flags that fit with gradients, or else all states, in bf16: for the plan's own layout, or the fastest."""
     for name, cost in NARROWER.items():
-        changed: dict[str, Any] = {name: "bf16"}
-        options = replace(plan.engine_options, **changed)
-        narrow = replace(plan, engine_options=options, workload=with_options(plan.workload, options))
-        refused = engine_named(plan.engine).refusal(narrow, lambda *keys: ".".join(keys))
-        if refused or accelerator is None or getattr(plan.engine_options, name) == "bf16":
-            continue
-        try:
-            found = candidates_for(narrow, accelerator)
-        except ConfigError:  # no legal layout for this batch
-            continue
-        flag = f"--set platform_optimizations.{plan.platform}.engine_options.{name}=bf16"
+        flag, found = _with_option(plan, accelerator, name, value="bf16")
         own = [candidate for candidate in found if candidate.workload.layout == plan.workload.layout]
-        if own or found:
+        if found:
             return [f"{_words((own or found)[0], plan, flag)}, {cost}"]
     return []
 
 
-def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
-    """Say how many GPUs, of the numbers that double the plan's, are the fewest that the model fits; None if no number does."""
+def _more_gpus(plan: RunPlan, accelerator: Accelerator) -> list[str]:
+    """Say how many GPUs, of the numbers that double the plan's, are the fewest that the model fits; nothing if no number does."""
     here = plan.nodes * plan.gpus_per_node
-    if accelerator is None or plan.platform == "cpu":
-        return None
+    if plan.platform == "cpu":
+        return []
     try:
         question = question_of(plan, accelerator)
     except ConfigError:  # not an engine that is predicted
-        return None
+        return []
     counts = [here * 2**power for power in range(1, MOST_DOUBLINGS + 1)]
-    found = enough_gpus(question, published_rates(accelerator, question.gpus_per_node), counts, any_engine=False)
-    return f"{found.workload.layout.world_size} GPUs, the fewest that this model fits by prediction" if found else None
+    enough = enough_gpus(question, published_rates(accelerator, question.gpus_per_node), counts, any_engine=False)
+    return [f"{enough.workload.world_size} GPUs, the fewest that this model fits by prediction"] if enough else []
 
 
 def _recomputes_otherwise(candidate: Candidate, plan: RunPlan) -> bool:

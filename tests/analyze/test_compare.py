@@ -16,8 +16,8 @@ from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
 from tprimat.records.schema import StepRecord
-from tprimat.report.comparison import Comparison, sentence
-from tprimat.report.winner import headline, proven
+from tprimat.report.comparison import Comparison
+from tprimat.report.words import headline, proven, sentence
 from tprimat.runner.analysis import regression_gate
 
 RUNS = Path(__file__).parent.parent / "runs"

@@ -8,18 +8,18 @@ import pytest
 from changes import ran_with, replace
 from commands import run_command
 
-from tprimat.analyze.compare import verdict
+from tprimat.analyze.compare import rankings, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import load_results, read_result
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
-from tprimat.report.comparison import Comparison, merged, sentence
+from tprimat.report.comparison import Comparison
 from tprimat.report.limits import distance_from_limits, idle_of_run
 from tprimat.report.plots.scaling import left_out_lines
 from tprimat.report.summary import summary
-from tprimat.report.winner import differing, headline, open_losses, proven, rankings
+from tprimat.report.words import differing, headline, merged, open_losses, proven, sentence
 from tprimat.runner.analysis import read_results, regression_gate
 from tprimat.runner.scaling import scaling_of
 

@@ -14,7 +14,7 @@ from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import NodeRecord
 from tprimat.records.upgrade import upgraded_run
-from tprimat.report.comparison import sentence
+from tprimat.report.words import sentence
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"

@@ -146,10 +146,7 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     assert "llama H100 SXM, llama-3.1-8b, 8 GPUs, 262,144 tokens a step, sequence 2,048\n" in done.stdout
     assert "Varied: fp8 against bf16." in done.stdout
     assert "No winner: " in done.stdout
-    assert any(
-        "bf16 leads within the noise of" in word or "fp8 leads within the noise of" in word
-        for word in words_of(tmp_path / "c.svg")
-    )
+    assert any(word.startswith("No winner: ") for word in words_of(tmp_path / "c.svg"))
     wrong = compare(*arguments, "--varying", "colour")
     assert wrong.returncode == 2
     assert "There is no trait 'colour'." in wrong.stderr

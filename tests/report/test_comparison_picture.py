@@ -14,7 +14,7 @@ from tprimat.analyze.published import MOST_ROWS, nearest_published
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import model_shape
 from tprimat.records.discover import load_results
-from tprimat.report.captions import workloads
+from tprimat.report.names import workloads
 from tprimat.report.plots.comparison import comparison_sheet
 from tprimat.report.plots.sheet import drawn
 from tprimat.report.plots.style import MOST_SERIES
@@ -27,7 +27,7 @@ LONG = "a_strategy whose label takes up two thirds of the width of the picture i
 QWEN = {"model": "qwen", "shape": model_shape("qwen-2.5-7b")}
 TP2 = {"tensor_parallel": 2, "data_parallel": 4}
 
-FEW = "in too few runs to rank them"
+FEW = "too few runs to call it the winner"
 
 
 def comparison_of(*paths):
@@ -88,7 +88,7 @@ def test_the_headline_names_the_winner_of_each_workload_and_the_subtitle_what_ra
     assert len(sheet.headline) == 2
     for line, model in zip(sheet.headline, ("llama", "qwen"), strict=True):
         assert re.fullmatch(
-            rf"{model}: minimal_communication ran 1\d\.\d % \[1\d\.\d, 1\d\.\d\] faster than balanced, {FEW}", line
+            rf"{model}: minimal_communication ran fastest: 1\d\.\d % \[.*\] ahead of the next, balanced; {FEW}", line
         )
     what, amount, differing = sheet.subtitle
     assert what == (
@@ -96,7 +96,7 @@ def test_the_headline_names_the_winner_of_each_workload_and_the_subtitle_what_ra
         " · batch 128 (micro 1) · sequence 2,048 · bf16 · Megatron"
     )
     assert amount.startswith("2026-01-01 · 6 configurations, 6 runs, one each · n = 222 steady steps")
-    assert differing == "Configurations differ in strategy, layout"
+    assert differing.startswith("They differ in strategy (minimal_communication | balanced | quick), layout (")
 
 
 def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_one_colour(sweep):
@@ -255,10 +255,10 @@ def test_labels_say_what_differs_in_the_words_of_the_field(tmp_path):
         (bars,) = axes_titled(picture, "Model throughput")
         labels = [label.get_text() for label in bars.get_yticklabels()]
     assert sorted(labels) == [
-        "H100 SXM, DP8, Megatron",
-        "H100 SXM, DP8, NeMo",
-        "H100 SXM, TP2 DP4, Megatron",
-        "MI300X, DP8, Megatron",
+        "H100 SXM dp_mbs4 (DP8) megatron",
+        "H100 SXM dp_mbs4 (DP8) nemo",
+        "H100 SXM tp2_mbs4 (TP2 DP4) megatron",
+        "MI300X dp_mbs4 (DP8) megatron",
     ]
 
 
@@ -266,8 +266,8 @@ def test_switches_and_versions_tell_apart_what_nothing_else_does(tmp_path):
     write(tmp_path, "a", 4.0, 1, engine_options={"fused_adam": True, "old": None}, software={"tprimat": "0.1.0+source.aaa"})
     write(tmp_path, "b", 4.5, 2, engine_options={"fused_adam": False}, software={"tprimat": "0.1.0+source.bbb"})
     (headline,) = sheet_of(tmp_path).headline
-    assert headline.startswith("with fused adam ran 12.")
-    assert headline.endswith(f"faster than without fused adam, {FEW}")
+    assert headline.startswith("fused_adam=True ran fastest: 12.")
+    assert headline.endswith(f"the next, fused_adam=False, old not recorded; {FEW}")
 
 
 def test_folders_that_are_compared_are_named_as_the_user_wrote_them(tmp_path, monkeypatch):
@@ -277,7 +277,7 @@ def test_folders_that_are_compared_are_named_as_the_user_wrote_them(tmp_path, mo
         write(folder, f"r{number}", 4.0 + number, number)
     measured = read_results(folders, MetricOptions(), {}).measured
     (headline,) = comparison_sheet(compare_runs(measured, folders, "before")).headline
-    assert re.fullmatch(rf"before ran 2\d\.\d % \[2\d\.\d, 2\d\.\d\] faster than after, {FEW}", headline)
+    assert re.fullmatch(rf"before ran fastest: 2\d\.\d % \[.*\] ahead of the next, after; {FEW}", headline)
 
 
 def test_a_failed_run_is_named_below_the_others(tmp_path):
@@ -355,8 +355,8 @@ def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):
     for number, shape in enumerate((model_shape("llama-3.1-8b"), cut)):
         write(tmp_path, f"a-{number}", 4.0 + number, number, shape=shape)
         write(tmp_path, f"b-{number}", 4.5 + number, number, shape=shape, strategy="balanced", **TP2)
-    found = sorted(work.title for work in workloads(comparison_of(tmp_path).groups))
-    assert found == ["llama", "llama-3.1-8b-20-layers"]
+    found = sorted(work.title for work in workloads(comparison_of(tmp_path).rankings))
+    assert found == ["llama", "llama (llama-3.1-8b-20-layers)"]
 
 
 @pytest.mark.parametrize(
@@ -386,8 +386,9 @@ def test_what_the_text_refuses_to_compare_has_a_heading_each_and_no_winner(folde
 def test_runs_that_record_too_little_to_compare_say_so_in_their_titles(tmp_path):
     for number, name in enumerate(("first", "second")):
         write(tmp_path / name, name, 4.0 + number, number, matmul_dtype=None, strategy=name)
-    titles = sorted(work.title for work in workloads(comparison_of(tmp_path / "first", tmp_path / "second").groups))
-    assert titles == ["dtype not recorded, first", "dtype not recorded, second"]
+    titles = sorted(work.title for work in workloads(comparison_of(tmp_path / "first", tmp_path / "second").rankings))
+    unknown = "dtype that ran not recorded, optimizer states not recorded"
+    assert titles == [f"{unknown}, no. 1", f"{unknown}, no. 2"]
 
 
 def test_bars_name_the_accelerator_wherever_runs_have_several(tmp_path):
@@ -396,11 +397,12 @@ def test_bars_name_the_accelerator_wherever_runs_have_several(tmp_path):
     with drawn(sheet_of(tmp_path)) as picture:
         (bars,) = axes_titled(picture, "Model throughput")
         labels = [label.get_text() for label in bars.get_yticklabels()]
-    assert labels[1::2] == ["MI300X, minimal_communication (DP8)", "H100 SXM, minimal_communication (DP8)"]
+    assert [label.split(", ")[-1] for label in labels[::2]] == ["MI300X", "H100 SXM"]
+    assert labels[1::2] == ["minimal_communication (DP8)"] * 2
 
 
 def test_a_title_has_no_empty_part(tmp_path):
     """A dense model has no routing, and so no words for it."""
-    titles = [work.title for work in workloads(comparison_of(H200 / "moe", H200 / "engine", H200 / "fp8").groups)]
+    titles = [work.title for work in workloads(comparison_of(H200 / "moe", H200 / "engine", H200 / "fp8").rankings)]
     assert len(titles) > 3
     assert not any(re.search(r", (,|$)|^,", title) for title in titles)

@@ -294,7 +294,7 @@ def test_bars_have_whole_names_under_their_workload(opened):
         "[...document.querySelectorAll('.plot')][0].layout.annotations.map(one => one.text.replace(/<[^>]+>/g, ' '))"
     )
     assert not any("…" in text for text in written)
-    assert any(re.match(r" +MI300X, minimal_communication [(]DP8[)]", text) for text in written)
+    assert any(re.match(r" +MI300X minimal_communication [(]DP8[)]", text) for text in written)
     rows = opened.run("[...document.querySelectorAll('.plot')][0].data.map(one => one.y[0])")
     assert rows == sorted(set(rows)), "no bar covers another"
     assert len(written) > len(rows), "workloads have a line of their own"
@@ -302,7 +302,7 @@ def test_bars_have_whole_names_under_their_workload(opened):
 
 def test_a_sentence_that_several_cards_share_says_whom_it_is_about(text):
     (shared,) = re.findall(r"([^.\n]+): Neither compute nor memory is used up", text)
-    assert "H100 SXM, minimal_communication (DP8)" in shared
+    assert "H100 SXM minimal_communication (DP8)" in shared
     assert "; " in shared
 
 
@@ -414,12 +414,8 @@ def test_a_hundred_runs_of_500_steps_stay_under_8_megabytes_and_open(browser, tm
 
 
 def test_the_summary_says_who_wins_by_how_much_and_how_sure(text):
-    assert re.search(r"MI300X, minimal_communication \(DP8\)\s+trains fastest", text)
-    assert re.search(
-        r"It is 12\.\d\s% faster than H100 SXM, minimal_communication \(DP8\), the next "
-        r"\(95\s% interval \+1\d\.\d\s% to \+1\d\.\d\s%; 3 and 3 runs\)",
-        text,
-    )
+    lead = r"MI300X minimal_communication is fastest: 12\.\d % \[1\d\.\d, 1\d\.\d\] ahead of the next"
+    assert re.search(rf"{lead}, H100 SXM minimal_communication", text)
     assert re.search(r"reaches \d\d\.\d\s% of the GPU's dense peak of 1,307\.4\sTFLOP/s", text)
 
 
@@ -440,34 +436,7 @@ def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         run = a_run(name, strategy=name)
         write_run(tmp_path, run, steps_of(run, step_times(4.0, seed, noise=0.05), seed))
-    text = page_of(tmp_path, tmp_path).read_text("utf8")
-    assert "leads, but not by more than the noise" in text
-    assert "No difference is shown to b (DP8)" in text or "No difference is shown to a (DP8)" in text
-
-
-def test_the_page_names_the_winner_of_the_terminal_beside_one_that_varies_too_much_to_rank(tmp_path):
-    for name, levels in (("a", (4.0, 4.0, 4.01)), ("b", (4.4, 4.4, 4.41)), ("c", (3.6, 4.5, 5.8))):
-        for number, level in enumerate(levels):
-            run = a_run(f"{name}-{number}", strategy=name)
-            write_run(tmp_path, run, steps_of(run, step_times(level, number), number))
-    text = page_of(tmp_path, tmp_path).read_text("utf8")
-    assert "trains fastest" in text
-    assert "but not by more than the noise" not in text
-    assert "vary too much to show a difference" in text
-
-
-def test_a_lead_of_twice_the_speed_is_a_ratio_and_so_is_its_interval(tmp_path):
-    for name, level, runs in (("fast", 4.0, 1), ("slow", 16.0, 3)):
-        for number in range(runs):
-            run = a_run(f"{name}-{number}", strategy=name)
-            write_run(tmp_path, run, steps_of(run, step_times(level, number), number))
-    text = page_of(tmp_path, tmp_path).read_text("utf8")
-    assert re.search(
-        r"It ran (3\.9|4\.0)\d times as fast as slow \(DP8\), the next \(95\s% interval 3\.[89]\d to 4\.[01]\d*; 1 and 3 runs: "
-        r"fewer than 3 per side, and single runs are assumed to vary by \d\.\d\s%, as their steps do, which the spread of the "
-        r"repeated ones corrects\)",
-        text,
-    )
+    assert "No winner: " in page_of(tmp_path, tmp_path).read_text("utf8")
 
 
 def test_the_ranking_says_how_far_behind_the_fastest_in_the_words_of_the_comparison(tmp_path):

@@ -12,11 +12,12 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import DifferingTrait
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
-from tprimat.report import captions, winner
+from tprimat.report import winner, words
 from tprimat.report.catalogue import COLUMNS
-from tprimat.report.comparison import Comparison, merged, rows_of, sentence, text
+from tprimat.report.comparison import Comparison, rows_of, text
 from tprimat.report.screen import Screen
 from tprimat.report.tables import escaped, markdown_as_text, table
+from tprimat.report.words import merged, sentence
 
 RUNS = Path(__file__).parent.parent / "runs"
 ENGINE = RUNS.parent.parent / "benchmarks" / "records" / "h200" / "engine"
@@ -119,9 +120,8 @@ def test_a_difference_between_single_steps_is_not_called_noise():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
     short = replace(result, steps=result.steps[:2])
     (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
-    assert winner.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
+    assert words.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
     assert winner.vs_fastest(ranking, 1) == "-16.7 % (n = 1)"
-    assert captions.headline(captions.workloads(ranking.groups)) == ["a leads b by 20.0 %; single steps have no interval"]
 
 
 def test_an_interval_of_two_uneven_steps_is_not_printed():
@@ -132,7 +132,7 @@ def test_an_interval_of_two_uneven_steps_is_not_printed():
     verdict = ranking.lead
     assert verdict.ratio.high > 20 * verdict.ratio.low > 0, "the document keeps its ends"
     too_few = "too few steps or runs for an interval"
-    assert winner.headline(ranking) == [f"No winner: a leads, and b is within noise (1.0 %, {too_few})"]
+    assert words.headline(ranking) == [f"No winner: a leads, and b is within noise (1.0 %, {too_few})"]
     assert sentence(verdict).startswith(f"{verdict.candidate} against {verdict.baseline}: no difference shown (ratio ")
     assert f", {too_few}; one run each" in sentence(verdict)
     header, rows = rows_of(Comparison(groups=ranking.groups, verdicts=()))
@@ -140,15 +140,15 @@ def test_an_interval_of_two_uneven_steps_is_not_printed():
 
 
 def test_large_numbers_of_a_lead_have_thousands_separators():
-    assert winner.gain(Estimate(value=1500.0, low=1200.0, high=2100.0, samples=6)) == "1,500.00 times [1,200.00, 2,100.00]"
-    assert winner.gain(Estimate(value=1.9, low=1.2, high=12.5, samples=6)) == "90.0 % [20.0, 1,150.0]"
+    assert words.gain(Estimate(value=1500.0, low=1200.0, high=2100.0, samples=6)) == "1,500.00 times [1,200.00, 2,100.00]"
+    assert words.gain(Estimate(value=1.9, low=1.2, high=12.5, samples=6)) == "90.0 % [20.0, 1,150.0]"
 
 
 def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
     close = [slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.00001), ("c", 1.00002), ("d", 1.2))]
     (ranking,) = rankings(group_runs(close))
-    (line,) = winner.headline(ranking)
+    (line,) = words.headline(ranking)
     assert re.fullmatch(r"No winner: a leads, and b is within noise \(0\.0 % \[-\d\.\d, \d\.\d\]\); 1 within noise: c", line)
     assert [winner.vs_fastest(ranking, place) for place in range(4)] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]
 
@@ -236,7 +236,7 @@ def test_names_leave_out_what_is_equal_within_their_own_table():
     groups = group_runs([*measured, *full])
     assert len({group.label for group in groups}) == 4
     assert any("expert capacity 1.25" in group.label for group in groups)
-    blocks = winner.blocks(groups).split("\n\nqwen3_moe ")
+    blocks = winner.blocks(rankings(groups)).split("\n\nqwen3_moe ")
     assert len(blocks) == 2
     for block in blocks:
         heading, *rest = block.splitlines()
@@ -254,5 +254,5 @@ def test_why_losses_were_not_compared_is_said_once_for_a_pair_judged_from_both_s
     mirrored = replace(
         one, baseline=one.candidate, candidate=one.baseline, losses_open="the rate is 3 on one side and 1 on the other"
     )
-    (line,) = winner.open_losses([one, mirrored])
+    (line,) = words.open_losses([one, mirrored])
     assert line == "Speed alone: the rate is 3 on one side and 1 on the other."

@@ -2,14 +2,13 @@
 
 import csv
 import io
-import itertools
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
-from tprimat.analyze.compare import QUESTION, Outcome, Question, Verdict, rankings
-from tprimat.analyze.groups import Group, Measured, spread_between_runs
+from tprimat.analyze.compare import QUESTION, Outcome, Question, Ranking, Verdict, rankings
+from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.core import units
@@ -18,13 +17,14 @@ from tprimat.core.published import PublishedResult
 from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
 from tprimat.report import winner
-from tprimat.report.catalogue import CPU_CAUTION, CSV_FIELDS, heading_of, shown_columns, tera
+from tprimat.report.catalogue import CSV_FIELDS, heading_of, shown_columns, tera
+from tprimat.report.names import heading
 from tprimat.report.screen import PLAIN, Meaning, Screen
-from tprimat.report.tables import TOO_FEW, columns, csv_cell, escaped, shows_nothing, table, with_interval
-from tprimat.report.winner import difference
+from tprimat.report.tables import columns, csv_cell, escaped, table, with_interval
+from tprimat.report.words import caveats, difference, differing, headline, loss_words, merged, sentence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The results of one comparison."""
 
@@ -34,6 +34,11 @@ class Comparison:
     asked: bool = False
     """Whether the user named a baseline, or wants unlike workloads compared: then the verdicts are printed."""
     question: Question = QUESTION
+
+    @cached_property
+    def rankings(self) -> list[Ranking]:
+        """Return the configurations of each workload, fastest first."""
+        return rankings(self.groups, self.question)
 
 
 MEANINGS: dict[str, Meaning] = {
@@ -61,12 +66,10 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     """Format a comparison for a terminal: the winner and the table of each workload, what to know, the runs that do not count."""
     lines = []
     if comparison.groups:
-        blocks = winner.blocks(comparison.groups, screen, say_apart=not comparison.asked, question=comparison.question)
-        lines += [blocks, ""]
+        lines += [winner.blocks(comparison.rankings, screen, say_apart=not comparison.asked), ""]
         if comparison.asked:
             lines += [screen.prose(words, 2, MEANINGS.get(outcome)) for words, outcome in judgements(comparison)] + [""]
-        caveats = winner.caveats(comparison.groups, notes(comparison), comparison.question)
-        lines += [screen.prose(line, 2, "quiet") for line in caveats]
+        lines += [screen.prose(line, 2, "quiet") for line in caveats(comparison.rankings, notes(comparison))]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
         lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
@@ -74,11 +77,9 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Return verdicts, reasons for a missing MFU, warnings and runs that do not count, one line each."""
-    lines = [CPU_CAUTION] if any(group.run.machine.platform == "cpu" for group in comparison.groups) else []
-    lines += [words for words, _ in judgements(comparison)] + spreads(comparison)
-    lines += [f"{note}: {few(places, MOST_NAMED)}" for note, places in notes(comparison).items()]
-    return lines + _not_counted(comparison)
+    """Return verdicts, what to know, and runs that do not count, one line each."""
+    judged = [words for words, _ in judgements(comparison)]
+    return [*judged, *caveats(comparison.rankings, notes(comparison)), *_not_counted(comparison)]
 
 
 def judgements(comparison: Comparison) -> list[tuple[str, Outcome]]:
@@ -112,16 +113,6 @@ def _not_counted(comparison: Comparison) -> list[str]:
     return [f"Not counted: {run_name(item)}: {item.not_counted}" for item in comparison.not_counted]
 
 
-def spreads(comparison: Comparison) -> list[str]:
-    """Return how much repeated runs differ, one line per configuration that has several."""
-    found = [(group, spread_between_runs(group)) for group in comparison.groups]
-    return [
-        f"Runs of {group.label} differ by {units.percent(spread, 2)} (standard deviation, {len(group.runs)} runs)."
-        for group, spread in found
-        if spread is not None
-    ]
-
-
 def notes(comparison: Comparison) -> dict[str, list[str]]:
     """Return each warning, and each reason for a missing MFU, with the runs or configurations that it applies to."""
     found: dict[str, list[str]] = {}
@@ -136,76 +127,9 @@ def notes(comparison: Comparison) -> dict[str, list[str]]:
     return found | merged(warnings)
 
 
-NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|[.,]\d)")
-"""A separate number: not part of a name such as H100 or fp8, no negative one and no end of a range."""
-
-
-def merged(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Join texts that differ only in numbers: of each number that differs the least and the largest, and all the places."""
-    alike: dict[str, list[str]] = {}
-    for text in found:
-        alike.setdefault(NUMBER.sub("\0", text), []).append(text)
-    joined = {}
-    for texts in alike.values():
-        numbers = [_span(values) for values in zip(*map(NUMBER.findall, texts), strict=True)]
-        words = itertools.chain(*itertools.zip_longest(NUMBER.split(texts[0]), numbers, fillvalue=""))
-        joined["".join(words)] = list(dict.fromkeys(place for text in texts for place in found[text]))
-    return joined
-
-
-def _span(values: Sequence[str]) -> str:
-    ordered = sorted({*values}, key=lambda text: float(text.replace(",", "")))
-    return f"{ordered[0]} to {ordered[-1]}" if len(ordered) > 1 else ordered[0]
-
-
 def run_name(item: Measured) -> str:
     """Return the run's id, or the path of a file of another program, which has no id."""
     return str(item.result.path) if item.result.path.is_file() else item.result.run.run_id
-
-
-def sentence(verdict: Verdict) -> str:
-    """Put a verdict into words."""
-    pair = f"{verdict.candidate} against {verdict.baseline}"
-    differing = "; ".join(difference(entry) for entry in verdict.differences)
-    if verdict.outcome == "refused" or verdict.ratio is None:
-        reason = differing or "tokens or GPUs of a run are not recorded"
-        return f"Not compared: {pair}, because they differ: {reason}. (--even-if-different compares anyway.)"
-    ratio = f"ratio {verdict.ratio.value:.3f}"
-    if shows_nothing(verdict.ratio):
-        ratio += f", {TOO_FEW}"
-    elif verdict.ratio.low is not None and verdict.ratio.high is not None:
-        ratio += f", {units.percent(verdict.question.confidence, 0)} interval {verdict.ratio.low:.3f} to {verdict.ratio.high:.3f}"
-    else:
-        ratio += ", no interval from a single step"
-    what = verdict.outcome if verdict.outcome == "no difference shown" else change(verdict.ratio.value)
-    if verdict.outcome == "these runs differ":
-        word = "faster" if verdict.ratio.value > 1 else "slower"
-        what = f"{change(verdict.ratio.value)} in these runs, too few to call it {word}"
-    if verdict.outcome == "held back":
-        slower = verdict.baseline if verdict.ratio.value > 1 else verdict.candidate
-        what = f"ran {what}, and no winner, since {winner.held_words(verdict, slower)}"
-    elif verdict.outcome in {"faster", "slower", "these runs differ"}:
-        what += winner.although(verdict)
-    caution = f" They differ: {differing}." if differing else ""
-    caution += f" {winner.loss_words(verdict)}" if verdict.other_loss else ""
-    speed_alone = f"Speed alone: {verdict.losses_open}." if verdict.losses_open else ""
-    sides = " ".join(filter(None, (winner.sides(verdict), speed_alone)))
-    return f"{pair}: {what} ({ratio}; {verdict.evidence}).{caution}{f' {sides}' if sides else ''}"
-
-
-def runs_to_decide(verdict: Verdict, margin: float) -> str:
-    """Say what would decide whether a candidate is within a margin of its baseline."""
-    more = verdict.runs_to_pass(margin)
-    if more is None:
-        return f"Undecided at a margin of {units.percent(margin)}; no number of runs would show it to be within, at this ratio."
-    return f"Undecided at a margin of {units.percent(margin)}: {more} runs per side would show it to be within, at this ratio."
-
-
-def change(ratio: float) -> str:
-    """Put a ratio of speeds into words: '12.0 % faster', '3.0 % slower', '2.50 times as fast' from 2 on."""
-    if ratio >= 2:
-        return f"{units.significant(ratio)} times as fast"
-    return f"{units.percent(abs(ratio - 1))} {'faster' if ratio > 1 else 'slower'}"
 
 
 def markdown(comparison: Comparison) -> str:
@@ -249,7 +173,7 @@ def as_json(comparison: Comparison) -> str:
             asdict(verdict)
             | {
                 "differences": [difference(entry) for entry in verdict.differences],
-                "other_loss": winner.loss_words(verdict) or None,
+                "other_loss": loss_words(verdict) or None,
                 "losses_open": verdict.losses_open or None,
                 "traits": [{"trait": one.name, "sides": one.words, "effect": one.effect} for one in verdict.traits],
                 "words": sentence(verdict),
@@ -258,12 +182,12 @@ def as_json(comparison: Comparison) -> str:
         ],
         "rankings": [
             {
-                "workload": winner.heading(ranking),
-                "words": " ".join([*winner.headline(ranking), *winner.differing(ranking)]),
+                "workload": heading(ranking),
+                "words": " ".join([*headline(ranking), *differing(ranking)]),
                 "lead": None if ranking.lead is None else as_document(ranking.lead.ratio),
                 "fastest_first": [group.label for group in ranking.groups],
             }
-            for ranking in rankings(comparison.groups, comparison.question)
+            for ranking in comparison.rankings
         ],
         "not_counted": [
             {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": item.not_counted}

@@ -34,9 +34,10 @@ from tprimat.report.catalogue import (
     per_rank,
     tera,
 )
-from tprimat.report.comparison import REPEAT, run_name, sentence
+from tprimat.report.comparison import REPEAT, run_name
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural, with_interval
+from tprimat.report.words import sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

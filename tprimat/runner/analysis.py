@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tprimat.analyze import compare, peak
-from tprimat.analyze.compare import QUESTION, Question, Ranking, verdict
-from tprimat.analyze.groups import Group, Measured, Origin, group_runs, measure, on_cpu, without_copies
+from tprimat.analyze.compare import QUESTION, Question, verdict
+from tprimat.analyze.groups import Measured, Origin, group_runs, measure, on_cpu, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import load_config
@@ -22,10 +22,10 @@ from tprimat.records.discover import check_probes, load_results, probes_in
 from tprimat.records.schema import RunRecord
 from tprimat.records.sharing import shareable, shareable_text
 from tprimat.records.store import as_document, checked
-from tprimat.report.comparison import Comparison, merged, model_without_baseline, runs_to_decide, sentence
+from tprimat.report.comparison import Comparison, model_without_baseline
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import MOST_MODELS, PeakAnalysis
-from tprimat.report.winner import headline, held_words, proven
+from tprimat.report.words import headline, held_words, merged, proven, runs_to_decide, sentence
 
 # The ./benchmark.py command that runs a published configuration on this machine.
 
@@ -276,7 +276,8 @@ def analyse_peaks(
     described = peak.best_of_models(best)[:MOST_MODELS]
     shown = set(map(id, described))
     ranked = {id(entry.group) for entry in entries}
-    leads = {id(entry): found for entry in best[:MOST_EXPLAINED] if (found := peak_lead(groups, entry)) is not None}
+    ranked_by = {id(one.best): one for one in compare.rankings(groups) if one.lead is not None}
+    leads = {id(entry): ranked_by[id(entry.group)] for entry in best[:MOST_EXPLAINED] if id(entry.group) in ranked_by}
     return PeakAnalysis(
         counted_as=conventions(options),
         flops_words="6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count",
@@ -301,12 +302,6 @@ def analyse_peaks(
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],
     )
-
-
-def peak_lead(groups: Sequence[Group], entry: peak.Entry) -> Ranking | None:
-    """Return the ranking that a peak leads; None where nothing else did its work."""
-    found = (ranking for ranking in compare.rankings(groups) if ranking.best is entry.group and ranking.lead is not None)
-    return next(found, None)
 
 
 def conventions(options: MetricOptions) -> str:

@@ -16,7 +16,7 @@ from tprimat.core.errors import ConfigError, LaunchError, LayoutError, UserError
 from tprimat.core.statistics import CONFIDENCE
 from tprimat.predict.search import Candidate
 from tprimat.report.plan import layout_name
-from tprimat.report.winner import headline, proven
+from tprimat.report.words import headline, proven
 from tprimat.runner.combine import groups_of
 from tprimat.runner.planning import answer_for
 from tprimat.runner.prediction import elsewhere

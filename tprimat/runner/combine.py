@@ -11,8 +11,9 @@ from tprimat.records.evidence import REDIRECTED, other_notes
 from tprimat.records.store import as_document
 from tprimat.report import winner
 from tprimat.report.catalogue import MFU, TOKENS
-from tprimat.report.comparison import merged
+from tprimat.report.names import heading
 from tprimat.report.screen import PLAIN, Screen
+from tprimat.report.words import caveats, merged
 from tprimat.runner.run import TrainingRun
 
 
@@ -34,13 +35,11 @@ def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Ques
     groups, question = groups_of(runs), question or QUESTION
     if sum(len(group.runs) for group in groups) < 2:
         return ""
-    lines = [screen.prose(line, 2, "quiet") for line in winner.caveats(groups, _notes(groups), question)]
-    repeated = [ranking for ranking in rankings(groups, question) if sum(len(group.runs) for group in ranking.groups) > 1]
+    ranked = rankings(groups, question)
+    lines = [screen.prose(line, 2, "quiet") for line in caveats(ranked, _notes(groups))]
+    repeated = [ranking for ranking in ranked if sum(len(group.runs) for group in ranking.groups) > 1]
     if repeated:
-        tables = winner.blocks(
-            [group for ranking in repeated for group in ranking.groups], screen, say_apart=False, question=question
-        )
-        lines = [tables, "", *lines]
+        lines = [winner.blocks(repeated, screen, say_apart=False), "", *lines]
     return "\n".join(lines)
 
 
@@ -65,7 +64,7 @@ def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
     return [
         {
             "configuration": group.label,
-            "workload": winner.heading(ranking),
+            "workload": heading(ranking),
             "runs": len(group.runs),
             **{metric.key: as_document(found) if (found := metric.of_group(group)) else None for metric in (TOKENS, MFU)},
         }

@@ -18,14 +18,15 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
-from tprimat.report.captions import workloads
-from tprimat.report.comparison import Comparison, judgements, run_name, spreads
+from tprimat.report.comparison import Comparison, judgements, run_name
 from tprimat.report.html import sections
 from tprimat.report.html.data import page_data, short_names, shown_panels
 from tprimat.report.limits import PROBE_COMMAND
+from tprimat.report.names import workloads
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.style import MOST_SERIES, Look, looks
 from tprimat.report.tables import plural
+from tprimat.report.words import caveats
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js", "difference.js")
 
@@ -65,7 +66,7 @@ def html_report(report: Report) -> str:
         verdicts=tuple(verdict for ranking in report.rankings for verdict in ranking.against_best if verdict is not None),
         not_counted=report.not_counted,
     )
-    appearance = _appearance(groups)
+    appearance = _appearance(report.rankings)
     cards, remarks = sections.said_once(sections.cards(report.rankings))
     panels = shown_panels(groups)
     records = [item.result.run for item in report.runs]
@@ -89,7 +90,7 @@ def html_report(report: Report) -> str:
             time_titles=[reading.title for reading in panels.readings],
             chosen=sections.two_unlike(report.runs) if len(report.runs) > 1 else None,
             warnings=sections.warnings(comparison, names),
-            spreads=spreads(comparison),
+            caveats=caveats(report.rankings, {}),
             failures=sections.failures(report.not_counted, names),
             commands=sections.commands(groups, report.not_counted, names),
             style=_asset("page.css"),
@@ -147,7 +148,7 @@ def _relabelled(report: Report) -> Report:
     """Give each group the label of the pictures, with its workload in front where there are several."""
     named = {
         one.group.label: f"{work.title}: {one.label}" if work.title else one.label
-        for work in workloads(report.groups)
+        for work in workloads(report.rankings)
         for one in work.configurations
     }
 
@@ -166,12 +167,13 @@ def _relabelled(report: Report) -> Report:
     return replace(report, rankings=tuple(rankings))
 
 
-def _appearance(groups: Sequence[Group]) -> list[Look]:
+def _appearance(rankings: Sequence[Ranking]) -> list[Look]:
     """Return a look for each group: that of the pictures for the fastest, another line or pattern for each of the others."""
-    works = workloads(groups)
+    works = workloads(rankings)
     shown = colours(works)
     names = {id(one.group): one.name for work in works for one in work.configurations}
     rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
+    groups = [group for ranking in rankings for group in ranking.groups]
     return [shown[names[id(group)]] if names[id(group)] in shown else next(rest) for group in groups]
 
 

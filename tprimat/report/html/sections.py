@@ -5,14 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
+from tprimat.analyze.compare import Ranking, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
-from tprimat.analyze.traits import TRAITS as COMPARED
-from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes, ranks, work_words
+from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes
 from tprimat.core import units
 from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import Evidence, RunRecord
-from tprimat.report.captions import USUAL, WORK
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     FLOPS,
@@ -25,11 +23,12 @@ from tprimat.report.catalogue import (
     heading_of,
     shown_columns,
 )
-from tprimat.report.comparison import Comparison, change, notes, run_name
+from tprimat.report.comparison import Comparison, notes, run_name
 from tprimat.report.limits import distance_from_limits
+from tprimat.report.names import heading
 from tprimat.report.plots.style import Look
-from tprimat.report.tables import TOO_FEW, shows_nothing
-from tprimat.report.winner import VS_FASTEST, although, differing, held_words, loss_words, vs_fastest
+from tprimat.report.winner import VS_FASTEST, vs_fastest
+from tprimat.report.words import differing, headline
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
@@ -41,11 +40,11 @@ TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMO
 class Card:
     """The summary of one workload."""
 
+    model: str
     workload: str
     best: str
     """Label of the fastest configuration."""
     headline: str
-    """What follows the label."""
     tiles: Sequence[tuple[str, str]]
     """Heading and figure."""
     paragraphs: Sequence[str]
@@ -59,85 +58,22 @@ def cards(rankings: Sequence[Ranking]) -> list[Card]:
 def _card(ranking: Ranking) -> Card:
     best = ranking.best
     tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)]
+    first, *more = headline(ranking) if ranking.lead else [brief(best), *headline(ranking)]
     caution = CPU_CAUTION if on_cpu([best]) else ""
-    paragraphs = [caution, _lead(ranking), *differing(ranking), *_other_machines(ranking), *distance_from_limits(best)]
+    paragraphs = [caution, *more, *differing(ranking), *_other_machines(ranking), *distance_from_limits(best)]
     return Card(
-        workload=workload(best.run),
+        model=model_and_shape(best.run),
+        workload=heading(ranking),
         best=brief(best),
-        headline=_headline(ranking),
+        headline=first,
         tiles=tiles,
         paragraphs=[text for text in paragraphs if text],
     )
 
 
-def workload(run: RunRecord) -> str:
-    """Describe what runs must share to be ranked together."""
-    known = [WORK[key](run) for key in UNUSUAL if COMPARED[key].value(run)]
-    unusual = [words for words in known if words not in USUAL]
-    return ", ".join([model_and_shape(run), *work_words(run), ranks(run) or "GPU count not recorded", *unusual])
-
-
-UNUSUAL = ("routing", "expert-capacity", "clock", "optimizer-states")
-"""Traits that most workloads share, told where they do not."""
-
-
 def brief(group: Group) -> str:
     """Return a group's label without its workload, for places that name the workload above."""
     return group.label.rpartition(": ")[2]
-
-
-UNPROVEN: Mapping[Outcome, str] = {
-    "other loss": "to another loss",
-    "held back": "against clocks that were held back",
-    "these runs differ": "in too few runs to rank it",
-}
-"""Of a lead that makes no winner."""
-
-
-def _headline(ranking: Ranking) -> str:
-    if throughput(ranking.best) is None:
-        return ": throughput not known"
-    if len(ranking.groups) == 1:
-        return " is the only configuration of this workload"
-    if ranking.lead is None:
-        return " is the only configuration of this workload with a throughput"
-    if ranking.lead.outcome in UNPROVEN:
-        return f" ran fastest, {UNPROVEN[ranking.lead.outcome]}"
-    if ranking.lead.ratio is not None and ranking.lead.ratio.low is None:
-        return " leads, in single steps, which have no interval"
-    return " trains fastest" if ranking.lead.outcome == "faster" else " leads, but not by more than the noise"
-
-
-def _lead(ranking: Ranking) -> str:
-    """Return by how much the fastest configuration leads, with the uncertainty."""
-    lead = ranking.lead
-    if lead is None or lead.ratio is None:
-        return ""
-    tied = [brief(group) for group in ranking.tied]
-    faster = change(lead.ratio.value)
-    ahead = f"{faster} {'as' if faster.endswith('as fast') else 'than'} {brief(ranking.groups[1])}, the next"
-    ran = f"It ran {ahead} ({_uncertainty(lead)})."
-    if lead.outcome == "faster":
-        wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
-        return f"It is {ahead} ({_uncertainty(lead)}){although(lead)}.{wide}"
-    if lead.outcome == "held back":
-        return f"{ran} No winner, since {held_words(lead, brief(ranking.groups[1]))}."
-    if lead.outcome == "other loss":
-        return f"{ran} {loss_words(lead)}"
-    if lead.outcome == "these runs differ":
-        return f"{ran} Three runs of each would rank them: --runs 3."
-    names = ", ".join(tied[:3]) + (" and others" if len(tied) > 3 else "")
-    return f"No difference is shown to {names} ({units.signed_percent(lead.ratio.value - 1)}; {_uncertainty(lead)})."
-
-
-def _uncertainty(verdict: Verdict) -> str:
-    ratio = verdict.ratio
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return f"no interval from a single step; {verdict.evidence}"
-    if shows_nothing(ratio):
-        return f"{TOO_FEW}; {verdict.evidence}"
-    low, high = (units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
-    return f"95 % interval {low} to {high}; {verdict.evidence}"
 
 
 def _other_machines(ranking: Ranking) -> list[str]:
@@ -167,8 +103,8 @@ def _about(text: str, cards: Sequence[Card]) -> str:
     """Put in front of a paragraph which configurations it is about."""
     if text == CPU_CAUTION:
         return text
-    models = {card.workload.split(", ")[0] for card in cards}
-    names = [", ".join([*card.workload.split(", ")[: len(models) > 1], card.best]) for card in cards if text in card.paragraphs]
+    several = len({card.model for card in cards}) > 1
+    names = [f"{card.model}, {card.best}" if several else card.best for card in cards if text in card.paragraphs]
     return f"{few(list(dict.fromkeys(names)), MOST_NAMED, '; ')}: {text}"
 
 
@@ -255,15 +191,15 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
     place = 0
     for ranking in rankings:
         rows = []
-        for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
+        for position, group in enumerate(ranking.groups):
             cells = [
-                _vs_fastest(ranking, group, verdict),
+                _vs_fastest(ranking, position),
                 *(Cell(heading=headings[one], text=one.text(group), sort=one.value(group)) for one in metrics),
             ]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
             rows.append(Row(place=place, label=brief(group), look=appearance[place], traits=traits, cells=cells))
             place += 1
-        workloads.append((workload(ranking.best.run), rows))
+        workloads.append((heading(ranking), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
     return RankingTable(
         headings=["configuration", VS_FASTEST, *headings.values()],
@@ -272,20 +208,11 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
     )
 
 
-def _vs_fastest(ranking: Ranking, group: Group, verdict: Verdict | None) -> Cell:
-    if group is ranking.best and len(ranking.groups) > 1:
-        return Cell(heading=VS_FASTEST, text=vs_fastest(ranking, 0), sort=0.0)
-    if verdict is None or verdict.ratio is None:
-        return Cell(heading=VS_FASTEST, text=units.ABSENT, sort=None)
-    ratio = verdict.ratio
-    text = units.signed_percent(ratio.value - 1)
-    if ratio.low is not None and ratio.high is not None:
-        low, high = (
-            units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high)
-        )
-        tied = ", tied" if verdict.outcome == "no difference shown" else ""
-        text += f"{tied}, {TOO_FEW}" if shows_nothing(ratio) else f"{tied} [{low}, {high}]"
-    return Cell(heading=VS_FASTEST, text=text, sort=ratio.value - 1)
+def _vs_fastest(ranking: Ranking, position: int) -> Cell:
+    verdict = ranking.against_best[position]
+    behind = None if verdict is None or verdict.ratio is None else verdict.ratio.value - 1
+    text = vs_fastest(ranking, position) if len(ranking.groups) > 1 else units.ABSENT
+    return Cell(heading=VS_FASTEST, text=text, sort=0.0 if position == 0 and len(ranking.groups) > 1 else behind)
 
 
 def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from tprimat.analyze.compare import rankings
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.core.units import ABSENT, GIBIBYTE, TERA, percent, seconds, significant
 from tprimat.records.schema import StepRecord
-from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
+from tprimat.report.captions import headline, subtitle
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     FLOPS,
@@ -27,6 +26,7 @@ from tprimat.report.catalogue import (
     per_rank,
 )
 from tprimat.report.comparison import Comparison, run_name, theirs
+from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
     LABEL_INCHES,
@@ -42,7 +42,7 @@ from tprimat.report.plots.style import (
     wrapped,
 )
 from tprimat.report.tables import plural, useful_ends
-from tprimat.report.winner import open_losses
+from tprimat.report.words import open_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,7 @@ def curves_of(groups: Sequence[Group]) -> list[Curve]:
 
 def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
     """Return the picture of a comparison of at least one group, before it is drawn; published results are below ours."""
-    works = workloads(comparison.groups, comparison.question)
+    works = workloads(comparison.rankings)
     shown = colours(works)
     unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
     warning = [f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}"] if unlike else []
@@ -135,8 +135,7 @@ def colours(works: Sequence[Workload]) -> dict[str, Look]:
 
 
 def _speed_alone(comparison: Comparison) -> list[str]:
-    found = rankings(comparison.groups, comparison.question)
-    return open_losses([one for ranking in found for one in ranking.against_best if one is not None])
+    return open_losses([one for ranking in comparison.rankings for one in ranking.against_best if one is not None])
 
 
 def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:

@@ -6,13 +6,14 @@ from functools import partial
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
+from tprimat.analyze.compare import rankings
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.peak import Entry, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.core import units
 from tprimat.core.units import TERA
 from tprimat.records.schema import Estimate
-from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
+from tprimat.report.captions import headline, subtitle
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     MATMUL_RATE,
@@ -23,6 +24,7 @@ from tprimat.report.catalogue import (
     memory_unit,
     tera,
 )
+from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.peak import MOST_MODELS, PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
@@ -83,8 +85,8 @@ class Drawn:
     def name(self, entry: Entry, *, layout: bool = False) -> str:
         """Return what to call an entry next to its machine, with the layout behind its strategy where asked."""
         one = self.configuration(entry)
-        parts = (one.label if layout else one.name).split(", ")
-        return ", ".join(part for part in parts if part != accelerator_name(entry.run)) or one.name
+        name = one.label if layout else one.name
+        return name.removeprefix(accelerator_name(entry.run)).strip() or name
 
     def look(self, entry: Entry) -> Look | None:
         """Return the look of an entry; None for one without a colour."""
@@ -114,7 +116,7 @@ LACKS = {
 
 def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     """Return the picture of an analysis with at least one peak, before it is drawn."""
-    works = workloads([entry.group for entry in analysis.entries])
+    works = workloads(rankings([entry.group for entry in analysis.entries]))
     looks = colours(works)
     drawn = Drawn(analysis, works, looks)
     machines = _machine_bars(drawn)

@@ -1,0 +1,159 @@
+"""Names of configurations and of the work that they share: one name each, in tables, sentences, pictures and pages."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tprimat.analyze.compare import Ranking
+from tprimat.analyze.groups import Group, labels_among
+from tprimat.analyze.traits import (
+    FORBIDDING,
+    TRAITS,
+    accelerator_name,
+    dtype_that_ran,
+    engine_words,
+    layout,
+    model_and_shape,
+    on_nodes,
+    ranks,
+    sequence_words,
+    tokens_per_step,
+)
+from tprimat.core import units
+from tprimat.core.published import SPELLING
+from tprimat.records.schema import RunRecord
+from tprimat.report.catalogue import per_rank
+
+OF_THE_WORK = {"model", "accelerator", *FORBIDDING}
+"""Traits that belong to a heading where there is a single configuration."""
+IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype")
+"""Traits that a heading names apart from the label."""
+CLOCKS = {"framework": "timed by the framework", "step_end": "timed at the end of each step"}
+WORK: Mapping[str, Callable[[RunRecord], str]] = {
+    **{key: TRAITS[key].label for key in FORBIDDING},
+    "model": model_and_shape,
+    "sequence": lambda run: f"sequence {sequence_words(run) or 'not recorded'}",
+    "clock": lambda run: CLOCKS.get(run.clock, f"clock {run.clock}"),
+    "accelerator": accelerator_name,
+}
+"""What the configurations of one panel share, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One group of runs under its name."""
+
+    group: Group
+    name: str
+    """What differs from the other configurations of its workload. Equal names of several workloads share a colour."""
+    label: str
+    """The name, with the layout behind a strategy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Configurations whose speeds belong into one panel: those that the comparison ranks together."""
+
+    title: str
+    """What differs from the other workloads; empty where there is one."""
+    configurations: tuple[Configuration, ...]
+    """Fastest first, those without a throughput last."""
+    ranking: Ranking
+
+    @property
+    def run(self) -> RunRecord:
+        """Return the record of the fastest configuration's first run."""
+        return self.configurations[0].group.run
+
+
+def workloads(rankings: Sequence[Ranking]) -> list[Workload]:
+    """Name each workload and configuration, workloads with the most configurations first."""
+    ordered = sorted(rankings, key=lambda ranking: -len(ranking.groups))
+    return [
+        Workload(title=title, configurations=tuple(_configurations(ranking)), ranking=ranking)
+        for title, ranking in zip(_titles(ordered), ordered, strict=True)
+    ]
+
+
+def _configurations(ranking: Ranking) -> list[Configuration]:
+    names = short_names(ranking.groups)
+    found = []
+    for group in ranking.groups:
+        name, strategy, split = names[id(group)], group.run.strategy, short_layout(group.run)
+        behind = strategy and split and strategy in name.split() and split not in name
+        label = name.replace(strategy, f"{strategy} ({split})", 1) if strategy and behind else name
+        found.append(Configuration(group=group, name=name, label=label))
+    return found
+
+
+def _titles(rankings: Sequence[Ranking]) -> list[str]:
+    """Return what tells the work of each ranking from that of the others; a trait only where it parts equal titles, or is the accelerator.
+
+    Titles that this leaves equal say what is not recorded, which is why the rankings do not compare.
+    """
+    titles: list[tuple[str, ...]] = [()] * len(rankings)
+    for key in WORK:
+        words = [_work(key, ranking) for ranking in rankings]
+        if len({*zip(titles, words, strict=True)}) > len({*titles}) or (key == "accelerator" and len({*words}) > 1):
+            titles = [(*title, *filter(None, [word])) for title, word in zip(titles, words, strict=True)]
+    times, number = Counter(titles), Counter[tuple[str, ...]]()
+    for place, title in enumerate(titles):
+        if times[title] > 1:
+            number[title] += 1
+            run = rankings[place].best.run
+            unknown = [f"{TRAITS[key].name} not recorded" for key in FORBIDDING if TRAITS[key].value(run) is None]
+            titles[place] = (*title, *(words for words in unknown if words not in title), f"no. {number[title]}")
+    return [", ".join(title) for title in titles]
+
+
+def _work(key: str, ranking: Ranking) -> str:
+    """Return a trait of a ranking's work in words; empty for one in which its configurations may differ."""
+    several = key == "accelerator" and len({accelerator_name(group.run) for group in ranking.groups}) > 1
+    return "" if several or key in ranking.question.varying else WORK[key](ranking.best.run)
+
+
+def short_layout(run: RunRecord) -> str:
+    """Return the layout without degrees of 1: 'TP2 DP2', 'DP8'; 'one GPU', or 'one process' on a CPU, where all are 1."""
+    full = layout(run)
+    alone = per_rank("one GPU", {run.machine.platform}) if full else ""
+    return " ".join(part for part in full.split() if part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "1") or alone
+
+
+def engine_name(run: RunRecord) -> str:
+    """Return the engine as its makers spell it, and Transformer Engine where its layers were seen in the running model."""
+    return engine_words(run).replace(run.engine, SPELLING.get(run.engine, run.engine), 1)
+
+
+def shared_parts(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the parts that the labels of all groups have, by trait; of a single group those of its work and accelerator."""
+    first = dict(groups[0].parts)
+    if len(groups) == 1:
+        return {key: words for key, words in first.items() if key in OF_THE_WORK}
+    return {key: words for key, words in first.items() if all((key, words) in group.parts for group in groups)}
+
+
+def short_names(groups: Sequence[Group]) -> dict[int, str]:
+    """Return labels that tell these groups from each other, by identity, without the parts that they share."""
+    if len(groups) == 1:
+        labels, shared = [groups[0].parts], set(shared_parts(groups).items())
+    else:
+        labels = labels_among(groups)
+        shared = set(labels[0]).intersection(*labels[1:])
+    names = [" ".join(words for key, words in label if (key, words) not in shared).removesuffix(":") for label in labels]
+    return {id(group): name or group.run.strategy or group.label for group, name in zip(groups, names, strict=True)}
+
+
+def heading(ranking: Ranking) -> str:
+    """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
+    run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
+    shapes = {group.run.ran.shape.name for group in ranking.groups if group.run.ran.shape is not None}
+    nodes = {group.run.machine.nodes for group in ranking.groups}
+    facts = {
+        "": " ".join(words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS) or run.model,
+        "shape": shapes.pop() if len(shapes) == 1 else None,
+        "gpus": (ranks(run) or "") + (on_nodes(run) if len(nodes) == 1 else ""),
+        "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
+        "sequence": f"sequence {sequence_words(run)}" if run.ran.sequence_tokens else None,
+        "dtype": dtype_that_ran(run),
+    }
+    return ", ".join(fact for key, fact in facts.items() if fact and key not in ranking.question.varying)

@@ -226,7 +226,7 @@ def test_the_page_names_a_model_that_was_cut_to_fewer_layers(tmp_path):
     write_run(tmp_path, run, steps_of(run, step_times(4.0, 1), 1))
     seen = page_of(tmp_path, tmp_path).read_text("utf8")
     assert "Training throughput: llama (llama-3.1-8b-20-layers)<" in seen
-    assert ">llama (llama-3.1-8b-20-layers), " in seen
+    assert "llama-3.1-8b-20-layers, 8 GPUs, " in seen
 
 
 def test_the_page_asks_nothing_of_any_server(opened, page):
@@ -302,7 +302,7 @@ def test_bars_have_whole_names_under_their_workload(opened):
 
 def test_a_sentence_that_several_cards_share_says_whom_it_is_about(text):
     (shared,) = re.findall(r"([^.\n]+): Neither compute nor memory is used up", text)
-    assert "H100 SXM minimal_communication (DP8)" in shared
+    assert "llama, MI300X minimal_communication (DP8)" in shared
     assert "; " in shared
 
 
@@ -497,4 +497,4 @@ def test_work_that_is_not_compared_has_a_heading_of_its_own(tmp_path):
     seen = page_of(tmp_path, moe / "capacity", moe / "later").read_text("utf8")
     eyebrows = re.findall('<p class="eyebrow">([^<]*)</p>', seen)
     assert len(eyebrows) == len(set(eyebrows)) == 2
-    assert sum(eyebrow.endswith(", natural routing, expert capacity 1.25") for eyebrow in eyebrows) == 1
+    assert sum("expert capacity 1.25" in eyebrow for eyebrow in eyebrows) == 1

@@ -26,7 +26,7 @@ from tprimat.report.catalogue import per_rank
 
 OF_THE_WORK = {"model", "accelerator", *FORBIDDING}
 """Traits that belong to a heading where there is a single configuration."""
-IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype")
+IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype", "routing")
 """Traits that a heading names apart from the label."""
 CLOCKS = {"framework": "timed by the framework", "step_end": "timed at the end of each step"}
 WORK: Mapping[str, Callable[[RunRecord], str]] = {
@@ -87,7 +87,7 @@ def _configurations(ranking: Ranking) -> list[Configuration]:
 
 
 def _titles(rankings: Sequence[Ranking]) -> list[str]:
-    """Return what tells the work of each ranking from that of the others; a trait only where it parts equal titles, or is the accelerator.
+    """Return what tells the work of each ranking from that of the others; a trait where it parts equal titles.
 
     Titles that this leaves equal say what is not recorded, which is why the rankings do not compare.
     """
@@ -155,5 +155,6 @@ def heading(ranking: Ranking) -> str:
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
         "sequence": f"sequence {sequence_words(run)}" if run.ran.sequence_tokens else None,
         "dtype": dtype_that_ran(run),
+        "routing": TRAITS["routing"].label(run),
     }
     return ", ".join(fact for key, fact in facts.items() if fact and key not in ranking.question.varying)

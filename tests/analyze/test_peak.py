@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 from changes import replace
 
+from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import (
     against_the_best,
     by_convention,
-    configuration_names,
     peaks,
     project,
     ranked_entries,
     remarks,
-    warnings,
 )
 from tprimat.records.discover import load_results
+from tprimat.report.words import told
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -74,8 +74,9 @@ def test_honest_conventions_turn_the_published_order_of_utilization_around():
 
 def test_what_is_true_of_several_peaks_is_said_once():
     best = peaks(entries("published"))
-    ((_, places),) = ((text, places) for text, places in warnings(best).items() if "framework's own" in text)
-    assert len(places) == len(set(places)) > 1
+    lines = told(findings([entry.group for entry in best], lambda item: item.result.run.model))
+    (line,) = (line for line in lines if "framework's own" in line)
+    assert line.endswith(": qwen, llama")
     assert sum("different work" in note for note in remarks(best)) == 2
 
 
@@ -93,17 +94,6 @@ def test_efficiency_counts_only_beyond_the_measured_nodes():
     assert one.tokens_per_second == pytest.approx(made.tokens_per_second)
     assert four.tokens_per_second == pytest.approx(2 * made.tokens_per_second)
     assert (four.gpus, four.linear_tokens_per_second) == (32, pytest.approx(4 * made.tokens_per_second))
-
-
-def test_configurations_of_one_name_are_told_apart_by_what_differs():
-    results, _ = load_results([RUNS / "h100" / "runs" / f"h100-llama-{number}" for number in range(3)])
-    changes = ({"engine_options": {"compile": True, "fused": True}}, {"engine_options": {"compile": False, "fused": True}})
-    alike = [replace(results[0], run=replace(results[0].run, run_id=f"r{i}", **change)) for i, change in enumerate(changes)]
-    third = replace(results[0], run=replace(results[0].run, run_id="r2", micro_batch_sequences=2, **changes[0]))
-    found = ranked_entries(group_runs([measure(result, MetricOptions()) for result in (*alike, third)]))
-    called = set(configuration_names(found))
-    name = "minimal_communication TP1 PP1 DP8"
-    assert called == {f"{name} MBS=1", f"{name} MBS=1 compile=False", f"{name} MBS=2"}
 
 
 def test_another_shape_under_a_models_key_is_another_model():

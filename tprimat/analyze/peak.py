@@ -1,6 +1,5 @@
 """Find the fastest configuration of each machine and model, and project its throughput to a day and to more nodes."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,6 @@ from tprimat.analyze.traits import (
     layout,
     machine_name,
     model_and_shape,
-    options_of,
     routing_words,
     tokens_per_step,
     work_words,
@@ -153,46 +151,6 @@ def unlike(entry: Entry, entries: Sequence[Entry]) -> list[tuple[DifferingTrait,
     return [found for other in likes if (found := comparable(entry.run, other.run))]
 
 
-def configuration_names(entries: Sequence[Entry]) -> list[str]:
-    """Name each configuration by strategy and layout, and where these are equal, by the settings that differ."""
-    alike: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in entries:
-        alike.setdefault((entry.platform, entry.model, entry.configuration), []).append(entry)
-    called = {
-        id(entry): [entry.configuration, *words]
-        for same in alike.values()
-        for entry, words in zip(same, _distinguishing_settings(same), strict=True)
-    }
-    return [" ".join(called[id(entry)]) for entry in entries]
-
-
-def _distinguishing_settings(alike: Sequence[Entry]) -> list[list[str]]:
-    """Return the settings that distinguish configurations of equal names, and the options that most of them set otherwise."""
-    settings = [_settings(entry.run) for entry in alike]
-    differing = [key for key in settings[0] if len({repr(one[key]) for one in settings}) > 1]
-    chosen = [options_of(entry.run) for entry in alike]
-    options = {
-        key: Counter(repr(own.get(key)) for own in chosen).most_common(1)[0][0]
-        for key in sorted({key for own in chosen for key in own})
-    }
-    return [
-        [f"{key}={one[key]}" for key in differing]
-        + [f"{key}={own.get(key)}" for key, usual in options.items() if repr(own.get(key)) != usual]
-        for one, own in zip(settings, chosen, strict=True)
-    ]
-
-
-def _settings(run: RunRecord) -> dict[str, object]:
-    return {
-        "engine": run.engine,
-        "dtype": dtype_that_ran(run),
-        "sequence": run.ran.sequence_tokens,
-        "GBS": run.ran.global_batch_sequences,
-        "MBS": run.ran.micro_batch_sequences,
-        "recompute": run.ran.recompute_words,
-    }
-
-
 def against_the_best(best: Sequence[Entry], *, even_if_different: bool = False) -> list[Verdict]:
     """Compare, for each model that ran on several machines, the peak of every other machine with the fastest one."""
     leaders: dict[str, Entry] = {}
@@ -258,15 +216,6 @@ def remarks(best: Sequence[Entry]) -> list[str]:
     believed = [f"{entry.model} on {entry.platform}" for entry in best if grade_of(entry.run, "matmul_dtype") == "stated"]
     stated = [f"The dtype is stated, not observed: {', '.join(believed)}."] if believed else []
     return unlike_workloads(best) + stated
-
-
-def warnings(best: Sequence[Entry]) -> dict[str, list[str]]:
-    """Return each warning of the runs behind the peaks -> models and machines."""
-    places: dict[str, dict[str, None]] = {}
-    for entry in best:
-        for warning in (warning for item in entry.group.runs if item.metrics for warning in item.metrics.warnings):
-            places.setdefault(warning, {})[f"{entry.model} on {entry.platform}"] = None
-    return {warning: list(where) for warning, where in places.items()}
 
 
 def other_work(entries: Sequence[Entry], best: Sequence[Entry]) -> list[str]:

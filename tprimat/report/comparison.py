@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from tprimat.analyze.compare import QUESTION, Outcome, Question, Ranking, Verdict, rankings
+from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.analyze.traits import few
@@ -21,7 +22,7 @@ from tprimat.report.catalogue import CSV_FIELDS, heading_of, shown_columns, tera
 from tprimat.report.names import heading
 from tprimat.report.screen import PLAIN, Meaning, Screen
 from tprimat.report.tables import columns, csv_cell, escaped, table, with_interval
-from tprimat.report.words import caveats, difference, differing, headline, loss_words, merged, sentence
+from tprimat.report.words import caveats, difference, differing, headline, loss_words, sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
         lines += [winner.blocks(comparison.rankings, screen, say_apart=not comparison.asked), ""]
         if comparison.asked:
             lines += [screen.prose(words, 2, MEANINGS.get(outcome)) for words, outcome in judgements(comparison)] + [""]
-        lines += [screen.prose(line, 2, "quiet") for line in caveats(comparison.rankings, notes(comparison))]
+        lines += [screen.prose(line, 2, "quiet") for line in caveats(comparison.rankings, findings(comparison.groups, run_name))]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
         lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
@@ -79,7 +80,7 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
 def remarks(comparison: Comparison) -> list[str]:
     """Return verdicts, what to know, and runs that do not count, one line each."""
     judged = [words for words, _ in judgements(comparison)]
-    return [*judged, *caveats(comparison.rankings, notes(comparison)), *_not_counted(comparison)]
+    return [*judged, *caveats(comparison.rankings, findings(comparison.groups, run_name)), *_not_counted(comparison)]
 
 
 def judgements(comparison: Comparison) -> list[tuple[str, Outcome]]:
@@ -111,20 +112,6 @@ def model_without_baseline(comparison: Comparison, verdict: Verdict) -> str | No
 
 def _not_counted(comparison: Comparison) -> list[str]:
     return [f"Not counted: {run_name(item)}: {item.not_counted}" for item in comparison.not_counted]
-
-
-def notes(comparison: Comparison) -> dict[str, list[str]]:
-    """Return each warning, and each reason for a missing MFU, with the runs or configurations that it applies to."""
-    found: dict[str, list[str]] = {}
-    warnings: dict[str, list[str]] = {}
-    for group in comparison.groups:
-        metrics = group.runs[0].metrics
-        if metrics is not None and metrics.mfu_absent_because is not None:
-            found.setdefault(f"No MFU, {metrics.mfu_absent_because}", []).append(group.label)
-    for item in (item for group in comparison.groups for item in group.runs):
-        for warning in item.metrics.warnings if item.metrics else ():
-            warnings.setdefault(f"Note, {warning}", []).append(run_name(item))
-    return found | merged(warnings)
 
 
 def run_name(item: Measured) -> str:

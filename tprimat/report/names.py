@@ -70,20 +70,21 @@ def workloads(rankings: Sequence[Ranking]) -> list[Workload]:
     """Name each workload and configuration, workloads with the most configurations first."""
     ordered = sorted(rankings, key=lambda ranking: -len(ranking.groups))
     return [
-        Workload(title=title, configurations=tuple(_configurations(ranking)), ranking=ranking)
+        Workload(title=title, configurations=tuple(configurations(ranking.groups)), ranking=ranking)
         for title, ranking in zip(_titles(ordered), ordered, strict=True)
     ]
 
 
-def _configurations(ranking: Ranking) -> list[Configuration]:
-    names = short_names(ranking.groups)
-    found = []
-    for group in ranking.groups:
+def configurations(groups: Sequence[Group]) -> list[Configuration]:
+    """Name configurations by what tells them apart."""
+    names = short_names(groups)
+    named = []
+    for group in groups:
         name, strategy, split = names[id(group)], group.run.strategy, short_layout(group.run)
         behind = strategy and split and strategy in name.split() and split not in name
         label = name.replace(strategy, f"{strategy} ({split})", 1) if strategy and behind else name
-        found.append(Configuration(group=group, name=name, label=label))
-    return found
+        named.append(Configuration(group=group, name=name, label=label))
+    return named
 
 
 def _titles(rankings: Sequence[Ranking]) -> list[str]:

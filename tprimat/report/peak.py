@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tprimat.analyze.compare import Verdict
-from tprimat.analyze.groups import Measured, on_cpu
+from tprimat.analyze.groups import Group, Measured, on_cpu
 from tprimat.analyze.peak import (
     SECONDS_PER_DAY,
     Entry,
     Projection,
     best_of_models,
-    configuration_names,
     unlike,
     workload,
 )
@@ -35,6 +34,7 @@ from tprimat.report.catalogue import (
     tera,
 )
 from tprimat.report.comparison import REPEAT, run_name
+from tprimat.report.names import configurations
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural, with_interval
 from tprimat.report.words import sentence
@@ -248,8 +248,11 @@ def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]
     if show_all:
         figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
         first, others = figures[:SPEED], figures[SPEED:]
-        called = dict(zip(map(id, analysis.entries), configuration_names(analysis.entries), strict=True))
-        name = ("configuration", lambda entry: called[id(entry)])
+        places: dict[tuple[str, str], list[Group]] = {}
+        for entry in analysis.entries:
+            places.setdefault((entry.platform, entry.model), []).append(entry.group)
+        called = {id(one.group): one.label for alike in places.values() for one in configurations(alike)}
+        name = ("configuration", lambda entry: called[id(entry.group)])
         body = table(analysis.entries, (*PLACE, name, DTYPE, *first, *CONFIGURATION, *others), 3, screen)
         parts.append(_section("All configurations", body, screen))
     elif len(analysis.entries) > len(analysis.peaks):

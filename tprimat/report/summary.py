@@ -62,15 +62,14 @@ def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False)
 
     Brief, for a call of several runs, whose notes follow once: without notes and start of the runs that count.
     """
-    blocks = [(run, _block(run, metrics, log)) for run, metrics, log in rows]
-    if brief:
-        blocks = [(run, [line for line in lines if not (run.counts and _label(line) in QUIET)]) for run, lines in blocks]
-    return "\n\n".join(_shown(lines, run, screen) for run, lines in blocks)
-
-
-def _shown(lines: Sequence[str], run: RunRecord, screen: Screen) -> str:
-    heading = screen.prose(lines[0], 2, "heading" if run.counts else "refused")
-    return "\n".join([heading, *(screen.prose(line, VALUES, _meaning(_label(line), run)) for line in lines[1:])])
+    blocks = []
+    for run, metrics, log in rows:
+        lines = [screen.prose(_heading(run), 2, "heading" if run.counts else "refused")]
+        for label, text in _block(run, metrics, log):
+            if text and not (brief and run.counts and label in QUIET):
+                lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES, _meaning(label, run)))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def _meaning(label: str, run: RunRecord) -> Meaning | None:
@@ -79,11 +78,7 @@ def _meaning(label: str, run: RunRecord) -> Meaning | None:
     return "quiet" if label in QUIET else MEANINGS.get(label)
 
 
-def _label(line: str) -> str:
-    return line[2:VALUES].strip()
-
-
-def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[str]:
+def _heading(run: RunRecord) -> str:
     gpus = run.machine.gpus
     ranks = per_rank("GPU" if gpus == 1 else "GPUs", {run.machine.platform})
     experts = f" EP={run.ran.expert_parallel}" if run.ran.expert_parallel not in {None, 1} else ""
@@ -91,18 +86,25 @@ def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[
     split = run.evidence.workload.weights_split_over if run.evidence else None
     sharded = f" · weights split over {split}" if split is not None and split > 1 else ""
     ranks = f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})"
-    lines = [
+    return (
         f"{run.model} · {run.strategy} · TP={run.ran.tensor_parallel} PP={run.ran.pipeline_parallel} DP={run.ran.data_parallel}"
         f"{experts}{sharded}{routing} · {ranks} · {run.engine}, {dtype_that_ran(run)}"
-    ]
+    )
+
+
+Lines = list[tuple[str, str | None]]
+"""Label and text of each line of a run; one without a text is left out."""
+
+
+def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> Lines:
+    lines: Lines = []
     if run.outcome != "completed":
-        lines += _labelled("outcome", run.outcome.replace("_", " "))
-        lines += _labelled("cause", run.cause) + _labelled("try", run.hint) + _labelled("log", str(log))
+        lines += [("outcome", run.outcome.replace("_", " ")), ("cause", run.cause), ("try", run.hint), ("log", str(log))]
     if isinstance(metrics, RunMetrics):
         return lines + _measured(run, metrics)  # its notes include the mismatches
     if run.outcome == "completed":  # for another outcome, the cause says more
-        lines += _labelled("no speed", metrics)
-    return lines + [line for mismatch in run.mismatches for line in _labelled("not counted", mismatch)]
+        lines.append(("no speed", metrics))
+    return lines + [("not counted", mismatch) for mismatch in run.mismatches]
 
 
 def _memory(run: RunRecord, metrics: RunMetrics) -> tuple[Metric, str]:
@@ -112,19 +114,19 @@ def _memory(run: RunRecord, metrics: RunMetrics) -> tuple[Metric, str]:
     return PEAK_MEMORY, " resident in the largest process" if run.machine.platform == "cpu" else " allocated on the worst rank"
 
 
-def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
-    step = STEP_TIME.in_full(metrics)
+def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
+    step, on_cpu = STEP_TIME.in_full(metrics), run.machine.platform == "cpu"
     several = f", n = {metrics.window.steps}" if metrics.window.steps > 1 and "(n = " not in step else ""
-    lines = _labelled("median step", step + several)
-    lines += _labelled("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s")
-    on_cpu = run.machine.platform == "cpu"
-    lines[-1] += f", {TOKENS.in_full(metrics)} {per_rank(TOKENS.heading, {run.machine.platform})}"
-    if not on_cpu:
-        lines += _labelled("compute", f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})")
+    per_gpu = f"{TOKENS.in_full(metrics)} {per_rank(TOKENS.heading, {run.machine.platform})}"
+    lines: Lines = [
+        ("median step", step + several),
+        ("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, {per_gpu}"),
+        ("compute", None if on_cpu else f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})"),
+    ]
     if metrics.mfu is not None:
-        lines += _labelled("MFU", f"{MFU.in_full(metrics)} of {units.teraflops(metrics.peak_dense_flops)} dense")
+        lines.append(("MFU", f"{MFU.in_full(metrics)} of {units.teraflops(metrics.peak_dense_flops)} dense"))
     elif metrics.mfu_absent_because:
-        lines += _labelled("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})")
+        lines.append(("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})"))
     ceiling = f"the fastest {run.ran.matmul_dtype} product measured here ({MATMUL_RATE.in_full(metrics)})"
     for label, metric, context in (
         ("of matmul", MATMUL_SHARE, f" of {ceiling}"),
@@ -137,12 +139,14 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
         ("dropped", DROPPED, " of the choices of experts"),
     ):
         if metric.of_run(metrics) is not None:
-            lines += _labelled(label, metric.in_full(metrics) + context)
-    lines += _labelled("predicted", _predicted(run, metrics))
-    lines += _labelled("GPUs idle", idle_of_run(run, metrics))
-    lines += _labelled("start", _start(run)) + _labelled("steady steps", metrics.window.rule)
-    notes = (*metrics.warnings, *other_notes(run.evidence))
-    return lines + [line for note in notes for line in _labelled("note", note)]
+            lines.append((label, metric.in_full(metrics) + context))
+    lines += [
+        ("predicted", _predicted(run, metrics)),
+        ("GPUs idle", idle_of_run(run, metrics)),
+        ("start", _start(run)),
+        ("steady steps", metrics.window.rule),
+    ]
+    return lines + [("note", note) for note in (*metrics.warnings, *other_notes(run.evidence))]
 
 
 def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:
@@ -170,10 +174,6 @@ def _start(run: RunRecord) -> str | None:
             parts.append(f"{words} {units.seconds(reached - before)}")
             before = reached
     return f"{units.seconds(before)} before the first step: {', '.join(parts)}" if parts else None
-
-
-def _labelled(label: str, text: str | None) -> list[str]:
-    return [f"  {label:<{VALUES - 3}} {text}"] if text else []
 
 
 def document(rows: Sequence[tuple[RunRecord, RunMetrics | None, Path | None, Path]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Ranking, Verdict, comparable
+from tprimat.analyze.findings import Finding, Kind
 from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import LISTS, NO_OPTIONS, PROCESSES, TRAITS, DifferingTrait, few, name_of_part
@@ -245,8 +246,8 @@ def _side(value: object) -> str:
     return getattr(value, "name", None) or str(value)
 
 
-def caveats(rankings: Sequence[Ranking], warnings: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return what a reader must know about the numbers, each said once; `warnings` with the runs that they apply to."""
+def caveats(rankings: Sequence[Ranking], findings: Sequence[Finding] = ()) -> list[str]:
+    """Return what a reader must know about the numbers, each said once, then what there is to say about runs."""
     if not rankings:
         return []
     groups, question = [group for ranking in rankings for group in ranking.groups], rankings[0].question
@@ -278,7 +279,7 @@ def caveats(rankings: Sequence[Ranking], warnings: Mapping[str, Sequence[str]]) 
         shares = [units.percent(end(spread for spread, _ in spreads), 2) for end in (min, max)]
         runs = [str(end(number for _, number in spreads)) for end in (min, max)]
         lines.append(f"Repeated runs differ by {_range(shares)} ({_range(runs)} runs each).")
-    return lines + _with_places(warnings)
+    return lines + told(findings)
 
 
 MOST_REASONS = 2
@@ -302,10 +303,17 @@ def _interval_words(groups: Sequence[Group]) -> str:
     return "between runs where there are several, else between the steps of one run" if any(several) else "between steps"
 
 
-def _with_places(warnings: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return each warning with the runs or configurations that it applies to."""
-    nouns = ("runs", "configurations")
-    return [f"{text.rstrip('.')}: {_places(places, nouns[text.startswith('No MFU')])}" for text, places in warnings.items()]
+KINDS: Mapping[Kind, tuple[str, str]] = {"no MFU": ("No MFU, ", "configurations"), "warning": ("Note, ", "runs")}
+"""Of a finding: what its sentence begins with, and what it is about."""
+
+
+def told(findings: Sequence[Finding]) -> list[str]:
+    """Put findings into a line each, those that differ only in numbers into one."""
+    lines = []
+    for kind, (before, noun) in KINDS.items():
+        alike = merged({one.what: one.subjects for one in findings if one.kind == kind})
+        lines += [f"{before}{what.rstrip('.')}: {_places(subjects, noun)}" for what, subjects in alike.items()]
+    return lines
 
 
 def _range(ends: Sequence[str]) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from tprimat.analyze import compare, peak
 from tprimat.analyze.compare import QUESTION, Question, verdict
+from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Measured, Origin, group_runs, measure, on_cpu, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
+from tprimat.analyze.traits import machine_name, model_and_shape
 from tprimat.config.load import load_config
 from tprimat.core.accelerators import PLATFORM_OF, Backend
 from tprimat.core.errors import ConfigError, RecordError, UserError
@@ -25,7 +27,7 @@ from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, model_without_baseline
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import MOST_MODELS, PeakAnalysis
-from tprimat.report.words import headline, held_words, merged, proven, runs_to_decide, sentence
+from tprimat.report.words import headline, held_words, proven, runs_to_decide, sentence, told
 
 # The ./benchmark.py command that runs a published configuration on this machine.
 
@@ -297,11 +299,15 @@ def analyse_peaks(
             ),
             *peak.other_work(entries, best[:MOST_EXPLAINED]),
             *peak.remarks(best[:MOST_EXPLAINED]),
-            *(f"{text} ({', '.join(where)})" for text, where in merged(peak.warnings(best[:MOST_EXPLAINED])).items()),
+            *told([one for one in findings((entry.group for entry in best[:MOST_EXPLAINED]), _place) if one.kind == "warning"]),
         ],
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],
     )
+
+
+def _place(item: Measured) -> str:
+    return f"{model_and_shape(item.result.run)} on {machine_name(item.result.run)}"
 
 
 def conventions(options: MetricOptions) -> str:

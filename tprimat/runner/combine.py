@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tprimat.analyze.compare import QUESTION, Question, rankings
+from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured, group_runs
 from tprimat.analyze.traits import model_name
 from tprimat.records.benchmark_file import RunResult
@@ -13,7 +14,7 @@ from tprimat.report import winner
 from tprimat.report.catalogue import MFU, TOKENS
 from tprimat.report.names import heading
 from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.words import caveats, merged
+from tprimat.report.words import caveats
 from tprimat.runner.run import TrainingRun
 
 
@@ -36,27 +37,20 @@ def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Ques
     if sum(len(group.runs) for group in groups) < 2:
         return ""
     ranked = rankings(groups, question)
-    lines = [screen.prose(line, 2, "quiet") for line in caveats(ranked, _notes(groups))]
+    lines = [screen.prose(line, 2, "quiet") for line in caveats(ranked, findings(groups, _name, _more))]
     repeated = [ranking for ranking in ranked if sum(len(group.runs) for group in ranking.groups) > 1]
     if repeated:
         lines = [winner.blocks(repeated, screen, say_apart=False), "", *lines]
     return "\n".join(lines)
 
 
-def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Return each warning with the configurations that it applies to, one entry per run."""
-    found: dict[str, list[str]] = {}
-    for group in groups:
-        for item in group.runs:
-            run, metrics = item.result.run, item.metrics
-            absent = f"No MFU, {metrics.mfu_absent_because}" if metrics and metrics.mfu_absent_because else None
-            if absent and item is group.runs[0]:
-                found.setdefault(absent, []).append(f"{model_name(run)} {run.strategy}")
-            for note in (*(metrics.warnings if metrics else ()), *other_notes(run.evidence)):
-                if note == REDIRECTED:
-                    continue  # the caution about CPUs says the same
-                found.setdefault(note, []).append(f"{model_name(run)} {run.strategy}")
-    return merged(found)
+def _name(item: Measured) -> str:
+    return f"{model_name(item.result.run)} {item.result.run.strategy}"
+
+
+def _more(item: Measured) -> list[str]:
+    """Return what the evidence of a run notes, but for what the caution about CPUs says."""
+    return [note for note in other_notes(item.result.run.evidence) if note != REDIRECTED]
 
 
 def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:

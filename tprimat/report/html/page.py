@@ -90,7 +90,7 @@ def html_report(report: Report) -> str:
             time_titles=[reading.title for reading in panels.readings],
             chosen=sections.two_unlike(report.runs) if len(report.runs) > 1 else None,
             warnings=sections.warnings(comparison, names),
-            caveats=caveats(report.rankings, {}),
+            caveats=caveats(report.rankings),
             failures=sections.failures(report.not_counted, names),
             commands=sections.commands(groups, report.not_counted, names),
             style=_asset("page.css"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tprimat.analyze.compare import Ranking, throughput
+from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
 from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes
 from tprimat.core import units
@@ -23,12 +24,12 @@ from tprimat.report.catalogue import (
     heading_of,
     shown_columns,
 )
-from tprimat.report.comparison import Comparison, notes, run_name
+from tprimat.report.comparison import Comparison, run_name
 from tprimat.report.limits import distance_from_limits
 from tprimat.report.names import heading
 from tprimat.report.plots.style import Look
 from tprimat.report.winner import VS_FASTEST, vs_fastest
-from tprimat.report.words import differing, headline
+from tprimat.report.words import differing, headline, merged
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
@@ -226,7 +227,10 @@ def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:
 
 def warnings(comparison: Comparison, names: Mapping[str, str]) -> dict[str, list[str]]:
     """Return each warning with the short names of its runs: those of the comparison, then those of runs that do not count."""
-    found = {note.removeprefix("Note, "): places for note, places in notes(comparison).items()}
+    found: dict[str, list[str]] = {}
+    for kind, before in (("no MFU", "No MFU, "), ("warning", "")):
+        alike = {one.what: one.subjects for one in findings(comparison.groups, run_name) if one.kind == kind}
+        found |= {before + what: places for what, places in merged(alike).items()}
     for item in comparison.not_counted:
         for mismatch in item.result.run.mismatches:
             found.setdefault(f"what ran is not what was asked: {mismatch}", []).append(run_name(item))

@@ -17,7 +17,7 @@ from tprimat.report.catalogue import COLUMNS
 from tprimat.report.comparison import Comparison, rows_of, text
 from tprimat.report.screen import Screen
 from tprimat.report.tables import escaped, markdown_as_text, table
-from tprimat.report.words import merged, sentence
+from tprimat.report.words import sentence
 
 RUNS = Path(__file__).parent.parent / "runs"
 ENGINE = RUNS.parent.parent / "benchmarks" / "records" / "h200" / "engine"
@@ -37,13 +37,6 @@ def test_a_shown_difference_is_said_with_its_interval_and_its_evidence():
 def test_twice_the_speed_and_more_is_said_as_a_multiple():
     verdict = replace(FASTER, ratio=Estimate(value=12.459, low=7.4, high=21.0, samples=2))
     assert sentence(verdict).startswith("B against A: 12.5 times as fast (ratio 12.459, ")
-
-
-def test_runs_that_differ_are_said_to_be_faster_or_slower_whatever_the_ratio():
-    for ratio, word in ((2.5, "faster"), (1.2, "faster"), (0.8, "slower")):
-        estimate = Estimate(value=ratio, low=ratio - 0.1, high=ratio + 0.1, samples=2)
-        verdict = replace(FASTER, outcome="these runs differ", ratio=estimate)
-        assert f"in these runs, too few to call it {word} (" in sentence(verdict)
 
 
 def test_no_difference_shown_names_no_winner():
@@ -160,26 +153,6 @@ def test_repeated_runs_of_one_configuration_end_in_their_mean():
         r"the runs differ by \d\.\d\d % \(standard deviation\)",
         out[1],
     )
-
-
-def test_warnings_that_differ_in_numbers_only_are_one_line_with_their_range():
-    warnings = {"1 of 10 steps drift by 0.6 %": ["a"], "3 of 10 steps drift by 1.2 %": ["b", "c"], "another": ["d", "e"]}
-    assert merged(warnings) == {"1 to 3 of 10 steps drift by 0.6 to 1.2 %": ["a", "b", "c"], "another": ["d", "e"]}
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("energy is that of steps 3-12", "energy is that of steps 5-50"),
-        ("no peak is known for A100 40GB", "no peak is known for A100 80GB"),
-        ("rank 3 on host-1 is slow", "rank 3 on host-2 is slow"),
-    ],
-)
-def test_numbers_in_names_and_ranges_are_not_joined_when_printed(one, other):
-    first, second = (item for group in comparison_of(ENGINE).groups[:2] for item in group.runs[:1])
-    runs = [replace(item, metrics=replace(item.metrics, warnings=(words,))) for item, words in ((first, one), (second, other))]
-    lines = text(Comparison(groups=tuple(group_runs(runs)), verdicts=())).splitlines()
-    assert [sum(words in line for line in lines) for words in (one, other)] == [1, 1]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])

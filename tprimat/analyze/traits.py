@@ -204,11 +204,6 @@ def _experts(shape: ModelShape) -> list[str]:
     return [chosen, *(f"{count} {words}" for count, words in also if count)]
 
 
-def _own_options(run: RunRecord) -> bool:
-    """Whether an engine of ours recorded its options, and not a log those that it prints."""
-    return bool(run.engine_options) and (run.evidence is None or run.evidence.source != "log")
-
-
 def _optimizer_states(run: RunRecord) -> str | None:
     """Return the dtype of masters and moments, and whose they are unless Adam's: another optimizer computes something else."""
     value, optimizer = run.ran.optimizer_states, run.ran.optimizer

@@ -15,3 +15,9 @@ def test_the_pictures_are_small():
     shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", README)
     assert shown == ["docs/images/comparison.png", "docs/images/report.png"]
     assert all((ROOT / path).stat().st_size < 200_000 for path in shown)
+
+
+def test_the_records_that_prove_a_row_exist():
+    named = set(re.findall(r"`(h[12]00/[\w-]+)`", README))
+    assert len(named) >= 10
+    assert [name for name in sorted(named) if not (ROOT / "benchmarks" / "records" / name).is_dir()] == []

@@ -143,7 +143,7 @@ def test_the_same_tokens_on_several_tensor_ranks_are_refused_before_anything_sta
 
 def test_every_strategy_has_the_layout_of_the_contract(tmp_path):
     for model, strategy in CASES:
-        layout = strategy_plan(tmp_path / f"{model}-{strategy}", model, strategy).layout
+        layout = strategy_plan(tmp_path / f"{model}-{strategy}", model, strategy).workload.layout
         assert (layout.tensor, layout.pipeline, layout.data) == EXPECTED[model, strategy]
 
 

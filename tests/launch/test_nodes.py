@@ -186,7 +186,7 @@ def test_failures_a_hang_and_a_signal_stop_all_nodes_and_are_told_by_the_node_wh
     launchers[1].send_signal(signal.SIGTERM)
     (status, said), (other_status, other_said) = ends(*launchers)
     assert (status, other_status) == (1, 143), said + other_said
-    runs = {read_plan(path / "plan.json").batch.micro_batch_sequences: path for path in (tmp_path / "out" / "runs").iterdir()}
+    runs = {read_plan(path / "plan.json").workload.micro_batch_sequences: path for path in (tmp_path / "out" / "runs").iterdir()}
     records = {size: RunDirectory(path).read_run() for size, path in runs.items()}
     assert records[1].cause == f"Node 1 ({socket.gethostname()}): RuntimeError: the cable is loose"
     assert len(RunDirectory(runs[1]).read_steps()) == 4

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-TINY = "--platform cpu --size tiny --engine megatron --model llama --parallel minimal_communication --gpus 1 --steps 3"
+TINY = "--platform cpu --set size=tiny --engine megatron --model llama --parallel minimal_communication --gpus 1 --steps 3"
 SHORT = "--global-batch-size 2 --sequence-length 32"
 
 

@@ -189,7 +189,7 @@ def test_torchtitan_says_what_is_in_fp8(lines, narrow):
     ],
 )
 def test_torchtitan_says_how_it_computes(line, fact, value):
-    assert getattr(evidence_by([line], "torchtitan"), fact) == value
+    assert getattr(evidence_by([line], "torchtitan").workload, fact) == value
     compiled = collect([TITAN + "Compiling each TransformerBlock with torch.compile"], "torchtitan")
     assert options_of(compiled.arguments) == {"compile": True}
 

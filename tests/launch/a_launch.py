@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from changes import record as record_of  # noqa: E402
 

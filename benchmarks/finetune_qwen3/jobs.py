@@ -28,10 +28,10 @@ from tprimat.core.workload import Workload
 from tprimat.engines.base import Command
 from tprimat.launch.command import DEFAULT_LIMIT_SECONDS, run_command
 from tprimat.launch.process import Ending
-from tprimat.logs.failures import Failure, classify
+from tprimat.logs.failures import classify
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
-from tprimat.records.schema import Machine, Outcome, RunRecord
+from tprimat.records.schema import Failure, Machine, Outcome, RunRecord
 from tprimat.records.store import RunDirectory
 
 EMBEDDED = tuple(f"embedded-full-{precision}" for precision in PRECISIONS)

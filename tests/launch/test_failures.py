@@ -7,8 +7,8 @@ from a_launch import Notes, a_launch
 
 from tprimat.core.errors import LaunchError
 from tprimat.launch.run import run
-from tprimat.logs.failures import Failure, add_log_hint, classify
-from tprimat.records.schema import StepRecord
+from tprimat.logs.failures import add_log_hint, classify
+from tprimat.records.schema import Failure, StepRecord
 
 TORCHRUN_KILLED = """\
 ============================================================

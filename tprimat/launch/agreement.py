@@ -26,9 +26,8 @@ from tprimat.launch.collectives import RankRecord
 from tprimat.launch.rendezvous import open_listener
 from tprimat.launch.stacks import Stack
 from tprimat.launch.torchrun import free_port
-from tprimat.logs.failures import Failure
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import MicroBatchTrial, NodeRecord
+from tprimat.records.schema import Failure, MicroBatchTrial, NodeRecord
 from tprimat.records.store import RunDirectory, from_json, to_json
 
 LEFT = b"left"

@@ -12,7 +12,7 @@ from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.torchrun import torchrun
-from tprimat.logs.failures import Failure
+from tprimat.records.schema import Failure
 
 DEFAULT_LIMIT_SECONDS = 900.0
 NAMELESS = re.compile(r"socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved")

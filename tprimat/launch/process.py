@@ -22,7 +22,7 @@ from tprimat.engines.base import Command
 from tprimat.launch import process_tree
 from tprimat.launch.process_tree import Shutdown
 from tprimat.launch.reaper import Reaper
-from tprimat.logs.failures import Failure
+from tprimat.records.schema import Failure
 from tprimat.records.store import cannot_write
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -20,8 +20,8 @@ from tprimat.launch.process_tree import count_oom_kills
 from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
 from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog
-from tprimat.logs.failures import Failure, add_log_hint, classify, earliest, ended_early, stopped_by
-from tprimat.records.schema import NodeRecord, RunRecord, StepRecord
+from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
+from tprimat.records.schema import Failure, NodeRecord, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, opened, to_json, write_atomically
 from tprimat.records.summary import StepSummary
 

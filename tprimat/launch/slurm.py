@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tprimat.core.errors import LaunchError
 from tprimat.launch.command import answer_of
-from tprimat.logs.failures import Failure
+from tprimat.records.schema import Failure
 
 SRUN = ("srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
 """Starts a command once on every node, with all cores of the job."""

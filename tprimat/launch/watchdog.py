@@ -4,7 +4,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from tprimat.logs.failures import Failure
+from tprimat.records.schema import Failure
 
 USUAL_STEPS = 1000
 """The newest steps, whose median time is the usual one."""

@@ -13,26 +13,7 @@ from itertools import islice, takewhile
 
 from tprimat.core.rows import DATA, document, read_rows
 from tprimat.logs.fields import ESCAPES
-from tprimat.records.schema import Outcome, StepRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a run did not complete."""
-
-    outcome: Outcome
-    cause: str
-    """One line, never empty."""
-    hint: str | None = None
-    """What to try, in one line."""
-    evidence: str | None = None
-    """The line of the log that shows it."""
-    kind: str | None = None
-    """Name of the matching signature."""
-    retry: bool = False
-    """A second start may not have it: it comes from the network between the ranks, not from the plan."""
-    cut_off: bool = False
-    """The scheduler's time limit or a lost node ended the run, which might have completed."""
+from tprimat.records.schema import Failure, Outcome, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from tprimat.logs.checks import (
 )
 from tprimat.logs.claims import AUTO, Claims, check_claim
 from tprimat.logs.contents import LogContents, LoggedStep, larger
-from tprimat.logs.failures import Failure, classify, diverging
+from tprimat.logs.failures import classify, diverging
 from tprimat.logs.fields import Dialect, number_of
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
@@ -33,7 +33,7 @@ from tprimat.logs.second_line import correct_seconds
 from tprimat.logs.shape import packs, pads
 from tprimat.logs.times import batch_of, step_times, tokens_of
 from tprimat.records.evidence import with_facts
-from tprimat.records.schema import Evidence, LogSource, RunRecord, StepRecord
+from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""

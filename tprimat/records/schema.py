@@ -76,6 +76,25 @@ StartUp = Literal["rank_started", "imported", "process_group", "model_built", "t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a run did not complete."""
+
+    outcome: Outcome
+    cause: str
+    """One line, never empty."""
+    hint: str | None = None
+    """What to try, in one line."""
+    evidence: str | None = None
+    """The line of the log that shows it."""
+    kind: str | None = None
+    """Name of the matching signature."""
+    retry: bool = False
+    """A second start may not have it: it comes from the network between the ranks, not from the plan."""
+    cut_off: bool = False
+    """The scheduler's time limit or a lost node ended the run, which might have completed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord(RefuseUnknownKeys):
     """One optimizer step over all ranks."""
 

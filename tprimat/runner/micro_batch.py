@@ -11,10 +11,9 @@ from pathlib import Path
 
 from tprimat.core import units
 from tprimat.launch.run import LaunchResult
-from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import candidates, largest_that_fits, next_candidate, searched, with_micro_batch
 from tprimat.plan.schema import RunPlan, write_plan
-from tprimat.records.schema import MicroBatchSearch, MicroBatchTrial
+from tprimat.records.schema import Failure, MicroBatchSearch, MicroBatchTrial
 from tprimat.records.store import RunDirectory
 
 LESS_MEMORY = "a strategy that splits the weights further, a shorter --sequence-length, or recompute: full in the configuration"

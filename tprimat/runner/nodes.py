@@ -20,10 +20,9 @@ from tprimat.launch.collectives import RankRecord, take_records
 from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor
 from tprimat.launch.stacks import Stack, describe, take_stacks
 from tprimat.launch.torchrun import torchrun
-from tprimat.logs.failures import Failure
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
-from tprimat.records.schema import Machine, NodeRecord
+from tprimat.records.schema import Failure, Machine, NodeRecord
 from tprimat.records.store import RunDirectory
 
 EQUAL_SOFTWARE = ("tprimat", "torch", "megatron-core")

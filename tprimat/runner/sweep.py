@@ -23,12 +23,11 @@ from tprimat.hardware.slurm import job_start
 from tprimat.launch.agreement import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
-from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.environment import changed_variable, masked_environment, variables_of_run
 from tprimat.records.lock import locked
-from tprimat.records.schema import Machine, RunRecord
+from tprimat.records.schema import Failure, Machine, RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.screen import screen_of
 from tprimat.runner.nodes import follow, gathered

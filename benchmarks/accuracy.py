@@ -23,6 +23,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
+from benchmarks.megatron_options import options_left_out, workload_of_options  # noqa: E402
+from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
 from tprimat.analyze.groups import Measured  # noqa: E402
 from tprimat.analyze.memory import ran_from_graphs  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions, drops_choices  # noqa: E402
@@ -31,15 +33,12 @@ from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E402
 from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.core.flops import parameters  # noqa: E402
-from tprimat.core.megatron_cases import options_left_out  # noqa: E402
 from tprimat.core.workload import PRECISIONS, FullWorkload  # noqa: E402
 from tprimat.engines import MODULES  # noqa: E402
 from tprimat.engines.base import Settings, engine_named  # noqa: E402
-from tprimat.predict.megatron_options import workload_of_options  # noqa: E402
+from tprimat.predict import predict  # noqa: E402
 from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage  # noqa: E402
-from tprimat.predict.others import calculon_estimate, megatron_estimate  # noqa: E402
 from tprimat.predict.published import PublishedScore, score_published  # noqa: E402
-from tprimat.predict.rates import published_rates  # noqa: E402
 from tprimat.predict.time import predict_time  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
@@ -271,7 +270,7 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
             workload=_question(first),
         )
         time.append(score)
-        bare.append(replace(score, predicted=predict_time(workload, published_rates(first.accelerator, node)).step_seconds))
+        bare.append(replace(score, predicted=predict(workload, first.accelerator, node).time.step_seconds))
     return Ledger(memory=tuple(memory), time=tuple(with_factors(time)), time_without_probes=tuple(bare), foretold=tuple(foretold))
 
 
@@ -448,7 +447,7 @@ def predict_row(row: Mapping[str, Any]) -> tuple[int, float | None]:
     if accelerator is None or workload.matmul_dtype not in accelerator.dense_flops:
         return peak, None
     node = min(GPUS_OF_A_TEST, workload.layout.world_size)
-    return peak, predict_time(workload, published_rates(accelerator, node)).step_seconds
+    return peak, predict(workload, accelerator, node).time.step_seconds
 
 
 def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Score], list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "config": {"core"},
     "records": {"core"},
     "plan": {"core", "config", "records"},
-    "predict": {"core", "plan", "records"},
+    "predict": {"core", "records"},
     "hardware": {"core", "records"},
     "logs": {"core", "records"},
     "engines": {"core", "plan", "records", "logs", "predict"},

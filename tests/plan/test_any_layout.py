@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.errors import LayoutError
-from tprimat.core.models import model_shape, padded_vocabulary, tiny
-from tprimat.plan.layout import LayoutRequest, resolve, valid_tensor_degrees
+from tprimat.core.models import model_shape, padded_vocabulary, tiny, valid_tensor_degrees
+from tprimat.plan.layout import LayoutRequest, resolve
 
 DENSE, SPARSE = tiny(model_shape("llama-3.1-8b")), tiny(model_shape("mixtral-8x7b"))
 DEGREES = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 8])

@@ -9,9 +9,8 @@ from planning import make_plan
 
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import parameters
-from tprimat.core.models import padded_vocabulary
+from tprimat.core.models import padded_vocabulary, valid_tensor_degrees
 from tprimat.plan.evidence import mismatches
-from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.schema import read_plan, write_plan
 from tprimat.runner.sweep import configuration
 from tprimat.train import worker

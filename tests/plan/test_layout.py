@@ -6,8 +6,8 @@ import pytest
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.errors import LayoutError
-from tprimat.core.models import model_shape, tiny
-from tprimat.plan.layout import LayoutRequest, resolve, valid_tensor_degrees
+from tprimat.core.models import model_shape, tiny, valid_tensor_degrees
+from tprimat.plan.layout import LayoutRequest, resolve
 
 LLAMA, QWEN = model_shape("llama-3.1-8b"), model_shape("qwen-2.5-7b")
 

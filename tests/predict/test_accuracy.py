@@ -23,12 +23,12 @@ from benchmarks.accuracy import (
     score_runs,
     with_factors,
 )
+from benchmarks.other_estimators import calculon_estimate, megatron_estimate
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.implementations import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
-from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.published import score_published
 from tprimat.predict.rates import probed_rates, published_rates
 from tprimat.records.discover import probes_in

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tprimat.core.errors import ConfigError, LayoutError
-from tprimat.core.models import ModelShape, listed_divisors
+from tprimat.core.models import ModelShape, listed_divisors, padded_vocabulary
 
 FlopConvention = Literal["causal", "full", "6n"]
 
@@ -270,3 +270,22 @@ def _gemm(matrix: WeightMatrix, tokens: int, ranks: int) -> GemmShape:
         k=matrix.inputs // (ranks if matrix.split == "inputs" else 1),
         repeats=matrix.copies,
     )
+
+
+def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
+    """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
+
+    The output layer is as much work as some layers; the other stages share the rest evenly. Only matrices
+    count, not attention's products of tokens with tokens. There are 2 stages or more.
+    """
+    block = moe_matrices(shape) or feed_forward_matrices(shape)
+    layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *block])
+    output = padded_vocabulary(shape) * shape.hidden / layer
+    others = stages - 1
+
+    def slowest(last: int) -> float:
+        return max(last + output, (shape.layers - last) / others)
+
+    even = shape.layers // stages
+    choices = [last for last in range(1, even + 1) if (shape.layers - last) % others == 0]
+    return min(reversed(choices), key=slowest, default=even)

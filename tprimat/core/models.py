@@ -305,3 +305,19 @@ def _with_tiny_latent_attention(shape: ModelShape) -> ModelShape:
 def padded_vocabulary(shape: ModelShape) -> int:
     """Return the number of rows of the embedding as trained."""
     return -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def split_counts(shape: ModelShape) -> dict[str, int]:
+    """Return what tensor parallelism divides: every rank has whole heads, and equal shares of width and vocabulary."""
+    return {
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_heads,
+        "ffn_hidden_size": shape.ffn,
+        "padded_vocab_size": padded_vocabulary(shape),
+    }
+
+
+def valid_tensor_degrees(shape: ModelShape) -> list[int]:
+    """Return the degrees that divide all that tensor parallelism splits."""
+    counts = split_counts(shape).values()
+    return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]

@@ -30,6 +30,8 @@ with a random preference for some of them."""
 ExpertCapacity = Annotated[float, Field(gt=0, le=LARGEST_REAL, allow_inf_nan=False)] | Literal["unlimited"]
 """What an expert takes of a rank's micro-batch, times the mean of all experts; more is dropped."""
 Fp8Scaling = Literal["delayed", "current", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4"]
+KEPT_FREE = 0.05
+"""Share of the memory that a search for a micro-batch leaves for fragments and later allocations of libraries."""
 ATTENTION_ALONE = ("core_attn",)
 """What is computed again under selective recomputation that names no module."""
 

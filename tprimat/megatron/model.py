@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from tprimat.core.errors import LaunchError
+from tprimat.core.flops import layers_of_last_stage
 from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.core.workload import Layout
 from tprimat.megatron import transformer_engine
@@ -29,7 +30,6 @@ from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.routing import watch_routers
 from tprimat.megatron.wgrad import use_accumulating_embedding
-from tprimat.plan.layout import layers_of_last_stage
 from tprimat.plan.schema import RunPlan
 
 INITIAL_STANDARD_DEVIATION = 0.02

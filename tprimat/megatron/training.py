@@ -13,13 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 
 from tprimat.core.errors import LaunchError
+from tprimat.core.workload import KEPT_FREE
 from tprimat.megatron import fp8
 from tprimat.megatron.compat import prefetch_compiler_key
 from tprimat.megatron.evidence import observe
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.options import ResolvedOptions, recorded, resolve
 from tprimat.plan.evidence import mismatches
-from tprimat.plan.micro_batch import KEPT_FREE, candidates, next_candidate, trial_micro_batches
+from tprimat.plan.micro_batch import candidates, next_candidate, trial_micro_batches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 from tprimat.records.schema import MicroBatchTrial, RunRecord, StepRecord

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.errors import LayoutError
-from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
-from tprimat.core.models import ModelShape, divisors, padded_vocabulary
+from tprimat.core.models import ModelShape, divisors, split_counts, valid_tensor_degrees
 from tprimat.core.workload import Layout
 
 TENSOR = "tensor_model_parallel_size"
@@ -54,22 +53,6 @@ def resolve(request: LayoutRequest) -> tuple[Layout, int | None]:
     layout = _divide_ranks(request)
     _check_sequence(request, layout)
     return layout, _divide_batch(request, layout)
-
-
-def split_counts(shape: ModelShape) -> dict[str, int]:
-    """Return what tensor parallelism divides: every rank has whole heads, and equal shares of width and vocabulary."""
-    return {
-        "num_attention_heads": shape.heads,
-        "num_query_groups": shape.kv_heads,
-        "ffn_hidden_size": shape.ffn,
-        "padded_vocab_size": padded_vocabulary(shape),
-    }
-
-
-def valid_tensor_degrees(shape: ModelShape) -> list[int]:
-    """Return the degrees that divide all that tensor parallelism splits."""
-    counts = split_counts(shape).values()
-    return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
 
 def _any_of(degrees: list[int], key: str, request: LayoutRequest) -> str:
@@ -255,22 +238,3 @@ def _check_accumulation(request: LayoutRequest, layout: Layout, steps: int) -> N
             why="The interleaved schedule runs micro-batches in rounds of one a stage.",
             fix=f"another global_batch_size or micro_batch_size, or leave {VIRTUAL} out",
         )
-
-
-def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
-    """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
-
-    The output layer is as much work as some layers; the other stages share the rest evenly. Only matrices
-    count, not attention's products of tokens with tokens. There are 2 stages or more.
-    """
-    block = moe_matrices(shape) or feed_forward_matrices(shape)
-    layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *block])
-    output = padded_vocabulary(shape) * shape.hidden / layer
-    others = stages - 1
-
-    def slowest(last: int) -> float:
-        return max(last + output, (shape.layers - last) / others)
-
-    even = shape.layers // stages
-    choices = [last for last in range(1, even + 1) if (shape.layers - last) % others == 0]
-    return min(reversed(choices), key=slowest, default=even)

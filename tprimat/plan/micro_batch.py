@@ -8,12 +8,9 @@ allows checks the prediction. A size that the line rules out is never tried.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tprimat.core.workload import FullWorkload, Layout
+from tprimat.core.workload import KEPT_FREE, FullWorkload, Layout
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import MicroBatchSearch, MicroBatchTrial
-
-KEPT_FREE = 0.05
-"""Share of the memory left for the allocator's fragments and later allocations of libraries."""
 
 
 def candidates(workload: FullWorkload) -> tuple[int, ...]:

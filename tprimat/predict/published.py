@@ -12,10 +12,8 @@ from tprimat.core.implementations import FSDP, MEGATRON_TUNED
 from tprimat.core.models import model_shape
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.core.workload import FullWorkload
-from tprimat.predict.memory import predict_memory
-from tprimat.predict.rates import published_rates
+from tprimat.predict import predict
 from tprimat.predict.search import short_ends
-from tprimat.predict.time import predict_time
 
 GPUS_OF_A_NODE = 8
 
@@ -81,9 +79,10 @@ def _score(result: PublishedResult, accelerator: Accelerator) -> PublishedScore 
     peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype) or math.inf
     if measured * flop_per_token(workloads[0].shape, workloads[0].sequence_tokens) >= peak:
         return None  # the source contradicts itself
-    rates = published_rates(accelerator, min(GPUS_OF_A_NODE, result.gpus or GPUS_OF_A_NODE))
-    fitting = [work for work in workloads if predict_memory(work).allocated_bytes < accelerator.memory_bytes] or workloads
-    predicted = max(predict_time(work, rates).tokens_per_second_per_gpu for work in fitting)
+    node = min(GPUS_OF_A_NODE, result.gpus or GPUS_OF_A_NODE)
+    predictions = [predict(work, accelerator, node) for work in workloads]
+    fitting = [one for one in predictions if one.memory.allocated_bytes < accelerator.memory_bytes] or predictions
+    predicted = max(one.time.tokens_per_second_per_gpu for one in fitting)
     return PublishedScore(name=result.name, measured=1 / measured, predicted=1 / predicted)
 
 

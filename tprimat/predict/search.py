@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tprimat.core.errors import UserError
-from tprimat.core.models import ModelShape, divisors
-from tprimat.core.workload import FullWorkload, Layout, RecomputeGranularity
-from tprimat.plan.layout import valid_tensor_degrees
-from tprimat.plan.micro_batch import KEPT_FREE
+from tprimat.core.models import ModelShape, divisors, valid_tensor_degrees
+from tprimat.core.workload import KEPT_FREE, FullWorkload, Layout, RecomputeGranularity
 from tprimat.predict.memory import MemoryPrediction, predict_memory
 from tprimat.predict.rates import Rates
 from tprimat.predict.time import TimePart, TimePrediction, predict_time

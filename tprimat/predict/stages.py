@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.flops import attention_matrices, feed_forward_matrices, layers_of_last_stage, moe_matrices
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import FullWorkload
-from tprimat.plan.layout import layers_of_last_stage
 
 
 @dataclass(frozen=True, kw_only=True)

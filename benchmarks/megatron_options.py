@@ -5,16 +5,34 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tprimat.core.implementations import MEGATRON_LOCAL, TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import FullWorkload, Layout
 
+CASES = Path(__file__).parent / "records" / "megatron-goldens" / "cases.yaml"
 GPT2_VOCABULARY = 50257
 DEFAULT_DROPOUT = 0.1
 VOCABULARY_MULTIPLE = 128
 MLA_DEFAULTS = {"kv-lora-rank": 32, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
+
+
+@cache
+def _cases() -> dict[str, Any]:
+    return dict(yaml.safe_load(CASES.read_text(encoding="utf8")))
+
+
+def options_left_out(case: str) -> dict[str, Any]:
+    """Return what the test of a case passes besides the options of its rows; nothing for an unknown case."""
+    options = dict(_cases()["cases"].get(case, {}))
+    if case in _cases()["without_gradient_accumulation_fusion"]:
+        options["no-gradient-accumulation-fusion"] = True
+    return options
 
 
 def workload_of_options(options: Mapping[str, Any], gpus: int) -> FullWorkload:

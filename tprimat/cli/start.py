@@ -19,10 +19,11 @@ MODULES = {
     "pydantic": "pydantic",
     "pyyaml": "yaml",
     "rich": "rich",
+    "scipy": "scipy",
     "torch": "torch",
 }
 """Package without which some command does not work -> its module. Lightning, which has two names, comes with the others."""
-ALWAYS = ("numpy", "pydantic", "pyyaml")
+ALWAYS = ("numpy", "pydantic", "pyyaml", "scipy")
 """Packages without which no command works."""
 ROOT = Path(__file__).absolute().parent.parent.parent
 ENVIRONMENT = ROOT / ".venv"

@@ -1,4 +1,4 @@
-"""Every statistic that the project uses. Each function cites its source; tests check it against scipy or by simulation.
+"""Every statistic that the project uses. Each function cites its source; tests check it by simulation.
 
 Intervals of one run are closed forms, which need no random numbers and cost microseconds; the ratio of two groups of runs is
 Welch's over runs. How often they cover the truth, by simulation, and where they do not, is in benchmarks/results/statistics.md
@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import bdtr, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -22,10 +22,6 @@ FALSE_ALARM = 0.05
 MAD_TO_SIGMA = 1.4826022185056018
 """1 / Phi^-1(3/4): makes the MAD of a normal sample estimate its standard deviation (Rousseeuw and Croux 1993, section 1)."""
 MEAN_DEVIATION_TO_SIGMA = math.sqrt(math.pi / 2)
-NORMAL_QUANTILE = 1.959963984540054
-"""Phi^-1(0.975)."""
-FEW_DEGREES = 60
-"""Degrees of freedom up to which Student's t is inverted exactly."""
 FEWEST_FREEDOM = 3
 """Fewest degrees of freedom that autocorrelation leaves. With 1 or 2, quantiles of 12.7 and 4.3 multiply an error that the same
 autocorrelation has already widened: in simulations (AR(1) of 0.3 to 0.8, 10 to 50 steps) the intervals become up to four
@@ -44,35 +40,9 @@ class Interval:
 
 
 @lru_cache(maxsize=4096)
-def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return the number that Student's t stays below, in absolute value, with a probability.
-
-    By bisection of its distribution (Abramowitz and Stegun 26.7.3 and 26.7.4), for many degrees by Cornish-Fisher (26.7.5).
-    """
-    if freedom <= FEW_DEGREES:
-        low, high = 0.0, math.pi / 2
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if _t_within(middle, max(freedom, 1)) < confidence else (low, middle)
-        return math.sqrt(max(freedom, 1)) * math.tan(low)
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-def _t_within(angle: float, freedom: int) -> float:
-    """Return the probability that Student's t is within sqrt(freedom) x tan(angle)."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = total = cosine if odd else 1.0
-    for number in range(1 + odd, freedom - 2, 2):
-        term *= number / (number + 1) * cosine**2
-        total += term
-    if not odd:
-        return sine * total
-    return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """Return the number that Student's t stays below, in absolute value, with a probability."""
+    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def median(values: Array) -> float:
@@ -143,13 +113,9 @@ def median_ranks(n: int) -> tuple[int, float]:
     Order statistics k and n + 1 - k enclose the median with a binomial probability; interpolation between two such intervals
     meets 95 % closely for any continuous distribution (Hettmansperger and Sheather 1986, doi:10.1016/0167-7152(86)90021-0).
     """
-    if n > 200:
-        position = (n + 1) / 2 - NORMAL_QUANTILE * math.sqrt(n) / 2
-        return int(position), position - int(position)
-    rank, tail = 1, 0.5**n
-    while 1 - 2 * (following := tail + math.comb(n, rank) * 0.5**n) >= CONFIDENCE:
-        rank, tail = rank + 1, following
-    outer, inner = 1 - 2 * tail, 1 - 2 * following
+    enclosed = 1 - 2 * bdtr(np.arange((n + 1) // 2), n, 0.5)
+    rank = int((enclosed >= CONFIDENCE).sum())
+    outer, inner = float(enclosed[rank - 1]), float(enclosed[rank])
     share = (outer - CONFIDENCE) / (outer - inner)
     return rank, (n - rank) * share / (rank + (n - 2 * rank) * share)
 
@@ -166,17 +132,11 @@ def median_interval(values: Array) -> Interval:
     if n < 6:
         factor = math.exp(t_quantile(n - 1) * float(np.log(values).std(ddof=1)) / math.sqrt(n))
         return Interval(value=centre, low=centre / factor, high=centre * factor)
-    low, high = _median_bounds(np.sort(values))
+    ordered, (rank, weight) = np.sort(values), median_ranks(n)
+    low = float((1 - weight) * ordered[rank - 1] + weight * ordered[rank])
+    high = float((1 - weight) * ordered[n - rank] + weight * ordered[n - rank - 1])
     wider = math.sqrt(variance_inflation(values))
     return Interval(value=centre, low=centre * (low / centre) ** wider, high=centre * (high / centre) ** wider)
-
-
-def _median_bounds(ordered: Array) -> tuple[float, float]:
-    n = len(ordered)
-    rank, weight = median_ranks(n)
-    low = (1 - weight) * ordered[rank - 1] + weight * ordered[rank]
-    high = (1 - weight) * ordered[n - rank] + weight * ordered[n - rank - 1]
-    return float(low), float(high)
 
 
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
@@ -397,15 +357,8 @@ def ratio_of_rates(
         parts = found
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / df for part, df in parts) if variance > 0 else 1.0
-    arm = quantile_between(freedom, confidence) * math.sqrt(variance)
+    arm = t_quantile(freedom, confidence) * math.sqrt(variance)
     return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
-
-
-def quantile_between(freedom: float, confidence: float) -> float:
-    """Return t_quantile for degrees of freedom from 1 on, between whole numbers linear in their inverse, and a little high."""
-    below = math.floor(freedom)
-    low, high = t_quantile(below, confidence), t_quantile(below + 1, confidence)
-    return low + (high - low) * (1 - below / freedom) * (below + 1)
 
 
 def _variances(
@@ -468,7 +421,7 @@ def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float
     def enough(count: int) -> bool:
         """Whether Welch's interval of so many runs per side is narrow enough."""
         freedom = max(1.0, (count - 1) * variance**2 / (first**2 + second**2))
-        return quantile_between(freedom, confidence) * math.sqrt(variance / count) < room
+        return t_quantile(freedom, confidence) * math.sqrt(variance / count) < room
 
     counts = range(max(runs, 2), MOST_RUNS + 1)
     place = bisect_left(counts, True, key=enough)

@@ -3,7 +3,7 @@
 
 ./extract_primus_metrics.py --log-file training_llama.log --model-name llama --gpu MI300X
 ./extract_primus_metrics.py --log-file train.log.gz --model-name qwen --num-gpus 8 --global-batch-size 128 --sequence-length 2048
-tail -f train.log | ./extract_primus_metrics.py --log-file - --follow --model-name llama --gpu "NVIDIA H200"
+kubectl logs job/train | ./extract_primus_metrics.py --log-file - --model-name llama --gpu "NVIDIA H200"
 """
 
 import sys

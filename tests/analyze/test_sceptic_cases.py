@@ -258,12 +258,6 @@ def test_losses_after_other_numbers_of_steps_and_a_requested_warmup_are_called_s
     assert not any("speed still changes" in warning for warning in warnings)
 
 
-def test_more_than_proportional_scaling_is_questioned(tmp_path):
-    (tmp_path / "t.csv").write_text("gpus,tokens per second\n1,9000\n2,30000\n", encoding="utf8")
-    out = run_command("scaling", "--table", "t.csv", cwd=tmp_path).stdout
-    assert "More than proportional (166.7 %)" in out
-
-
 # Logs.
 
 DUMP = """using world size: 8, data-parallel size: 8, context-parallel size: 1

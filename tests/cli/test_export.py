@@ -96,12 +96,12 @@ def test_power_follows_from_energy(tmp_path):
 
 def test_a_missing_library_is_one_line_that_says_what_to_install(tmp_path):
     # A process of its own, in which the library cannot be imported, whether it is installed or not.
-    hidden = "import sys; sys.modules['pyarrow'] = None; from tprimat.cli.main import start; "
-    words = ["--to", "parquet", str(tmp_path / "x"), "--results-dir", str(RUNS)]
+    hidden = "import sys; sys.modules['wandb'] = None; from tprimat.cli.main import start; "
+    words = ["--to", "wandb-offline", str(tmp_path / "x"), "--results-dir", str(RUNS)]
     call = f"sys.exit(start('export', 'tprimat export', {words!r}))"
     done = subprocess.run([sys.executable, "-c", hidden + call], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --to parquet needs pyarrow, which is not installed: pip install pyarrow\n"
+    assert done.stderr == "error: --to wandb-offline needs wandb, which is not installed: pip install wandb\n"
 
 
 def test_the_documentation_explains_every_column():

@@ -19,20 +19,6 @@ def export(to, path, folder=RUNS):
     return done.stdout
 
 
-def test_parquet_files_keep_types_and_are_one_table_whatever_their_runs_lack(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    for name in ("cpu", "foreign", "h100"):
-        export("parquet", tmp_path / f"{name}.parquet", RUNS.parent / name)
-    rows = {row["run_id"]: row for row in parquet.read_table(tmp_path / "h100.parquet").to_pylist()}
-    assert (rows["h100-llama-0"]["tensor_parallel"], rows["h100-llama-0"]["counted"]) == (1, True)
-    assert rows["h100-llama-0"]["tokens_per_second_per_gpu"] == pytest.approx(7393.10, abs=0.01)
-    assert rows["h100-qwen-oom"]["tokens_per_second_per_gpu"] is None
-    first, *others = (parquet.read_schema(path) for path in sorted(tmp_path.iterdir()))
-    assert not any(str(field.type) == "null" for field in first)
-    for other in others:
-        assert all(first.field(name).type == other.field(name).type for name in set(first.names) & set(other.names))
-
-
 def test_wandb_writes_runs_once_when_they_have_an_end_and_not_over_a_file(tmp_path):
     pytest.importorskip("wandb")
     (tmp_path / "file").write_text("mine")

@@ -3,10 +3,8 @@
 import gzip
 import json
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -306,47 +304,6 @@ def test_steps_without_a_time_are_a_failure_that_says_what_is_missing(log):
     assert "The log names 3 steps, and none has a time." in done.stderr
     assert "--global-batch-size" in done.stderr
     assert read_result(path.parent / "benchmark_cuda_llama.json").run.outcome == "failed"
-
-
-FOLLOW = ("--follow", "--model-name", "llama", "--gpu", "H200")
-
-
-def wait_for(file):
-    deadline = time.monotonic() + 50
-    while not file.exists() and time.monotonic() < deadline:
-        yield
-        time.sleep(0.05)
-
-
-def test_standard_input_is_followed_while_it_grows(tmp_path):
-    lines = (LOGS / "megatron_lm.log").read_text(encoding="utf8").splitlines(keepends=True)
-    command = [sys.executable, str(SCRIPT), "--log-file", "-", *FOLLOW]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, text=True)
-    out = tmp_path / "benchmark_cuda_llama.json"
-    process.stdin.writelines(lines[:-4])
-    for _ in wait_for(out):
-        process.stdin.write("a line that says nothing\n")
-        process.stdin.flush()
-    assert read_result(out).run.outcome == "running"
-    process.stdin.writelines(lines[-4:])
-    process.stdin.close()
-    assert process.wait(timeout=30) == 0
-    result = read_result(out)
-    assert (result.run.outcome, len(result.steps)) == ("completed", 6)
-
-
-def test_ctrl_c_keeps_what_was_read(log):
-    path = log("megatron_lm", lambda text: text[: text.index("[after training")].replace("6 | consumed", "9 | consumed"))
-    command = [sys.executable, str(SCRIPT), "--log-file", str(path), *FOLLOW]
-    out = path.parent / "benchmark_cuda_llama.json"
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        for _ in wait_for(out):
-            pass
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=50) == 0
-        assert "what was read so far is kept" in process.stderr.read()
-    result = read_result(out)
-    assert (result.run.outcome, len(result.steps)) == ("interrupted", 6)
 
 
 def peak_kib(path, output):

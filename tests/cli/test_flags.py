@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from importlib import import_module
 
 import pytest
@@ -28,7 +27,7 @@ from tprimat.cli.main import COMMANDS, main, module_name, parser_of
         ("benchmark.py", ["extra"], "'extra' is one word too many"),
         ("compare.py", ["output"], "'output' is one word too many; did you mean --results-dir output?"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),
-        ("doctor", ["--gpus", "x" * 5000], f"--gpus: {'x' * 40} is not a whole number from 1 to 10,000,000"),
+        ("plan", ["--gpus", "x" * 5000], f"--gpus: {'x' * 40} is not a whole number from 1 to 10,000,000"),
     ],
 )
 def test_a_wrong_word_is_answered_in_one_line_with_what_was_meant(command, flags, said):
@@ -125,22 +124,6 @@ def test_several_strategies_and_models_are_run_one_after_the_other():
     wrong = run_command("benchmark.py", "--dry-run", "--parallel", "balanced,balance")
     assert wrong.returncode == 2
     assert "There is no strategy 'balance'" in wrong.stderr
-
-
-def test_bash_completes_commands_flags_and_strategies(tmp_path):
-    script = tmp_path / "completion.bash"
-    script.write_text(run_command("completion", "bash").stdout)
-
-    def completed(*words):
-        line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_tprimat"
-        done = subprocess.run(
-            ["bash", "-c", f'{line}; echo "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True, timeout=60
-        )
-        return re.split(r"\s+", done.stdout.strip())
-
-    assert completed("tprimat", "comp") == ["compare", "completion"]
-    assert completed("tprimat", "run", "--parallel", "b") == ["balanced"]
-    assert completed("tprimat", "compare", "--fail") == ["--fail-if-slower"]
 
 
 def test_flags_stay_few():

@@ -264,14 +264,6 @@ def test_an_output_folder_that_cannot_be_written_exits_2_before_anything_starts(
     assert (tmp_path / "file").read_text() == "kept"
 
 
-@pytest.mark.parametrize(("flags", "named"), [(["--dry-run"], "--dry-run"), (["--set", "models.llama.name=x"], "--set")])
-def test_a_training_flag_with_a_probe_is_refused_and_nothing_is_measured(flags, named, tmp_path):
-    done = call("--probe", "memory", *flags, "--output-dir", tmp_path / "out")
-    assert done.returncode == 2
-    assert f"error: {named} has no effect on --probe." in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_validation_prints_every_cell_and_exits_0():
     done = call(script="validate_config.py")
     assert done.returncode == 0, done.stderr

@@ -264,7 +264,6 @@ def peak():
 
 SCALINGS = {
     "h200": [RECORDS / "h200" / name for name in ("engine", "two-gpus", "one-gpu", "repeated", "torchtitan")],
-    "table": ["--table", ROOT / "tests" / "tables" / "throughput_scaling.csv"],
 }
 
 

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,18 +102,6 @@ def panels_of(options: argparse.Namespace) -> list[str] | None:
     return None if options.panels is None else [name.strip() for name in options.panels.split(",") if name.strip()]
 
 
-def add_probes(parser: argparse.ArgumentParser | argparse._ArgumentGroup, which: str) -> None:
-    """Add the flag that names probes."""
-    parser.add_argument(
-        "--probes",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help=f"a probes.jsonl of this machine, or its folder, {which}; may be repeated",
-    )
-
-
 def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
     """Return how the flags of `add_counting` want metrics counted.
 
@@ -177,8 +165,8 @@ def print_json(document: object) -> None:
 
 
 @contextlib.contextmanager
-def doing(text: str) -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what is being done, until it is done; yields what replaces the text."""
+def doing(text: str) -> Iterator[None]:
+    """Say on a terminal what is being done, until it is done."""
 
     def say(text: str) -> None:
         if sys.stderr.isatty():
@@ -186,7 +174,7 @@ def doing(text: str) -> Iterator[Callable[[str], None]]:
 
     say(text)
     try:
-        yield say
+        yield
     finally:
         say("")
 

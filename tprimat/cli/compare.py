@@ -70,10 +70,9 @@ def run(options: argparse.Namespace) -> int:
     if options.published:
         from tprimat.analyze.published import nearest_published
         from tprimat.report.comparison import published_text
-        from tprimat.runner.analysis import reproduce
 
         neighbours = nearest_published(comparison.groups)
-        print("\n" + published_text(neighbours, reproduce, screen), end="")
+        print("\n" + published_text(neighbours, screen), end="")
     if comparison.groups:
         write(comparison, path, neighbours, options)
         print(f"written: {path}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 tprimat doctor
 tprimat doctor --output-dir /scratch/results --json
-srun -N2 --ntasks=2 tprimat doctor --nodes 2                  every GPU of two nodes against its neighbours
 
 exit status: 0, or 1 if no engine can train
 """
@@ -14,7 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tprimat.cli.common import positive, print_json
+from tprimat.cli.common import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,17 +31,11 @@ WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("--output-dir", type=Path, metavar="PATH", help="where results would go (default: $OUTPUT_DIR, ./output)")
-    parser.add_argument(
-        "--nodes", type=positive, metavar="N", help="measure every GPU of N nodes instead: of this one, or of a job's"
-    )
-    parser.add_argument("--gpus", type=positive, metavar="N", help="with --nodes: GPUs of each node (all)")
     parser.add_argument("--json", action="store_true", help="print the checks as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0 some engine can train, 1 none can; with --nodes, 1 where a GPU is slower than its neighbours."""
-    if options.nodes is not None:
-        return _nodes(options)
+    """Exit status: 0 some engine can train, 1 none can."""
     from tprimat.config.load import environment_choices
     from tprimat.runner.doctor import examine
 
@@ -56,18 +49,6 @@ def run(options: argparse.Namespace) -> int:
     verdict = "This machine can train" if can_train else "Nothing can train here"
     print(f"\n{verdict}; {problems or 'no'} problem{'' if problems == 1 else 's'} found.")
     return 0 if can_train else 1
-
-
-def _nodes(options: argparse.Namespace) -> int:
-    from tprimat.runner.health import examine_nodes
-
-    checks = examine_nodes(options.nodes, options.gpus, lambda line: print(line, file=sys.stderr))
-    well = all(check.status != "problem" for check in checks)
-    if options.json:
-        print_json({"well": well, "checks": [dataclasses.asdict(check) for check in checks]})
-    else:
-        show_checks(checks)
-    return 0 if well else 1
 
 
 def show_checks(checks: "Iterable[Check]") -> None:

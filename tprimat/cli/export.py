@@ -1,7 +1,6 @@
 """Write one row per run, with every field, for notebooks and experiment trackers. docs/results.md explains the columns.
 
 tprimat export --to csv runs.csv
-tprimat export --to parquet runs.parquet --results-dir h100 mi300x
 tprimat export --to wandb-offline wandb                 then: wandb sync wandb/wandb/offline-run-*
 """
 
@@ -10,13 +9,15 @@ from pathlib import Path
 
 from tprimat.cli.common import add_counting, add_results_dir, read, results_dirs
 
-TARGETS = ("csv", "json", "parquet", "wandb-offline")
+TARGETS = ("csv", "json", "wandb-offline")
 """Of runner/export.py, which imports more than --help needs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="where to write: a file for csv, json, parquet; else a folder")
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="where to write: a file for csv and json, a folder for wandb-offline"
+    )
     parser.add_argument("--to", required=True, choices=TARGETS, help="format or tracker; some need their own library")
     add_results_dir(parser, "./output")
     add_counting(parser)

@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME", help="the accelerator that ran (default: from the log, never this machine's)")
     parser.add_argument("--parallel", metavar="STRATEGY", help="the strategy of config.yaml that ran; checked against the log")
     parser.add_argument("--output", type=Path, metavar="PATH", help="default: benchmark_PLATFORM_MODEL.json next to the log")
-    parser.add_argument("--follow", action="store_true", help="keep reading while the log grows, until training is done")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,4 +38,4 @@ def run(options: argparse.Namespace) -> int:
         accelerator=options.gpu,
         strategy=options.parallel,
     )
-    return extract_log(options.log_file, claims, output=options.output, follow=options.follow)
+    return extract_log(options.log_file, claims, output=options.output)

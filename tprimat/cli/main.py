@@ -34,7 +34,6 @@ COMMANDS = {
     "validate": "check every cell of a configuration (./validate_config.py)",
     "export": "write one row per run for notebooks and experiment trackers",
     "archive": "pack results for others: records and the report",
-    "completion": "complete the flags of tprimat in your shell",
 }
 """Each in the module of its name, with _ for -."""
 MODULE_HINT = "make install, or pip install -r requirements.txt"
@@ -81,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         if instead := (self.get_default("hints") or {}).get(word):
             return f"there is no flag {word} here; instead: {instead}"
         if word.partition("=")[0] == "--set" and self.prog.endswith(" plan"):
-            return "there is no flag --set; ./benchmark.py --plan GPU --set KEY=VALUE has it"
+            return "there is no flag --set; flags name what a plan needs"
         value = word.removeprefix("--")
         for action in self._actions:
             if action.option_strings and value in (action.choices or ()):

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.cells import HOW, SETTABLE, add_request, make_runs, request_of, show
-from tprimat.cli.common import doing, print_json
+from tprimat.cli.common import print_json
 from tprimat.config.options import WHAT
 from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
-    from tprimat.plan.schema import RunPlan
     from tprimat.runner.request import RunRequest
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import Session
@@ -31,8 +30,6 @@ EPILOG = f"""examples:
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
   ./benchmark.py --model llama --sweep tp=1,2,4 --sweep pp=1,2 --sweep 'tp*pp<=4'
   ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
-  ./benchmark.py --probe gemm,memory                     how fast single operations run here
-  ./benchmark.py --plan "H100 SXM" --gpus 8              which layout should be fastest there, and what fits
   ./benchmark.py --report                                one HTML page on the results in ./output
 
 exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 the request is invalid,
@@ -40,11 +37,6 @@ exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 th
 
 {SETTABLE}
 """
-PROBE_HELP = (
-    "measure single operations: gemm, memory, attention, mlp, transformer, collectives, ddp, rounds, pieces, overlap; "
-    "all leaves out the last three"
-)
-PROBE_FLAGS = {"probe", "output_dir", "config", "gpus", "resume", "json"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,15 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "continues, and with --resume repeats what failed",
     )
     how.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
-    group = parser.add_argument_group("instead of training")
-    group.add_argument("--probe", metavar="KINDS", help=PROBE_HELP)
-    group.add_argument(
-        "--plan", nargs="?", const="", metavar="GPU", help="predict all layouts, for this machine or for a GPU of another name"
+    how.add_argument(
+        "--report", action="store_true", help="train nothing: write report.html, one page on all results in --output-dir, there"
     )
-    group.add_argument(
-        "--report", action="store_true", help="write report.html, one page on all results in --output-dir, to that folder"
-    )
-    group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, with the report")
 
 
 def run_request(options: argparse.Namespace) -> "RunRequest":
@@ -125,17 +111,8 @@ def pretrain(model: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all runs completed, 1 a run failed, 130 after Ctrl-C, 143 after SIGTERM."""
-    if options.probe:
-        return _probe(options)
-    if options.plan is not None:
-        return _plan(options)
-    if options.report or options.archive:
-        if options.dry_run:
-            flag = "--report" if options.report else "--archive"
-            raise ConfigError(
-                f"{flag} trains nothing: it shows results that exist.", where="--dry-run", fix="leave out one of them"
-            )
-        return _share(options)
+    if options.report:
+        return _report(options)
     return _train(options)
 
 
@@ -220,53 +197,6 @@ def _train_grid(options: argparse.Namespace, request: "RunRequest") -> int:
         with contextlib.redirect_stdout(io.StringIO()):
             drawn = start("compare", "compare.py", words) == 0  # which says where the picture is
     return exit_status(results, success=complete and drawn)
-
-
-def _plan(options: argparse.Namespace) -> int:
-    """Predict the layouts of each model with its batch, which trains nothing. Return 1 where nothing fits."""
-    from tprimat.core.accelerators import PLATFORM_OF
-    from tprimat.engines import FALLBACK
-    from tprimat.report import plan as page
-    from tprimat.report.screen import screen_of
-    from tprimat.runner.auto import first_look, refuse_degrees
-    from tprimat.runner.planning import accelerator_of, answer_for, is_elsewhere, ways_out
-
-    name = options.plan or None
-    accelerator, _ = accelerator_of(name, "--plan")
-    platform = PLATFORM_OF[accelerator.backend]
-    request = replace(run_request(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
-    refuse_degrees(request, "--plan")
-    plans = {plan.model: plan for plan in first_look(replace(request, strategy=None)).plans}
-    with doing(f"predicting all layouts of {' and '.join(plans)} ..."):
-        answers = [answer_for(plan, name, request.probes) for plan in plans.values()]
-        others = [() if plan.engine == FALLBACK else (FALLBACK,) for plan in plans.values()]
-        ways = [
-            page.NO_WAY if options.json else ways_out([one], engines=engines, any_engine=False)
-            for one, engines in zip(answers, others, strict=True)
-        ]
-    if options.json:
-        print_json({"plans": [page.document(*one) for one in answers]})
-    else:
-        screen = screen_of(sys.stdout)
-        texts = [
-            page.text(*one, screen, way, _command_of(request, plan))
-            for plan, one, way in zip(plans.values(), answers, ways, strict=True)
-        ]
-        print("\n\n\n".join(texts))
-    return 0 if all(found.fitting for found, _ in answers) else 1
-
-
-def _command_of(request: "RunRequest", plan: "RunPlan") -> str:
-    """Return the command that runs a model with what the user set, except for what a layout of the plan decides.
-
-    Recomputation that the file sets is undone: the flags of a layout come later, and count.
-    """
-    recompute = f"platform_optimizations.{plan.platform}.recompute"
-    kept = [text for text in request.settings if not text.startswith(recompute)]
-    set_by_file = plan.workload.recompute != "none" and len(kept) == len(request.settings)
-    kept += [f"{recompute}=none", f"{recompute}_modules=null", f"{recompute}_layers=null"] if set_by_file else []
-    config = ["--config", str(request.config)] if request.config else []
-    return shlex.join(["./benchmark.py", "--model", plan.model, *config, *(word for text in kept for word in ("--set", text))])
 
 
 def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
@@ -355,38 +285,14 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
     return int(failed)
 
 
-def _output_dir(options: argparse.Namespace) -> str:
+def _report(options: argparse.Namespace) -> int:
+    """Write the page about the results that exist."""
+    from tprimat.cli.main import start
     from tprimat.config.load import environment_choices
 
-    return options.output_dir or environment_choices().output_directory
-
-
-def _probe(options: argparse.Namespace) -> int:
-    """Measure single operations, without training."""
-    from tprimat.cli.main import start
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    others = [name for name, value in vars(options).items() if name not in PROBE_FLAGS and value != parser.get_default(name)]
-    if others:
-        flag = "--set" if others[0] == "settings" else f"--{others[0].replace('_', '-')}"
-        raise ConfigError(f"{flag} has no effect on --probe.", where=flag, fix="leave it out; tprimat probe --help")
-    words = [options.probe, "--output", _output_dir(options)]
-    for flag, value in (("--config", options.config), ("--ranks", options.gpus)):
-        words += [flag, str(value)] if value is not None else []
-    words += [flag for flag, wanted in (("--resume", options.resume), ("--json", options.json)) if wanted]
-    return start("probe", "tprimat probe", words)
-
-
-def _share(options: argparse.Namespace) -> int:
-    """Write the page, the archive, or both, of the results that exist."""
-    from tprimat.cli.main import start
-
-    output = _output_dir(options)
-    probes = [word for text in options.settings if text.startswith("probes=") for word in ("--set", text)]
-    prices = ["--set", f"prices={options.config}"] if options.config else []
-    page = [output, "--output", str(Path(output, "report.html")), *prices, *probes]
-    status = start("report", "tprimat report", page) if options.report else 0
-    if options.archive:
-        status = max(status, start("archive", "tprimat archive", [output, options.archive, *prices]))
-    return status
+    if options.dry_run:
+        raise ConfigError("--report trains nothing.", where="--dry-run", fix="leave out one of them")
+    output = options.output_dir or environment_choices().output_directory
+    words = [word for text in options.settings if text.startswith("probes=") for word in ("--set", text)]
+    words += ["--set", f"prices={options.config}"] if options.config else []
+    return start("report", "tprimat report", [output, "--output", str(Path(output, "report.html")), *words])

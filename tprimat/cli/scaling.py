@@ -1,7 +1,6 @@
 """Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling, with fitted scaling laws.
 
 tprimat scaling output-1gpu output-2gpus output-4gpus
-tprimat scaling --table scaling.csv --output pictures
 """
 
 import argparse
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import print_json, report_read
-from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.report.scaling import FittedSeries
@@ -22,7 +20,6 @@ MULTIPLIER_PICTURE = "img_multiplier.png"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="*", type=Path, help="folders or files with results on several numbers of GPUs")
-    parser.add_argument("--table", type=Path, metavar="FILE.csv", help="read a table instead: gpus, tokens, elapsed time")
     parser.add_argument(
         "--output", type=Path, default=Path(), metavar="DIR", help=f"where {THROUGHPUT_PICTURE} and the other go (.)"
     )
@@ -42,21 +39,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_series(options: argparse.Namespace) -> "tuple[list[FittedSeries], int]":
-    """Read the series of a printed table, or of results; and count the files that were bad.
+    """Read the series among results, and count the files that were bad.
 
     Raises:
-        UserError: both are named, or there is no series.
+        UserError: there is no series.
     """
-    from tprimat.runner.scaling import fit_series, scaling_of
-
-    if options.table is not None:
-        if options.results:
-            raise ConfigError("--table and results exclude each other.", where="--table", fix="leave one of them out")
-        from tprimat.runner.scaling import read_scaling_table
-
-        return fit_series([read_scaling_table(options.table)]), 0
     from tprimat.analyze.metrics import MetricOptions
     from tprimat.runner.analysis import read_results, result_folders
+    from tprimat.runner.scaling import scaling_of
 
     folders = options.results or result_folders()
     results = read_results(folders, MetricOptions(), {})

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from tprimat.records.store import without_waiting
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
 """Characters; longer lines are not log lines."""
-POLL_SECONDS = 0.2
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -46,9 +44,6 @@ class LogLines:
 
     path: str
     """'-' for standard input."""
-    follow: bool = False
-    """Wait for more at the end of a file, until `stop` is set."""
-    stop: bool = False
     truncated: bool = False
     why_truncated: str | None = None
     sha256: str | None = None
@@ -59,7 +54,7 @@ class LogLines:
         return "standard input" if self.path == "-" else self.path
 
     def batches(self) -> Iterator[list[str]]:
-        """Yield the whole lines available now; an empty list while a followed file does not grow.
+        """Yield whole lines, batch by batch.
 
         Raises:
             RecordError: the file is missing, unreadable or not text.
@@ -113,13 +108,8 @@ class LogLines:
         if source.is_packed():
             yield from self._unpacked(source)
             return
-        while True:
-            data = source.read(CHUNK_BYTES)
+        while data := source.read(CHUNK_BYTES):
             yield data
-            if not data:
-                if self.path == "-" or not self.follow or self.stop:
-                    return
-                time.sleep(POLL_SECONDS)
 
     def _unpacked(self, source: Hashing) -> Iterator[bytes]:
         with gzip.GzipFile(fileobj=source) as unpacked:  # type: ignore[call-overload]

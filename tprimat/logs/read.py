@@ -1,7 +1,7 @@
 """The record of a run from its log: steps and evidence, a caller's claims checked against both, and how the run ended."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,53 +62,40 @@ class FailedBeforeStepOneError(ConfigError):
     failure: Failure
 
 
-SoFar = Callable[[], Run]
-
-
 def read_log(
     path: str | Path,
     claims: Claims | None = None,
     *,
     dialect: Dialect | None = None,
     known_models: Mapping[str, ModelShape] | None = None,
-    while_growing: Callable[[int, SoFar], None] | None = None,
 ) -> Run:
     """Return the run that wrote a training log.
 
     The log is what a rank or a launcher printed, plain or gzipped, of TPrimat, Primus, Megatron-Bridge, Megatron-LM, NeMo,
     torchtitan, MaxText or DeepSpeed, also behind the prefixes of srun, kubectl and others. A run that failed is a run, too: its
-    record has outcome, cause and hint. Ctrl-C ends the reading and keeps what was read.
+    record has outcome, cause and hint.
 
     Args:
         path: of the log; "-" is standard input.
         claims: what the caller knows of the run. They fill in what the log omits, and must not contradict it.
         dialect: how the log is written, where it is none of the above.
         known_models: models by the caller's names, which come before those of the table.
-        while_growing: makes it wait for more lines until training is done. Called after each batch of lines with the number of
-            steps so far and a function that returns their run, whose outcome is then "running".
 
     Raises:
         ConfigError: a claim contradicts the log, or neither states something that is needed. FailedBeforeStepOneError: which
             leaves no record of a run whose failure is known.
         RecordError: the log cannot be read, or is not that of a training run.
     """
-    log = LogLines(path=str(path), follow=while_growing is not None)
+    log = LogLines(path=str(path))
     reading = LogReading(name=log.name, dialect=dialect)
     claims, known = claims or Claims(), known_models or {}
-    interrupted = False
     try:
         for batch in log.batches():
             reading.add(batch)
-            log.stop = reading.contents.finished
-            if while_growing is not None:
-                while_growing(len(reading.contents.steps), lambda: run_of(reading, claims, known, log, growing=True))
-    except KeyboardInterrupt:
-        interrupted = True
     except RecordError:
         _refuse_unknown_model(claims, known)
         raise
-    notes = ["stopped; what was read so far is kept"] if interrupted else []
-    notes += [f"{log.name} is damaged: {log.why_truncated}"] if log.why_truncated else []
+    notes = [f"{log.name} is damaged: {log.why_truncated}"] if log.why_truncated else []
     try:
         run = run_of(reading, claims, known, log)
     except (ConfigError, RecordError) as error:
@@ -128,15 +115,15 @@ def _refuse_unknown_model(claims: Claims, known: Mapping[str, ModelShape]) -> No
         shape_of(claims.model, known)
 
 
-def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape], log: LogLines, *, growing: bool = False) -> Run:
-    """Return the run of the lines read so far, to which more may come (`growing`).
+def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape], log: LogLines) -> Run:
+    """Return the run of the lines of a log.
 
     Raises:
         ConfigError, RecordError: as read_log.
     """
     if reading.contents.run is None:
         _refuse_unknown_model(claims, known)
-    failure = None if growing else failure_of(reading, ())
+    failure = failure_of(reading, ())
     dialect = reading.check(failure.cause if failure is not None else None)
     contents = reading.contents  # of the likeliest dialect, where the run failed before a line showed it
     if contents.run is not None:
@@ -151,7 +138,7 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
     else:
         parsed, record = claimed_run(reading, dialect, claims, known, log)
         notes = parsed.evidence.notes
-    ending = ending_of(reading, parsed.steps, dialect, growing=growing)
+    ending = ending_of(reading, parsed.steps, dialect)
     source = LogSource(
         path=log.name,
         sha256=log.sha256,
@@ -176,7 +163,7 @@ def claimed_run(
     evidence = with_facts(parsed.evidence, documents=documents, notes=(*parsed.evidence.notes, *cautions))
     engine = dialect.name if dialect else UNKNOWN_ENGINE
     record = RunRecord(
-        run_id=f"{model}-{engine}-{(log.sha256 or 'growing')[:12]}",
+        run_id=f"{model}-{engine}-{(log.sha256 or '')[:12]}",
         model=model,
         strategy=claims.strategy,
         engine=engine,
@@ -369,17 +356,15 @@ def nothing_measured(contents: LogContents) -> Failure:
     )
 
 
-def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect | None, *, growing: bool) -> Failure:
+def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect | None) -> Failure:
     """Return how the run ended, as far as the log shows. A log without a measured step is that of a run that failed."""
     contents = reading.contents
-    if not (steps or growing):
+    if not steps:
         return failure_of(reading, ()) or nothing_measured(contents)
     total, last = contents.total_steps, contents.newest
     completed = diverging(steps) or Failure(outcome="completed", cause="")
     if contents.finished or (total is not None and last >= total):
         return completed
-    if growing:
-        return Failure(outcome="running", cause="")
     if failure := failure_of(reading, steps):
         return failure
     if total is None and not (dialect and dialect.marks_its_end):

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tprimat.core.errors import UserError
@@ -84,25 +84,6 @@ class Answer:
         """Return the smallest variant of each layout of which none fits, least missing first."""
         known = {candidate.degrees for candidate in self.fitting}
         return [candidate for candidate in _first_of_each(self.too_large) if candidate.degrees not in known]
-
-
-NARROWER = {
-    "gradients": "which rounds sums of gradients",
-    "optimizer_states": "for measuring only: small updates are lost",
-}
-"""Options of the embedded engine that need less memory as bf16, in the order to try them -> what that costs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaysOut:
-    """What fits where an engine does not, on one number of GPUs or several."""
-
-    narrower: Sequence[tuple[str, Candidate]] = ()
-    """The option of the embedded engine that is bf16 instead of fp32, and the fastest layout with it."""
-    engines: Sequence[tuple[str, Candidate]] = ()
-    """Another engine, and its fastest layout."""
-    gpus: Candidate | None = None
-    """On the fewest GPUs that are enough, of the powers of two."""
 
 
 def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -13,7 +13,6 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.core import units
-from tprimat.core.accelerators import Backend
 from tprimat.core.published import PublishedResult
 from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
@@ -190,27 +189,21 @@ HEADER = ("result", "when", "as published", "TFLOP/s/GPU", "of dense peak", "our
 CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
 NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to compare with them.\n"
 
-Reproduce = Callable[[PublishedResult, Backend], str]
 
-
-def published_text(found: Sequence[Neighbourhood], reproduce: Reproduce, screen: Screen = PLAIN) -> str:
-    """Return, for a terminal, a table and the differences for each configuration of ours, then each source.
-
-    `reproduce` gives the command that runs a published configuration on a machine of a backend.
-    """
+def published_text(found: Sequence[Neighbourhood], screen: Screen = PLAIN) -> str:
+    """Return, for a terminal, a table and the differences for each configuration of ours, then each source."""
     if not found:
         return NO_NEIGHBOURS
-    backend = found[0].ours.run.machine.platform
     results = {neighbour.result.name: neighbour.result for one in found for neighbour in one.neighbours}
-    sources = "\n".join(line for result in results.values() for line in _source(result, reproduce(result, backend), screen))
+    sources = "\n".join(line for result in results.values() for line in _source(result, screen))
     return (
         "\n\n".join([screen.prose("Published neighbours. " + CAPTION), *(_block(one, screen) for one in found), sources]) + "\n"
     )
 
 
-def _source(result: PublishedResult, command: str, screen: Screen) -> list[str]:
+def _source(result: PublishedResult, screen: Screen) -> list[str]:
     note = [screen.prose(f"  note    {result.notes}", 10)] if result.notes else []
-    return [result.name, f"  source  {result.source}", *note, f"  run it  {command}"]
+    return [result.name, f"  source  {result.source}", *note]
 
 
 def _block(found: Neighbourhood, screen: Screen) -> str:

@@ -15,7 +15,7 @@ the power limit, 0.81 and less in runs that were slower than predicted."""
 AS_GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
 ONE_CALL = f"to launch each micro-batch with one call: --set {AS_GRAPHS}"
 REST = "communication, memory traffic, gaps between kernels and matrix products below their peak rate"
-PROBE_COMMAND = "./benchmark.py --probe gemm"
+PROBE_COMMAND = "python3 -m tprimat probe gemm"
 PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
 BINDING = {
     "peak": "The peak of the matrix units limits it.",

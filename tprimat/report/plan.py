@@ -14,14 +14,13 @@ from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.published import published_errors, published_like
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import NARROWER, Answer, Candidate, Question, WaysOut, reason
+from tprimat.predict.search import Answer, Candidate, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.report.limits import AS_GRAPHS
-from tprimat.report.plan_flags import ON_EACH_NODE, can_run_as_graphs, flags_of, measuring_flags, narrower_flags
+from tprimat.report.plan_flags import ON_EACH_NODE, can_run_as_graphs, flags_of, measuring_flags
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
 
-NO_WAY = WaysOut()
 MOST_ROWS = 12
 MOST_TOO_LARGE = 4
 MOST_REFUSALS = 3
@@ -150,14 +149,16 @@ def _rate(candidate: Candidate, rates: Rates) -> str:
     return f"{units.count(value)}{ends}"
 
 
-def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, ways: WaysOut = NO_WAY, command: str | None = None) -> str:
+def text(
+    answer: Answer, rates: Rates, screen: Screen = PLAIN, enough: Candidate | None = None, command: str | None = None
+) -> str:
     """Format the answer for a terminal.
 
     Args:
         answer: all layouts.
         rates: what they were predicted from.
         screen: where it is shown.
-        ways: what would fit where nothing does.
+        enough: where nothing fits, a layout on the fewest GPUs that are enough.
         command: what runs the model with its options, to which the flags of a layout are added; None where nothing does.
     """
     layouts, question = answer.layouts(), answer.question
@@ -168,7 +169,7 @@ def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, ways: WaysOut = N
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
-        parts += _otherwise(ways, question, rates, screen, command)
+        parts += [screen.prose(_enough(enough, question))] if enough else []
     if answer.refused:
         parts.append(screen.prose(f"Left out, because the engine refuses them: {_refusals(answer.refused)}."))
     if nearly := answer.nearly():
@@ -310,25 +311,10 @@ def _refusals(reasons: Sequence[str]) -> str:
     return "; ".join(named[:MOST_REFUSALS]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
-def _otherwise(ways: WaysOut, question: Question, rates: Rates, screen: Screen, command: str | None) -> list[str]:
-    """Return a sentence for each, the first with the command that plans it."""
-    said = []
-    for option, candidate in ways.narrower:
-        ranks = f"; this ranks its layouts:\n  {command} {narrower_flags(option, question, rates)}" if command else "."
-        how = f"It fits with engine_options.{option}: bf16 ({NARROWER[option]}): {_how(candidate)}"
-        said.append(screen.prose(how) + ranks)
-    said += [screen.prose(f"{_other_engine(*other)}.") for other in ways.engines]
-    return said + ([screen.prose(_enough(ways.gpus, question))] if ways.gpus else [])
-
-
 def _enough(enough: Candidate, question: Question) -> str:
     work = enough.workload
     other = "" if work.code == question.work.code else f", with {work.code.name}"
     return f"{plural(work.world_size, 'GPU')} are enough, the fewest of the powers of two: {_how(enough)}{other}."
-
-
-def _other_engine(engine: str, candidate: Candidate) -> str:
-    return f"--engine {engine} fits {plural(candidate.workload.world_size, 'GPU')}: {_how(candidate)}"
 
 
 def _how(candidate: Candidate) -> str:
@@ -340,7 +326,7 @@ def _how(candidate: Candidate) -> str:
 def scaling_text(
     answers: Sequence[tuple[Answer, Rates]],
     screen: Screen = PLAIN,
-    ways: WaysOut = NO_WAY,
+    enough: Candidate | None = None,
 ) -> str:
     """Format what several numbers of GPUs give, an answer each, with published results of the same model."""
     (first, rates), *_ = answers
@@ -356,13 +342,7 @@ def scaling_text(
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory", "recompute"])
     notes = [screen.prose(TIGHT)] if any(is_tight(*one) for one in found) else []
     notes += [screen.prose(SLOW_HOST)] if any(host_may_be_late(candidate, rates) for candidate, _ in found) else []
-    fits = []
-    for name in dict.fromkeys(option for option, _ in ways.narrower):
-        counts = " and ".join(f"{fit.workload.world_size:,}" for option, fit in ways.narrower if option == name)
-        fits.append(f"With engine_options.{name}: bf16 ({NARROWER[name]}) it fits {counts} GPUs.")
-    fits += [f"{_other_engine(*other)}." for other in ways.engines]
-    notes += ["\n".join(map(screen.prose, fits))] if fits else []
-    notes += [screen.prose(_enough(ways.gpus, question))] if ways.gpus else []
+    notes += [screen.prose(_enough(enough, question))] if enough else []
     about = _rates(answers[-1][0].question, rates, screen)
     parts = [screen.prose(title, meaning="heading"), about, shown, *notes]
     return "\n\n".join([*parts, *_published(question, rates, screen)])

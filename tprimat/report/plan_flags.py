@@ -53,22 +53,6 @@ def measuring_flags(question: Question, rates: Rates) -> str:
     return _words(flags)
 
 
-def narrower_flags(option: str, question: Question, rates: Rates) -> str:
-    """Return the flags that rank the layouts of a plan with an option of the engine in bf16, which needs less memory."""
-    machine = _of_machine(question, rates)
-    flags = {
-        "--plan": f"'{rates.accelerator}'",
-        "--engine": question.engine,
-        "--nodes": machine["--nodes"],
-        "--gpus": machine["--gpus"],
-        "--global-batch-size": question.work.global_batch_sequences,
-        "--sequence-length": question.work.sequence_tokens,
-        "--precision": question.work.matmul_dtype,
-        "--set": f"platform_optimizations.{machine['--platform']}.engine_options.{option}=bf16",
-    }
-    return _words(flags)
-
-
 def can_run_as_graphs(work: FullWorkload) -> bool:
     """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs."""
     code = work.code

@@ -19,7 +19,7 @@ from tprimat.report.plan import layout_name
 from tprimat.report.words import headline, proven
 from tprimat.runner.combine import groups_of
 from tprimat.runner.planning import answer_for
-from tprimat.runner.prediction import elsewhere
+from tprimat.runner.prediction import ways_out
 from tprimat.runner.request import RunRequest
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.session import Session, models_of, prepare
@@ -98,7 +98,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         why = "There is no GPU here to predict for."
         if machine.accelerator:
             why = f"The accelerator ({machine.accelerator}) is not in the table, so that nothing can be predicted for it."
-        fix = "a strategy of config.yaml; for a machine that is not here: ./benchmark.py --plan 'H100 SXM' --gpus 8"
+        fix = "a strategy of config.yaml; for a machine that is not here: python3 -m tprimat plan --accelerator 'H100 SXM'"
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     contenders: list[Contender] = []
     for model in models_of(first.loaded, request):
@@ -107,8 +107,9 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         asked = replace(request, model=model, platform=first.platform)
         found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))
         if not found:
-            ways = elsewhere(plan, find_accelerator(machine.accelerator))
-            fix = "; or ".join(ways) or "more GPUs, or python3 -m tprimat plan for what is missing"
+            fix = (
+                ways_out(plan, find_accelerator(machine.accelerator)) or "more GPUs; python3 -m tprimat plan says what is missing"
+            )
             raise LaunchError(f"No layout of {model} fits.", where="--gpus", fix=fix)
         contenders += found
     return contenders

@@ -14,7 +14,7 @@ from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, m
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import predict_memory
 from tprimat.runner.nodes import command_on
-from tprimat.runner.prediction import OF_ROUTED_TOKENS, planned_workload
+from tprimat.runner.prediction import least_bytes, planned_workload
 from tprimat.runner.session import Session
 
 FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT)
@@ -77,16 +77,14 @@ def _large_enough(plan: RunPlan, least: int) -> str:
 
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
-    workload = None if plan.platform == "cpu" else planned_workload(plan)
+    workload = planned_workload(plan)
     if workload is None:
         why = "on a CPU" if plan.platform == "cpu" else "before the micro-batch is found"
         return Check(name=name, status="absent", finding=f"{whose}not predicted {why}")
     need = predict_memory(workload)
     what = f"{whose}{units.gibibytes(need.device_bytes)} predicted on the fullest rank"
-    least = need.device_bytes
-    if plan.workload.expert_capacity_factor is not None:
-        what += " if no token is dropped"
-        least = sum(size for part, size in need.parts.items() if part not in OF_ROUTED_TOKENS)
+    what += " if no token is dropped" if plan.workload.expert_capacity_factor is not None else ""
+    least = least_bytes(plan, need.device_bytes, need.parts)
     room = session.machine_of(plan).memory_bytes
     if room is None:
         return Check(

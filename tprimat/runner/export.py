@@ -19,7 +19,7 @@ from tprimat.records.discover import is_result_file
 from tprimat.records.schema import ProbeRecord, StepRecord
 from tprimat.records.sharing import shareable
 from tprimat.records.store import as_document, cannot_write, to_json, write_atomically
-from tprimat.report.export import KINDS, Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
+from tprimat.report.export import Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
 
 PROJECT = "tprimat"
 UNFINISHED = ".unfinished"
@@ -29,7 +29,7 @@ SILENT = {"DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false"}
 
 
 def export(runs: Sequence[Measured], to: str, path: Path, folders: Sequence[Path]) -> list[str]:
-    """Write runs, one at least, to a file (csv, json, parquet) or the folder of a tracker; `to` is a key of TARGETS.
+    """Write runs, one at least, to a file (csv, json) or the folder of a tracker; `to` is a key of TARGETS.
 
     A tracker's folder keeps what it holds; a run that is already in it is not added again. So one without an end is left out.
     The runs were looked for in `folders`.
@@ -82,18 +82,6 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
 
 def _text(form: Callable[[Sequence[Row]], str], _: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
     write_atomically(path, form(rows))
-    return _names(rows)
-
-
-def _parquet(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    """Write columns of the same types into every file, so that several can be read as one, whatever their runs lack."""
-    pyarrow = _library("pyarrow", "parquet", "pyarrow")
-    parquet = _library("pyarrow.parquet", "parquet", "pyarrow")
-    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
-    schema = pyarrow.schema([(name, types[KINDS.get(name, str)]) for name in rows[0]])
-    content = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), content)
-    write_atomically(path, content.getvalue().to_pybytes())
     return _names(rows)
 
 
@@ -173,7 +161,6 @@ def _library(module: str, target: str, package: str) -> Any:
 TARGETS: Mapping[str, Callable[[Sequence[Measured], Sequence[Row], Path], list[str]]] = {
     "csv": partial(_text, comma_separated),
     "json": partial(_text, as_json),
-    "parquet": _parquet,
     "wandb-offline": _wandb,
 }
 """Value of --to -> its writer."""

@@ -1,7 +1,6 @@
-"""Turn a training log into a benchmark file, also while the log still grows."""
+"""Turn a training log into a benchmark file."""
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, MetricError, RecordError
 from tprimat.core.models import ModelShape, model_shape
 from tprimat.logs.claims import Claims
-from tprimat.logs.read import FailedBeforeStepOneError, Run, SoFar, read_log
+from tprimat.logs.read import FailedBeforeStepOneError, Run, read_log
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
 from tprimat.records.evidence import CAUTION
@@ -23,16 +22,9 @@ from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.report.catalogue import per_rank
 from tprimat.report.tables import plural
 
-REWRITE_SECONDS = 1.0
-"""Least time between two rewrites of the file while a log grows."""
-REWRITE_SHARE = 3
-"""And at least this many times as long as the last rewrite took, so that writing takes at most a quarter of the time."""
 
-
-def extract_log(path: str, claims: Claims, *, output: Path | None = None, follow: bool = False) -> int:
-    """Read a log to its end, write its benchmark file (by default next to the log), print the result.
-
-    A log that is followed is written out again and again as it grows; Ctrl-C ends it.
+def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int:
+    """Read a log, write its benchmark file (by default next to the log), print the result.
 
     Returns:
         The exit status: 0, or 1 where the log shows that the run failed or measured no step.
@@ -43,17 +35,8 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None, follow
     """
     config = load_config()
     shapes = {name: known_shape(model.architecture) for name, model in config.models.items()}
-    due, saved_steps = time.monotonic() + REWRITE_SECONDS, 0
-
-    def save_now_and_then(steps: int, run_so_far: SoFar) -> None:
-        nonlocal due, saved_steps
-        if steps > saved_steps and time.monotonic() >= due:
-            started, saved_steps = time.monotonic(), steps
-            save(checked(run_so_far(), config), path, output)
-            due = time.monotonic() + max(REWRITE_SECONDS, REWRITE_SHARE * (time.monotonic() - started))
-
     try:
-        run = read_log(path, claims, known_models=shapes, while_growing=save_now_and_then if follow else None)
+        run = read_log(path, claims, known_models=shapes)
     except FailedBeforeStepOneError as error:
         print(f"{error.failure.outcome.replace('_', ' ')}: {error.failure.cause}", file=sys.stderr)
         print(f"no record: {error}", file=sys.stderr)

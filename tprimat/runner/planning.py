@@ -20,11 +20,9 @@ from tprimat.plan.build import shape_at
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import (
-    NARROWER,
     Answer,
     Candidate,
     Question,
-    WaysOut,
     search,
     smallest_that_fits,
     workloads,
@@ -41,8 +39,6 @@ POWERS_OF_TWO = tuple(2**power for power in range(11))
 PLANNED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
 MEGATRON_LM = "megatron-lm"
 """Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
-ANY_ENGINE = (embedded.ENGINE.name, MEGATRON_LM)
-"""What is tried where the engine that was asked for does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +116,6 @@ def _engine_for(request: PlanRequest) -> str | None:
     return primus.ENGINE.name if request.precision == "fp8" and accelerator.name in WITH_OWN_FP8 else None
 
 
-def _refuse_other_fp8(question: Question, accelerator: Accelerator) -> None:
-    """Refuse our own layers in fp8 where the matrix units take other 8-bit types."""
-    if question.work.matmul_dtype == "fp8" and accelerator.name in WITH_OWN_FP8 and question.work.code.name == EMBEDDED.name:
-        what = f"The embedded engine cannot multiply in fp8 on {accelerator.name}."
-        why = "Its matrix units take 8-bit types of their own (e4m3fnuz), which the engine does not use."
-        raise ConfigError(what, where="--engine", why=why, fix="--engine primus, or --precision bf16")
-
-
 def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
     accelerator, found = accelerator_of(request.accelerator)
@@ -144,32 +132,7 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
         memory_bytes=accelerator.usable_bytes,
         **_asked_of(request.engine, work, accelerator, _transformer_engine_at(request.accelerator)),
     )
-    _refuse_other_fp8(question, accelerator)
     return _answer(question, accelerator, request.probes)
-
-
-def narrower(question: Question, rates: Rates) -> tuple[str, Candidate] | None:
-    """Return the first option of the embedded engine that fits as bf16, with its fastest layout; None where none does."""
-    work, code = question.work, question.work.code
-    if code.name != EMBEDDED.name or code.shards_weights or work.optimizer_states == "bf16":
-        return None
-    less = {"gradients": replace(work, implementation=replace(code, reduces_in_fp32=False))}
-    if question.gpus == 1:  # the engine has no other states for several ranks
-        less["optimizer_states"] = replace(work, optimizer_states="bf16")
-    for name in NARROWER:
-        if name in less and (found := search(replace(question, work=less[name]), rates).fitting):
-            return name, found[0]
-    return None
-
-
-def fitting_engine(question: Question, rates: Rates, engines: Sequence[str] = ANY_ENGINE) -> tuple[str, Candidate] | None:
-    """Return the first engine of these that fits where the question's does not, with its fastest layout; None where none does."""
-    accelerator, _ = accelerator_of(rates.accelerator)
-    for name in engines:
-        other = replace(question, **_asked_of(name, question.work, accelerator))
-        if other.work.code.name != question.work.code.name and (found := search(other, rates).fitting):
-            return name, found[0]
-    return None
 
 
 def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS_OF_TWO, *, any_engine: bool) -> Candidate | None:
@@ -188,21 +151,12 @@ def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS
     return None
 
 
-def ways_out(found: Sequence[tuple[Answer, Rates]], *, engines: Sequence[str] = ANY_ENGINE, any_engine: bool) -> WaysOut:
-    """Return what fits where an answer does not: with less, by these engines, or on more GPUs.
-
-    Args:
-        found: answers for ascending numbers of GPUs. Of several, more GPUs are looked for only where nothing else helps.
-        engines: others to try.
-        any_engine: as for enough_gpus.
-    """
-    missing = [(one.question, rates) for one, rates in found if not one.fitting]
-    less = [option for question, rates in missing if (option := narrower(question, rates))]
-    others = [other for question, rates in missing if (other := fitting_engine(question, rates, engines))]
+def fewest_gpus(found: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> Candidate | None:
+    """Return a layout on the fewest GPUs that are enough, where none of some answers for ascending numbers of GPUs fits."""
     most, rates = found[-1]
-    nowhere = len(missing) == len(found) and (len(found) == 1 or not others)
-    enough = enough_gpus(most.question, rates, any_engine=any_engine) if nowhere else None
-    return WaysOut(narrower=less, engines=others, gpus=enough)
+    if any(one.fitting for one, _ in found):
+        return None
+    return enough_gpus(most.question, rates, any_engine=any_engine)
 
 
 def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Path]) -> tuple[Answer, Rates]:
@@ -213,16 +167,7 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
     """
     accelerator, _ = accelerator_of(accelerator_name)
     question = question_of(plan, accelerator, _transformer_engine_at(accelerator_name))
-    _refuse_other_fp8(question, accelerator)
     return _answer(question, accelerator, probes)
-
-
-def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, ...]:
-    """Return what fits in place of a plan, fastest first; nothing where no layout is legal, or its engine is not predicted."""
-    try:
-        return _answer(question_of(plan, accelerator), accelerator, ())[0].fitting
-    except ConfigError:
-        return ()
 
 
 def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: bool | None = None) -> Question:
@@ -239,7 +184,7 @@ def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: boo
     implementation = implementation_of(plan, transformer_engine)
     if implementation is None or plan.workload.matmul_dtype == "fp32":
         what = f"The engine {plan.engine} in {plan.workload.matmul_dtype} cannot be predicted."
-        raise ConfigError(what, where="--plan", fix="--engine megatron --precision bf16")
+        raise ConfigError(what, where="--engine", fix="--engine megatron --precision bf16")
     return Question(
         work=replace(plan.workload, implementation=implementation, recompute_modules=None, recompute_layers=None),
         gpus=plan.nodes * plan.gpus_per_node,
@@ -304,6 +249,10 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
         offered = [name for name in PLANNED_PRECISIONS if name in accelerator.dense_flops]
         fix = ", ".join(offered) or "another accelerator"
         raise ConfigError(what, where="--precision", why=f"It multiplies {', '.join(accelerator.dense_flops)}.", fix=fix)
+    if question.work.matmul_dtype == "fp8" and accelerator.name in WITH_OWN_FP8 and question.work.code.name == EMBEDDED.name:
+        what = f"The embedded engine cannot multiply in fp8 on {accelerator.name}."
+        why = "Its matrix units take 8-bit types of their own (e4m3fnuz), which the engine does not use."
+        raise ConfigError(what, where="--engine", why=why, fix="--engine primus, or --precision bf16")
     rates = rates_of(accelerator, question.gpus_per_node, probes_in(probes)[0])
     result = search(question, rates)
     if not result.fitting and not result.too_large:
@@ -352,17 +301,11 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     return accelerator, machine.gpus_per_node if machine else None
 
 
-def is_elsewhere(accelerator_name: str | None) -> bool:
-    """Whether an accelerator is named that this machine does not have; without a name it is this machine's."""
-    if accelerator_name is None:
-        return False
-    machine = this_machine()
-    return machine is None or find_accelerator(machine.accelerator) is not find_accelerator(accelerator_name)
-
-
 def _transformer_engine_at(accelerator_name: str | None) -> bool | None:
     """Return whether a plan may count on Transformer Engine: elsewhere it may, as NeMo's container has it; None: look here."""
-    return True if is_elsewhere(accelerator_name) else None
+    machine = this_machine()
+    elsewhere = machine is None or find_accelerator(machine.accelerator) is not find_accelerator(accelerator_name)
+    return True if accelerator_name is not None and elsewhere else None
 
 
 def _gpus(request: PlanRequest, found: int | None, usual: int) -> tuple[int, int]:

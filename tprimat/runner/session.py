@@ -44,7 +44,7 @@ from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
 from tprimat.report.tables import plural
-from tprimat.runner.prediction import doubtful_memory, predicted, refuse_too_large
+from tprimat.runner.prediction import predicted, refuse_too_large
 from tprimat.runner.request import ALL_MODELS, RunRequest, in_flags, layout_name, layout_settings, settings_of
 
 MOST_RUNS = 1000
@@ -120,8 +120,6 @@ def prepare(request: RunRequest) -> Session:
             if error := engine_named(plan.engine).untried():
                 raise error
             refuse_too_large(plan, session.machine_of(plan))
-    doubts = [doubt for plan in session.plans if (doubt := doubtful_memory(plan, session.machine_of(plan)))]
-    session = replace(session, notices=(*session.notices, *(f"warning: {text}" for text in doubts)))
     if not request.dry_run or session.is_here:
         _check_data(session)
     return session

@@ -260,7 +260,7 @@ def _per_gpu_compute(drawn: Drawn) -> Panel:
         if probed:
             axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.02 for _, ceiling, _ in probed)))
 
-    line = "(black: fastest matmul probed, and the share of it)" if probed else "(no matmul probed: --probe gemm)"
+    line = "(black: fastest matmul probed, and the share of it)" if probed else "(no matmul probed: probe gemm)"
     words = f"Compute of each {drawn.rank}", f"TFLOP/s per {drawn.rank}\n{line}"
     return _bar_panel("compute-per-gpu", words, rows, "peaks", ceilings)
 

@@ -1,51 +1,12 @@
-"""tprimat doctor --nodes: each GPU against its neighbours, measured by real ranks, judged from what they print."""
+"""`tprimat doctor`: errors of GPUs that drivers and the kernel report, named."""
 
 import json
-import subprocess
-import sys
 
-from commands import ROOT, fake_nvml
+from commands import fake_nvml
 
-from tprimat.engines.base import Command
 from tprimat.hardware import health
 from tprimat.hardware.gpus import visible_gpus
 from tprimat.hardware.health import check_errors
-from tprimat.launch.command import run_command
-from tprimat.probe.health import node_errors
-from tprimat.runner.health import MARK as READ
-from tprimat.runner.health import judged
-
-RANK = {
-    "product_flops": 700e12,
-    "copy_bytes_per_second": 4e12,
-    "node_reduce_bytes_per_second": 300e9,
-    "all_reduce_bytes_per_second": 40e9,
-}
-
-
-def ranks(**slow):
-    """Eight ranks on two nodes; `r5=(field, factor)` makes one slower."""
-    found = [{**RANK, "rank": rank, "host": f"gpu{rank // 4}", "gpu": rank % 4} for rank in range(8)]
-    for name, (field, factor) in slow.items():
-        found[int(name[1:])][field] *= factor
-    return found
-
-
-def test_a_gpu_slower_than_its_neighbours_is_named_with_its_node():
-    checks = {check.name: check for check in judged(ranks(r5=("product_flops", 0.93)), on_cpu=False)}
-    assert checks["matrix product"].status == "problem"
-    assert checks["matrix product"].finding.startswith("GPU 1 on gpu1 is 7 % slower; 700.0 TFLOP/s in the middle, 651.0 TFLOP/s")
-    assert [check.status for check in checks.values()].count("problem") == 1
-    assert "over 8 ranks on 2 nodes" in checks["all-reduce"].finding
-
-
-def test_what_is_within_five_percent_or_on_a_cpu_is_no_problem_and_one_rank_has_no_all_reduce():
-    for factor, on_cpu in ((0.96, False), (0.1, True)):
-        found = ranks(r5=("product_flops", factor))
-        assert {check.status for check in judged(found, on_cpu=on_cpu)} == {"ok"}
-    absent = {"node_reduce_bytes_per_second": None, "all_reduce_bytes_per_second": None}
-    alone = {**RANK, **absent, "rank": 0, "host": "a", "gpu": 0}
-    assert [check.name for check in judged([alone], on_cpu=False)] == ["matrix product", "memory"]
 
 
 def test_memory_errors_and_narrow_links_are_named(monkeypatch):
@@ -98,16 +59,6 @@ def test_memory_errors_and_narrow_links_of_amd_are_named(monkeypatch, tmp_path):
         assert check_errors(gpus).status == "absent"
 
 
-def test_faulty_rows_of_memory_are_named(monkeypatch):
-    with fake_nvml():
-        rows = [[0, 0, False, False], [0, 2, True, False], [0, 9, True, True], None]
-        monkeypatch.setenv("FAKE_GPUS", json.dumps([{"remapped_rows": one} for one in rows]))
-        assert check_errors(visible_gpus({})).finding == (
-            "GPU 1: a faulty row of its memory is replaced at the next reset; "
-            "GPU 2: a faulty row of its memory could not be replaced"
-        )
-
-
 KERNEL_LOG = """\
 6,1201,9112233,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86.15
 4,1733,8801123456,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
@@ -139,41 +90,3 @@ def test_errors_that_the_driver_reported_to_the_kernel_are_named_with_the_gpu(mo
         assert health.check_xids(visible_gpus({})).finding == "none in the kernel's log"
         log.unlink()
         assert health.check_xids(visible_gpus({})).status == "absent"
-
-
-def test_what_a_driver_reports_is_named_with_the_node(monkeypatch, tmp_path):
-    monkeypatch.setattr(health, "KERNEL_LOG", tmp_path / "kmsg")
-    with fake_nvml():
-        monkeypatch.setenv("FAKE_GPUS", json.dumps([{}, {"uncorrected_errors": 3}]))
-        found = ranks()
-        found[0]["errors"] = node_errors()
-        monkeypatch.setenv("FAKE_GPUS", json.dumps([{}]))
-        found[4]["errors"] = node_errors()
-    assert [one.get("errors") for one in found[3:5]] == [None, ()]
-    check = list(judged(found, on_cpu=False))[-1]
-    assert (check.name, check.status) == ("GPU errors", "problem")
-    assert check.finding == "gpu0: GPU 1: 3 uncorrected memory errors since the driver was loaded"
-    found[0]["errors"] = ()
-    assert list(judged(found, on_cpu=False))[-1].finding == "none reported by the driver on gpu0, gpu1"
-
-
-def test_what_torch_says_of_addresses_without_names_is_no_output_of_the_ranks():
-    warning = "[W1123 16:02:11.123456789 socket.cpp:462] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
-    other = "[W1123 16:02:11.123456789 socket.cpp:767] [c10d] The client socket has timed out after 60000ms"
-    lines = []
-    printed = Command(argv=(sys.executable, "-c", f"print({warning!r}); print({other!r}); print('done')"), environment={})
-    assert run_command(printed, lines.append).exit_code == 0
-    assert lines == [other, "done"]
-
-
-def test_real_ranks_are_measured_and_judged():
-    from tprimat.probe.health import MARK
-
-    assert MARK == READ
-    command = [sys.executable, "-m", "tprimat", "doctor", "--nodes", "1", "--gpus", "2", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert document["well"]
-    assert [check["name"] for check in document["checks"]] == ["matrix product", "memory", "node all-reduce", "all-reduce"]
-    assert "over 2 ranks on 1 node" in document["checks"][-1]["finding"]

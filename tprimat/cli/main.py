@@ -5,10 +5,12 @@ A command is a module of this package with `add_arguments(parser)` and `run(opti
 
 import argparse
 import difflib
+import itertools
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
@@ -149,8 +151,8 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         command = import_module(module_name(name))
         options = parser_of(command, prog).parse_args(arguments)
         status: int = command.run(options)
-        if suggest and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
-            _suggest(name, options, status)
+        if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
+            _suggest(name, options)
     except UserError as error:
         _complain(error)
         return 2
@@ -171,14 +173,25 @@ def _complain(error: UserError) -> None:
     print("\n".join([first.replace("error:", screen.paint("error:", "refused"), 1), *rest]), file=sys.stderr)
 
 
-def _suggest(name: str, options: argparse.Namespace, status: int) -> None:
-    from tprimat.cli.next import suggestion
+NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
+    "run": lambda options: (
+        () if options.dry_run or options.report else ("compare", "--results-dir", options.output_dir or "output")
+    ),
+    "compare": lambda options: ("report", *itertools.chain.from_iterable(options.results_dir or [["output"]])),
+    "report": lambda options: ("archive", *options.results, "results.tar.gz"),
+    "models": lambda options: ("plan", "--model", "llama", "--accelerator", "H100 SXM", "--gpus", 8),
+    "doctor": lambda options: ("run", "--dry-run"),
+    "validate": lambda options: ("run", "--dry-run"),
+}
+"""Command -> the words of the one that most users want after it; none where its own options say what is wanted."""
+
+
+def _suggest(name: str, options: argparse.Namespace) -> None:
     from tprimat.report.screen import screen_of
 
-    line, screen = suggestion(name, options, status, COMMANDS), screen_of(sys.stderr)
-    if line is not None:
-        short = line if len(line) <= (screen.width or 0) else line.partition("   ")[0]
-        print(f"\n{screen.paint(short, 'quiet')}", file=sys.stderr)
+    if name in NEXT and (words := NEXT[name](options)):
+        line = f"next: python3 -m tprimat {shlex.join(map(str, words))}"
+        print(f"\n{screen_of(sys.stderr).paint(line, 'quiet')}", file=sys.stderr)
 
 
 def module_name(command: str) -> str:

@@ -22,6 +22,7 @@ from tprimat.plan.evidence import mismatches
 from tprimat.records.discover import read_result
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
+from tprimat.report.words import finding_words
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "tests" / "runs"
@@ -73,7 +74,7 @@ def other_layout():
 def held_back_clocks():
     result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
     samples = [TelemetrySample(at_seconds=at, gpu=0, throttle_reasons=("power cap",) * (at % 2)) for at in range(10)]
-    return run_metrics(result.run, result.steps, options=MetricOptions(telemetry=samples)).warnings
+    return map(finding_words, run_metrics(result.run, result.steps, options=MetricOptions(telemetry=samples)).warnings)
 
 
 def unlike_work(folder):

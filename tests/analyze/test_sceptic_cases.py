@@ -1,7 +1,6 @@
 """What a sceptic would catch: verdicts without their losses or clocks, points that vanish, logs whose steps are not alike."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from changes import ran_with, replace
 from commands import run_command
 
 from tprimat.analyze.compare import rankings, verdict
+from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import write_benchmark_file
@@ -19,7 +19,7 @@ from tprimat.report.comparison import Comparison
 from tprimat.report.limits import distance_from_limits, idle_of_run
 from tprimat.report.plots.scaling import left_out_lines
 from tprimat.report.summary import summary
-from tprimat.report.words import differing, headline, merged, open_losses, proven, sentence
+from tprimat.report.words import differing, finding_words, headline, open_losses, proven, sentence, told
 from tprimat.runner.analysis import read_results, regression_gate
 from tprimat.runner.scaling import scaling_of
 
@@ -110,32 +110,14 @@ def test_of_many_configurations_one_line_says_how_often_clocks_were_held_back():
     assert clocks == ["Clocks were held back: thermal (hardware) in 40 % of the readings, depending on the configuration."]
 
 
-def test_warnings_that_differ_only_in_numbers_are_one():
-    found = {
-        "clocks were held back in 64 % of the readings: power cap": ["a"],
-        "clocks were held back in 100 % of the readings: power cap": ["b", "a"],
-        "clocks were held back in 7 % of the readings: thermal": ["b"],
-        "only 9 steady steps; 10 or more make an interval trustworthy": ["c"],
-        "only 8 steady steps; 10 or more make an interval trustworthy": ["d"],
-    }
-    assert merged(found) == {
-        "clocks were held back in 64 to 100 % of the readings: power cap": ["a", "b"],
-        "clocks were held back in 7 % of the readings: thermal": ["b"],
-        "only 8 to 9 steady steps; 10 or more make an interval trustworthy": ["c", "d"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("H100 SXM has no published fp8 peak", "H200 SXM has no published fp8 peak"),
-        ("no matrix product was probed in fp8", "no matrix product was probed in fp32"),
-        ("energy is that of steps 3-10", "energy is that of steps 5-10"),
-        ("step time drifts by -3.1 %", "step time drifts by -1.2 %"),
-    ],
-)
-def test_names_ranges_and_negative_numbers_are_no_numbers_to_join(one, other):
-    assert merged({one: ["a"], other: ["b"]}) == {one: ["a"], other: ["b"]}
+def test_a_finding_of_several_runs_is_said_once_with_the_least_and_the_largest_number():
+    capped = [three(times, hot=hot, reason="power cap")[0] for times, hot in ((1, 0.64), (1.1, 1), (1.2, 0.64))]
+    found = findings(groups_of(capped, three(1.3, hot=0.08)[:1]), lambda item: item.result.run.strategy)
+    lines = [line for line in told(found) if line.startswith("Clocks")]
+    assert lines == [
+        "Clocks were held back in 64 to 100 % of the readings: power cap: 3 runs",
+        "Clocks were held back in 8 % of the readings: thermal (hardware): 1.3",
+    ]
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -161,48 +143,27 @@ def test_a_benchmark_file_alone_still_says_that_clocks_were_held_back(old, tmp_p
 
 def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
     file = tmp_path / "benchmark_cuda_llama.json"
-    file.write_bytes(WITH_ENERGY.read_bytes())
-    document = json.loads(file.read_text(encoding="utf8"))
-    stated = document["metrics"]["joules_per_token"]
-    metrics = measure(read_result(file), MetricOptions()).metrics
-    assert metrics.joules_per_token == stated > 0
-    assert not any("energy absent" in warning for warning in metrics.warnings)
-    # Nearly the steps that the file speaks of: its figure, and a note. Other steps: no figure, and why.
-    first = metrics.window.first_step
-    for warmup, expected, words in (
-        (first, stated, "energy is that of"),
-        (first + 1, None, "energy absent: the file states it of"),
-    ):
-        others = measure(read_result(file), MetricOptions(warmup=warmup)).metrics
-        assert others.window.first_step == warmup + 1
-        assert others.joules_per_token == expected
-        assert any(warning.startswith(f"{words} steps {first}-6") for warning in others.warnings)
-    document["metrics"]["joules_per_token"] = 0.1
-    file.write_text(json.dumps(document), encoding="utf8")
-    refused = measure(read_result(file), MetricOptions()).not_counted
-    assert re.fullmatch(r"this cannot be: its energy means 1,0\d\d W per GPU, whose limit is 700 W", refused)
-    for nonsense in (-1.0, 0, True, "0.06", 10**400, 1e300, 5e-324, [0.06]):
-        document["metrics"]["joules_per_token"] = nonsense
-        file.write_text(json.dumps(document), encoding="utf8")
-        assert measure(read_result(file), MetricOptions()).metrics.joules_per_token is None
-    document["metrics"]["joules_per_token"] = stated
-    window = document["metrics"]["window"]
-    # A window of 10^15 steps is compared by its ends: counting its steps one by one would not end.
+    document = json.loads(WITH_ENERGY.read_text(encoding="utf8"))
+    stated, window = document["metrics"]["joules_per_token"], document["metrics"]["window"]
+
+    def energy(warmup="auto", version=document["schema_version"], **changes):
+        changed = {**document, "schema_version": version, "metrics": {**document["metrics"], **changes}}
+        file.write_text(json.dumps(changed), encoding="utf8")
+        metrics = measure(read_result(file), MetricOptions(warmup=warmup)).metrics
+        assert ("energy of other steps" in {one.kind for one in metrics.warnings}) == (bool(changes) or warmup not in {"auto", 1})
+        return metrics.joules_per_token
+
+    assert energy() == energy(warmup=window["first_step"] - 1) == stated > 0
+    assert energy(warmup=window["first_step"] + 1) is None
     strange = ({"last_step": 10**15}, {"first_step": -(10**15)}, {"first_step": 9, "last_step": -9}, {"left_out": [3, 4, 5]})
-    for changed in strange:
-        document["metrics"]["window"] = {**window, **changed}
-        file.write_text(json.dumps(document), encoding="utf8")
-        metrics = measure(read_result(file), MetricOptions()).metrics
-        assert metrics.joules_per_token is None
-        assert any(warning.startswith("energy absent: the file states it of steps") for warning in metrics.warnings)
-    document["metrics"]["window"] = window
-    for version, expected in ((1, stated), (2, stated), (3, None), ("1", None)):
-        file.write_text(json.dumps({**document, "schema_version": version}), encoding="utf8")
-        assert measure(read_result(file), MetricOptions()).metrics.joules_per_token == expected
-    for broken in (None, [], "1-6", {**window, "first_step": "one"}):
-        document["metrics"]["window"] = broken
-        file.write_text(json.dumps(document), encoding="utf8")
+    assert [energy(window={**window, **change}) for change in strange] == [None] * 4
+    for change in ({"joules_per_token": "0.06"}, {"joules_per_token": 10**400}, {"window": "1-6"}):
+        changed = {**document, "metrics": {**document["metrics"], **change}}
+        file.write_text(json.dumps(changed), encoding="utf8")
         assert measure(read_result(file), MetricOptions()).metrics.joules_per_token is None
+    changed = {**document, "metrics": {**document["metrics"], "joules_per_token": 0.1}}
+    file.write_text(json.dumps(changed), encoding="utf8")
+    assert "W per GPU, whose limit is 700 W" in measure(read_result(file), MetricOptions()).not_counted
 
 
 def write(folder, result, gpus, times=1.0, **fields):
@@ -245,17 +206,6 @@ def test_a_peak_within_noise_says_so_where_it_is_quoted_and_names_other_work(tmp
     out = run_command("analyze_peak_throughput.py", "--results-dir", tmp_path, cwd=tmp_path).stdout
     assert "lead                No winner: dp leads, and other is within noise (0.1 % [" in out
     assert "llama on 8 x H100 SXM: 1 other configuration did other work than the peak (dtype that ran)." in out
-
-
-def test_losses_after_other_numbers_of_steps_and_a_requested_warmup_are_called_so(tmp_path):
-    result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
-    write(tmp_path, result, 8, run_id="a")
-    write(tmp_path, replace(result, steps=result.steps[:20]), 8, 1.01, run_id="b", strategy="other")
-    out = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md", cwd=tmp_path).stdout
-    assert "Losses in the table are those after 20 to 40 steps, and so do not compare." in out
-    warnings = measure(result, MetricOptions(warmup=30)).metrics.warnings
-    assert any("29 steps after step 1 are left out as requested" in warning for warning in warnings)
-    assert not any("speed still changes" in warning for warning in warnings)
 
 
 # Logs.
@@ -395,7 +345,7 @@ def test_how_experts_were_fed_is_said_beside_the_rate(more, says, extracted):
 def test_what_makes_a_step_smaller_than_it_looks_follows_the_run_into_every_analysis(argument, caution, extracted, tmp_path):
     done, result = extracted(DUMP.format(more=f"  {argument} ................ True\n") + steady())
     assert caution in done.stderr
-    assert any(caution in warning for warning in measure(result, MetricOptions()).metrics.warnings)
+    assert any(caution in finding_words(one) for one in measure(result, MetricOptions()).metrics.warnings)
     done, result = extracted(DUMP.format(more=f"  {argument} ................ False\n") + steady())
     assert caution not in done.stderr
 
@@ -508,14 +458,6 @@ def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_st
     assert measure(replace(late, telemetry=()), MetricOptions()).metrics.gpu_busy is None
 
 
-def test_a_benchmark_file_alone_still_says_how_busy_the_gpus_were(tmp_path):
-    (late, *_), _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
-    metrics = measure(late, MetricOptions()).metrics
-    write_benchmark_file(tmp_path / "benchmark_cuda_llama.json", late.run, late.steps, metrics)
-    alone = read_result(tmp_path / "benchmark_cuda_llama.json")
-    assert measure(alone, MetricOptions()).metrics.gpu_busy == metrics.gpu_busy
-
-
 @pytest.mark.parametrize(
     ("change", "offers"),
     [
@@ -533,28 +475,7 @@ def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where
     (group,) = group_runs(changed)
     *_, last = distance_from_limits(group)
     assert "ran no kernel in 22 % of the time" in last
-    assert (
-        "To launch each micro-batch with one call: --set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in last
-    ) == offers
-
-
-@pytest.mark.parametrize(("program", "known"), [("torchtitan", False), ("megatron", True)])
-def test_what_bounds_a_run_is_not_told_without_its_power(program, known):
-    """torchtitan's readings were not matched with its steps; it drew as much as the others."""
-    results, _ = load_results([H100_RECORDS.parent / "h200" / "in-turn-four-programs" / program / "dp_mbs4"])
-    (group,) = group_runs([measure(one, MetricOptions()) for one in results])
-    text = " ".join(distance_from_limits(group))
-    assert ("The power limit holds the clocks down" in text) == known
-    assert ("Compute is not used up, and its power is not recorded" in text) != known
-    assert ("reserves 75 % of 1" in text, "fills 90 % of 139.8 GiB" in text) == (not known, known)
-
-
-def test_waiting_gpus_are_named_with_the_processor_that_they_waited_for():
-    results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
-    measured = [measure(one, MetricOptions()) for one in results]
-    nodes = tuple(replace(node, processor="AMD EPYC 9654", cores=32) for node in results[0].run.nodes)
-    changed = [replace(one, result=replace(one.result, run=replace(one.result.run, nodes=nodes))) for one in measured]
-    assert "for the host (AMD EPYC 9654 with 32 cores) to launch" in " ".join(distance_from_limits(*group_runs(changed)))
+    assert ("--set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in last) == offers
 
 
 def test_a_run_says_itself_that_its_gpus_waited():
@@ -562,9 +483,9 @@ def test_a_run_says_itself_that_its_gpus_waited():
     (graphs,), _ = load_results([H100_RECORDS / "cuda-graphs"])
     texts = [summary([(one.run, measure(one, MetricOptions()).metrics, Path("log"))]) for one in (late, graphs)]
     assert ["GPUs idle" in text for text in texts] == [True, False]
-    assert "23 % of the time, most likely waiting for the host to launch kernels; to launch each" in " ".join(texts[0].split())
+    assert "no kernel in 23 % of the time, most likely waiting for the host to launch some." in " ".join(texts[0].split())
     metrics = measure(late, MetricOptions()).metrics
-    assert idle_of_run(late.run, replace(metrics, joules_per_token=metrics.joules_per_token * 1.3)) is None
+    assert idle_of_run(late.run, replace(metrics, joules_per_token=metrics.joules_per_token * 1.3)) == ""
 
 
 def test_a_caution_is_told_once():

@@ -11,7 +11,7 @@ from tprimat.core.workload import Layout
 from tprimat.launch.run import PIECE_BYTES, GrowingFile, run
 from tprimat.logs.formats import primus
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.schema import TelemetrySample
+from tprimat.records.schema import Finding, TelemetrySample
 from tprimat.records.store import RunDirectory
 from tprimat.runner.followed import FollowedLog
 
@@ -55,8 +55,8 @@ def test_the_last_steps_of_a_log_say_when_they_ended_as_far_as_nothing_came_betw
     assert [after - before for before, after in pairwise(ends[2:])] == pytest.approx([0.6] * 4, abs=0.15)
     assert RunDirectory(tmp_path).read_steps() == result.steps
     readings = [TelemetrySample(at_seconds=at / 4, gpu=0, power_watts=500.0) for at in range(40)]
-    assert joules(readings, result.steps[3:], 1) == (pytest.approx(4 * 0.6 * 500, rel=0.1), None)
-    assert joules(readings, result.steps, 1) == (None, "energy absent: the steps do not say when they ended")
+    assert joules(readings, result.steps[3:], 1) == (pytest.approx(4 * 0.6 * 500, rel=0.1), [])
+    assert joules(readings, result.steps, 1) == (None, [Finding(kind="no ends of steps")])
 
 
 def test_steps_too_short_for_the_clock_of_their_lines_have_no_moments_and_count(tmp_path):

@@ -187,14 +187,14 @@ def test_a_power_limit_that_holds_clocks_down_is_what_bounds_a_run(watts, held_b
     seen = words_under_power(tmp_path, watts, held_back)
     assert re.findall(r"draws [^,]*? W", seen) == ([said] if said else [])
     assert ("The power limit holds the clocks down" in seen) == (said is not None and watts > 600)
-    assert ("Neither compute nor memory is used up" in seen) == (said is None or watts < 600)
+    assert ("The rest of the step goes to" in seen) == (said is None or watts < 600)
 
 
 def test_a_page_does_not_say_that_compute_is_not_used_up_where_its_share_is_not_known(tmp_path):
     seen = words_under_power(tmp_path, 450, 1.0, matmul_dtype=None)
     assert "draws 64 % of its limit of 700 W" in seen
     assert "How far it is from the machine's limit is not known" in seen.replace("&#39;", "'")
-    assert "Neither compute nor memory is used up" not in seen
+    assert "The rest of the step goes to" not in seen
 
 
 def test_curves_are_those_of_one_workload(opened):
@@ -215,7 +215,7 @@ def test_the_head_names_hardware_and_software_once_and_no_paragraph_is_repeated(
     seen = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)
     assert "8 x H100 SXM, 79.2 GiB, 700 W, driver 580.1" in seen
     assert "torch 2.8.0 or 2.9.0, tprimat 0.1.0<" in seen
-    assert seen.count("Neither compute nor memory is used up") == 1
+    assert seen.count("The rest of the step goes to") == 1
     assert ">llama-a</option>" in seen
     assert "20260101-120000" not in seen
 
@@ -301,7 +301,7 @@ def test_bars_have_whole_names_under_their_workload(opened):
 
 
 def test_a_sentence_that_several_cards_share_says_whom_it_is_about(text):
-    (shared,) = re.findall(r"([^.\n]+): Neither compute nor memory is used up", text)
+    (shared,) = re.findall(r"([^.\n]+): The rest of the step goes to", text)
     assert "llama, MI300X minimal_communication (DP8)" in shared
     assert "; " in shared
 
@@ -421,7 +421,7 @@ def test_the_summary_says_who_wins_by_how_much_and_how_sure(text):
 
 def test_failures_warnings_and_commands_are_told(text):
     assert re.search(r"h100-qwen-oom\s.*CUDA out of memory on rank 3", text, re.S)
-    assert re.search(r"outliers among the \d+ steady steps: \d", text)
+    assert re.search(r"outliers \(3 scaled MAD\): \d of \d+ steady steps", text)
     assert "./benchmark.py --model llama" in text
     assert "Not recorded for:" in text
 
@@ -429,7 +429,7 @@ def test_failures_warnings_and_commands_are_told(text):
 def test_a_warning_has_a_colon_before_the_runs_that_it_applies_to(tmp_path):
     page = page_of(tmp_path, RUNS / "cpu").read_text("utf8")
     shown = " ".join(html.unescape(re.sub(r"<[^>]+>", "", page.split('id="evidence"')[1].split("</ul>")[0])).split())
-    assert "No MFU, a CPU has no published matrix peak to compare with: " in shown
+    assert "no MFU, since a CPU has no published matrix peak to compare with: " in shown
 
 
 def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):

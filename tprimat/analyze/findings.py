@@ -1,36 +1,45 @@
-"""What there is to say about runs, as data; report/words.py puts it into sentences."""
+"""What there is to say about runs, each thing once for all of them, as data; report/words.py puts it into sentences."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tprimat.analyze.groups import Group, Measured
-
-Kind = Literal["no MFU", "warning"]
+from tprimat.records.schema import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something that holds for some runs or configurations."""
+class Shared:
+    """A finding of several runs or configurations."""
 
-    kind: Kind
-    what: str
-    """Why there is no MFU, or what the metrics of a run warn of."""
+    kind: str
     subjects: tuple[str, ...]
-    """Configurations without an MFU; runs, each as often as it is warned of."""
+    least: tuple[float, ...]
+    most: tuple[float, ...]
+    """Of each number."""
+    places: tuple[str, ...]
+    """The runs, each as often as it has the finding; the configurations that have no MFU."""
 
 
 def findings(
-    groups: Iterable[Group], name: Callable[[Measured], str], more: Callable[[Measured], Sequence[str]] = lambda _: ()
-) -> list[Finding]:
-    """Return why configurations have no MFU, then what runs warn of, each once; `more` are further warnings of a run."""
-    subjects: dict[tuple[Kind, str], list[str]] = {}
+    groups: Iterable[Group], name: Callable[[Measured], str], more: Callable[[Measured], Sequence[Finding]] = lambda _: ()
+) -> list[Shared]:
+    """Return why configurations have no MFU, then what there is to know of runs; `more` are further findings of a run."""
     groups = list(groups)
+    alike: dict[tuple[str, tuple[str, ...]], list[tuple[Finding, str]]] = {}
     for group in groups:
-        metrics = group.runs[0].metrics
-        if metrics is not None and metrics.mfu_absent_because is not None:
-            subjects.setdefault(("no MFU", metrics.mfu_absent_because), []).append(group.label)
+        if (metrics := group.runs[0].metrics) and metrics.mfu_absent_because:
+            absent = Finding(kind="no MFU", subjects=(metrics.mfu_absent_because,))
+            alike.setdefault((absent.kind, absent.subjects), []).append((absent, group.label))
     for item in (item for group in groups for item in group.runs):
-        for warning in (*(item.metrics.warnings if item.metrics else ()), *more(item)):
-            subjects.setdefault(("warning", warning), []).append(name(item))
-    return [Finding(kind=kind, what=what, subjects=tuple(names)) for (kind, what), names in subjects.items()]
+        for one in (*(item.metrics.warnings if item.metrics else ()), *more(item)):
+            alike.setdefault((one.kind, one.subjects), []).append((one, name(item)))
+    return [
+        Shared(
+            kind=kind,
+            subjects=subjects,
+            least=tuple(map(min, zip(*(one.numbers for one, _ in several), strict=True))),
+            most=tuple(map(max, zip(*(one.numbers for one, _ in several), strict=True))),
+            places=tuple(place for _, place in several),
+        )
+        for (kind, subjects), several in alike.items()
+    ]

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tprimat.analyze.metrics import impossible
 from tprimat.analyze.window import steady_steps
+from tprimat.core import units
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
@@ -30,9 +30,7 @@ def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, 
         *_memory(run, steps),
         *_steps(run, steps),
         *_tokens(run, steady_steps(steps, metrics.window) if metrics else steps),
-        *(impossible(metrics.mfu) if metrics else ()),
-        *(_any_dtype(run, metrics) if metrics else ()),
-        *(_power(run, metrics) if metrics else ()),
+        *(_rates(run, metrics) if metrics else ()),
         *_stated_rate(result.stated_tokens_per_second, steps),
     )
 
@@ -79,20 +77,14 @@ def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
         yield f"its peak memory is {peak / 2**30:.1f} GiB, and its GPU has {memory / 2**30:.1f} GiB"
 
 
-def _any_dtype(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
-    """Compare FLOP/s without an MFU, whose dtype is not known, with the accelerator's peak in its fastest dtype."""
+def _rates(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
+    """Compare FLOP/s with the accelerator's peak, in its fastest dtype where the dtype is not known; and power with its limit."""
     known, flops = find_accelerator(run.machine.accelerator), metrics.model_flops_per_second_per_gpu
-    if (
-        metrics.mfu is None
-        and known is not None
-        and flops is not None
-        and flops.value > (most := max(known.dense_flops.values()))
-    ):
+    if metrics.mfu is not None and metrics.mfu.value > 1:
+        share = units.percent(metrics.mfu.value, 0)
+        yield f"MFU is {share}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran"
+    if metrics.mfu is None and known and flops and flops.value > (most := max(known.dense_flops.values())):
         yield f"it means {flops.value / 1e12:,.0f} TFLOP/s per GPU, and {known.name} has {most / 1e12:,.0f} in its fastest dtype"
-
-
-def _power(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
-    """Compare the mean power of a GPU, which joules and tokens give, with its limit."""
     rate, joules, limit = metrics.tokens_per_second_per_gpu, metrics.joules_per_token, run.machine.power_limit_watts
     if rate and joules and limit and rate.value * joules > (1 + TOLERANCE) * limit:
         yield f"its energy means {rate.value * joules:,.0f} W per GPU, whose limit is {limit:,.0f} W"

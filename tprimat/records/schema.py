@@ -375,6 +375,16 @@ class Window(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(RefuseUnknownKeys):
+    """Something to know about figures, as data; report/words.py puts it into a sentence."""
+
+    kind: str
+    subjects: tuple[str, ...] = ()
+    """What it is about, such as what held the clocks back."""
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetrics(RefuseUnknownKeys):
     """The metrics of a run and its steps."""
 
@@ -418,4 +428,5 @@ class RunMetrics(RefuseUnknownKeys):
     gpu_busy: float | None = None
     """Share 0..1 of the time in which any kernel ran on a GPU, mean of the driver's readings during the steady steps; None: not
     read."""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+    """What to know about the figures; sentences in older files."""

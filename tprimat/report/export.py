@@ -17,6 +17,7 @@ from tprimat.core.flops import parameters
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.report.catalogue import FLOPS, MFU, STEP_TIME, TOKENS, Metric
 from tprimat.report.tables import csv_cell
+from tprimat.report.words import finding_words
 
 Value = bool | int | float | str | None
 Row = dict[str, Value]
@@ -149,7 +150,12 @@ COLUMNS: tuple[Column, ...] = (
     _measured("expert_load", "tokens of the busiest expert over the mean"),
     _measured("rank_load", "the same for the ranks that share the experts"),
     _measured("dropped", "share of expert choices that were dropped"),
-    _measured("warnings", "what to know about the figures", lambda metrics: "; ".join(metrics.warnings) or None, kind=str),
+    _measured(
+        "warnings",
+        "what to know about the figures",
+        lambda metrics: "; ".join(map(finding_words, metrics.warnings)) or None,
+        kind=str,
+    ),
 )
 """Of every run. Behind them follow version_*, option_* and variable_*, as far as any run has them."""
 

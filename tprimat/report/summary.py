@@ -10,29 +10,11 @@ from tprimat.core import units
 from tprimat.records.evidence import other_notes
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document
-from tprimat.report.catalogue import (
-    COST,
-    DROPPED,
-    ENERGY,
-    EXPERT_LOAD,
-    FLOPS,
-    LOSS,
-    MATMUL_RATE,
-    MATMUL_SHARE,
-    MEMORY_ERROR,
-    MFU,
-    PEAK_MEMORY,
-    RANK_LOAD,
-    RESERVED_MEMORY,
-    STEP_ERROR,
-    STEP_TIME,
-    TOKENS,
-    TOKENS_OF_ALL,
-    Metric,
-    per_rank,
-)
+from tprimat.report import catalogue
+from tprimat.report.catalogue import FLOPS, MATMUL_RATE, MEMORY_ERROR, MFU, STEP_ERROR, STEP_TIME, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.limits import idle_of_run
 from tprimat.report.screen import PLAIN, Meaning, Screen
+from tprimat.report.words import finding_words
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
 """A run, its metrics or the reason why there are none, and its log."""
@@ -43,10 +25,11 @@ MEANINGS: dict[str, Meaning] = {
     "cause": "refused",
     "not counted": "refused",
     "no speed": "warning",
+    "note": "quiet",
+    "start": "quiet",
+    "steady steps": "quiet",
 }
-"""Of a line, by its label."""
-QUIET = {"note", "start", "steady steps"}
-"""Labels of lines that say how a run went."""
+"""Of a line, by its label. Quiet ones say how a run went."""
 STAGES: dict[StartUp, str] = {
     "rank_started": "launch",
     "imported": "imports",
@@ -55,63 +38,51 @@ STAGES: dict[StartUp, str] = {
     "training": "rest",
 }
 """What a run does before it reaches each stage of its start."""
+Lines = list[tuple[str, str | None]]
+"""Label and text of each line of a run; one without a text is left out."""
 
 
 def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False) -> str:
     """Format one block per run: what ran, how fast, with which uncertainty, and notes.
 
-    Brief, for a call of several runs, whose notes follow once: without notes and start of the runs that count.
+    Brief, for a call of several runs, whose notes follow once: without the quiet lines of the runs that count.
     """
     blocks = []
     for run, metrics, log in rows:
         lines = [screen.prose(_heading(run), 2, "heading" if run.counts else "refused")]
         for label, text in _block(run, metrics, log):
-            if text and not (brief and run.counts and label in QUIET):
-                lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES, _meaning(label, run)))
+            meaning: Meaning | None = "winner" if label == "throughput" and run.counts else MEANINGS.get(label)
+            if text and not (brief and run.counts and meaning == "quiet"):
+                lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES, meaning))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
-def _meaning(label: str, run: RunRecord) -> Meaning | None:
-    if label == "throughput":
-        return "winner" if run.counts else None
-    return "quiet" if label in QUIET else MEANINGS.get(label)
-
-
 def _heading(run: RunRecord) -> str:
-    gpus = run.machine.gpus
+    gpus, ran = run.machine.gpus, run.ran
     ranks = per_rank("GPU" if gpus == 1 else "GPUs", {run.machine.platform})
-    experts = f" EP={run.ran.expert_parallel}" if run.ran.expert_parallel not in {None, 1} else ""
-    routing = f" · {run.ran.routing} routing" if run.ran.routing else ""
+    experts = f" EP={ran.expert_parallel}" if ran.expert_parallel not in {None, 1} else ""
     split = run.evidence.workload.weights_split_over if run.evidence else None
-    sharded = f" · weights split over {split}" if split is not None and split > 1 else ""
-    ranks = f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})"
-    return (
-        f"{run.model} · {run.strategy} · TP={run.ran.tensor_parallel} PP={run.ran.pipeline_parallel} DP={run.ran.data_parallel}"
-        f"{experts}{sharded}{routing} · {ranks} · {run.engine}, {dtype_that_ran(run)}"
-    )
-
-
-Lines = list[tuple[str, str | None]]
-"""Label and text of each line of a run; one without a text is left out."""
+    parts = [
+        run.model,
+        str(run.strategy),
+        f"TP={ran.tensor_parallel} PP={ran.pipeline_parallel} DP={ran.data_parallel}{experts}",
+        f"weights split over {split}" if split is not None and split > 1 else "",
+        f"{ran.routing} routing" if ran.routing else "",
+        f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})",
+        f"{run.engine}, {dtype_that_ran(run)}",
+    ]
+    return " · ".join(filter(None, parts))
 
 
 def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> Lines:
     lines: Lines = []
     if run.outcome != "completed":
         lines += [("outcome", run.outcome.replace("_", " ")), ("cause", run.cause), ("try", run.hint), ("log", str(log))]
+    lines += [("not counted", mismatch) for mismatch in run.mismatches]
     if isinstance(metrics, RunMetrics):
-        return lines + _measured(run, metrics)  # its notes include the mismatches
-    if run.outcome == "completed":  # for another outcome, the cause says more
-        lines.append(("no speed", metrics))
-    return lines + [("not counted", mismatch) for mismatch in run.mismatches]
-
-
-def _memory(run: RunRecord, metrics: RunMetrics) -> tuple[Metric, str]:
-    """Return which memory is known, and what it is."""
-    if metrics.peak_memory_bytes is None and metrics.peak_reserved_bytes is not None:
-        return RESERVED_MEMORY, " reserved on the worst rank"
-    return PEAK_MEMORY, " resident in the largest process" if run.machine.platform == "cpu" else " allocated on the worst rank"
+        return lines + _measured(run, metrics)
+    return [*lines, ("no speed", metrics if run.outcome == "completed" else None)]  # of another outcome, the cause says more
 
 
 def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
@@ -122,31 +93,34 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
         ("median step", step + several),
         ("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, {per_gpu}"),
         ("compute", None if on_cpu else f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})"),
+        ("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})" if metrics.mfu_absent_because else None),
     ]
-    if metrics.mfu is not None:
-        lines.append(("MFU", f"{MFU.in_full(metrics)} of {units.teraflops(metrics.peak_dense_flops)} dense"))
-    elif metrics.mfu_absent_because:
-        lines.append(("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})"))
-    ceiling = f"the fastest {run.ran.matmul_dtype} product measured here ({MATMUL_RATE.in_full(metrics)})"
+    only_reserved = metrics.peak_memory_bytes is None
+    memory = catalogue.RESERVED_MEMORY if only_reserved else catalogue.PEAK_MEMORY
+    whose = "reserved on the worst rank" if only_reserved else "allocated on the worst rank"
     for label, metric, context in (
-        ("of matmul", MATMUL_SHARE, f" of {ceiling}"),
-        ("peak memory", *_memory(run, metrics)),
-        ("last loss", LOSS, ""),
-        ("cost", COST, " per million tokens"),
-        ("energy", ENERGY, " J per token"),
-        ("busiest expert", EXPERT_LOAD, " the tokens of the mean expert of its layer"),
-        ("busiest rank", RANK_LOAD, " the mean rank's tokens; the others wait for it"),
-        ("dropped", DROPPED, " of the choices of experts"),
+        ("MFU", MFU, f"of {units.teraflops(metrics.peak_dense_flops)} dense"),
+        ("of matmul", catalogue.MATMUL_SHARE, f"of the fastest {run.ran.matmul_dtype} product measured here"),
+        ("peak memory", memory, "resident in the largest process" if on_cpu else whose),
+        ("last loss", catalogue.LOSS, ""),
+        ("cost", catalogue.COST, "per million tokens"),
+        ("energy", catalogue.ENERGY, "J per token"),
+        ("busiest expert", catalogue.EXPERT_LOAD, "the tokens of the mean expert of its layer"),
+        ("busiest rank", catalogue.RANK_LOAD, "the mean rank's tokens; the others wait for it"),
+        ("dropped", catalogue.DROPPED, "of the choices of experts"),
     ):
         if metric.of_run(metrics) is not None:
-            lines.append((label, metric.in_full(metrics) + context))
-    lines += [
+            rate = f" ({MATMUL_RATE.in_full(metrics)})" if metric is catalogue.MATMUL_SHARE else ""
+            lines.append((label, f"{metric.in_full(metrics)} {context}{rate}".rstrip()))
+    notes = [*map(finding_words, metrics.warnings), *other_notes(run.evidence)]
+    return [
+        *lines,
         ("predicted", _predicted(run, metrics)),
         ("GPUs idle", idle_of_run(run, metrics)),
         ("start", _start(run)),
         ("steady steps", metrics.window.rule),
+        *(("note", note) for note in notes),
     ]
-    return lines + [("note", note) for note in (*metrics.warnings, *other_notes(run.evidence))]
 
 
 def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:

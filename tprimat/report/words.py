@@ -1,18 +1,16 @@
 """Sentences about results: who leads and how surely, in what sides differ, and what a reader must know."""
 
-import itertools
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Ranking, Verdict, comparable
-from tprimat.analyze.findings import Finding, Kind
+from tprimat.analyze.findings import Shared
 from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import LISTS, NO_OPTIONS, PROCESSES, TRAITS, DifferingTrait, few, name_of_part
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
-from tprimat.records.schema import Estimate
+from tprimat.records.schema import Estimate, Finding
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, heading_of, per_rank
 from tprimat.report.names import heading, short_names
 from tprimat.report.tables import TOO_FEW, is_vague, shows_nothing, with_interval
@@ -246,7 +244,7 @@ def _side(value: object) -> str:
     return getattr(value, "name", None) or str(value)
 
 
-def caveats(rankings: Sequence[Ranking], findings: Sequence[Finding] = ()) -> list[str]:
+def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> list[str]:
     """Return what a reader must know about the numbers, each said once, then what there is to say about runs."""
     if not rankings:
         return []
@@ -303,16 +301,57 @@ def _interval_words(groups: Sequence[Group]) -> str:
     return "between runs where there are several, else between the steps of one run" if any(several) else "between steps"
 
 
-KINDS: Mapping[Kind, tuple[str, str]] = {"no MFU": ("No MFU, ", "configurations"), "warning": ("Note, ", "runs")}
-"""Of a finding: what its sentence begins with, and what it is about."""
+def _whole_percent(value: float) -> str:
+    return units.percent(value, 0)
 
 
-def told(findings: Sequence[Finding]) -> list[str]:
-    """Put findings into a line each, those that differ only in numbers into one."""
+FINDINGS: Mapping[str, tuple[str, tuple[Callable[[float], str], ...]]] = {
+    "no MFU": ("no MFU, since {}", ()),
+    "few steps": ("only {} steady steps; 10 or more make an interval trustworthy", (units.count,)),
+    "drift": ("step time drifts by {} over the steady steps (Mann-Kendall, p < 0.05)", (units.signed_percent,)),
+    "outliers": (
+        "outliers (3 scaled MAD): {} of {} steady steps; throughput includes them, its interval may be too narrow",
+        (units.count, units.count),
+    ),
+    "not finite": (
+        "{} of {} steady steps have a skipped update, or a loss or norm that is not finite",
+        (units.count, units.count),
+    ),
+    "two speeds": (
+        "bimodal step times: {} take {}, the others {}; no interval. Check the clocks, and run longer",
+        (_whole_percent, units.seconds, units.seconds),
+    ),
+    "caution": ("{}", ()),
+    "memory of graphs": ("memory is what torch reserved: what CUDA graphs hold does not count as allocated", ()),
+    "framework's clock": ("step times are the framework's own, not measured at the end of each step", ()),
+    "unlike variable": ("{0} is {1} on node 0, and {2} on node {4} ({3})", (units.count,)),
+    "straggler": ("{} takes {} longer than its peers, which wait", (units.percent,)),
+    "clocks": ("clocks were held back in {1} of the readings: {0}", (_whole_percent,)),
+    "energy of other steps": ("energy absent: the file states it of other steps", ()),
+    "energy of profiled steps": ("energy absent: profiled steps lie between the steady ones", ()),
+    "no ends of steps": ("energy absent: the steps do not say when they ended", ()),
+    "power of few GPUs": ("energy absent: power was read on {} of {} GPUs", (units.count, units.count)),
+    "gaps in power": ("energy absent: power readings of {} of {} GPUs do not span the steady steps", (units.count, units.count)),
+    "probes": ("{}", ()),
+}
+"""A finding's sentence, with its subjects and then its numbers; and how each number is shown."""
+
+
+def finding_words(found: Finding | Shared) -> str:
+    """Put a finding into words: of several runs the least and the largest of each number."""
+    template, shows = FINDINGS[found.kind]
+    least, most = (found.numbers, found.numbers) if isinstance(found, Finding) else (found.least, found.most)
+    ends = [(show(low), show(high)) for show, low, high in zip(shows, least, most, strict=True)]
+    numbers = [high if low == high else f"{low.removesuffix(' %')} to {high}" for low, high in ends]
+    return template.format(*found.subjects, *numbers).rstrip(".")
+
+
+def told(shared: Sequence[Shared]) -> list[str]:
+    """Put findings into a line each, with what they are about."""
     lines = []
-    for kind, (before, noun) in KINDS.items():
-        alike = merged({one.what: one.subjects for one in findings if one.kind == kind})
-        lines += [f"{before}{what.rstrip('.')}: {_places(subjects, noun)}" for what, subjects in alike.items()]
+    for one in shared:
+        text = finding_words(one)
+        lines.append(f"{text[:1].upper()}{text[1:]}: {_places(one.places, 'configurations' if one.kind == 'no MFU' else 'runs')}")
     return lines
 
 
@@ -369,25 +408,3 @@ def change(ratio: float) -> str:
     if ratio >= 2:
         return f"{units.significant(ratio)} times as fast"
     return f"{units.percent(abs(ratio - 1))} {'faster' if ratio > 1 else 'slower'}"
-
-
-NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|[.,]\d)")
-"""A separate number: not part of a name such as H100 or fp8, no negative one and no end of a range."""
-
-
-def merged(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Join texts that differ only in numbers: of each number that differs the least and the largest, and all the places."""
-    alike: dict[str, list[str]] = {}
-    for text in found:
-        alike.setdefault(NUMBER.sub("\0", text), []).append(text)
-    joined = {}
-    for texts in alike.values():
-        numbers = [_span(values) for values in zip(*map(NUMBER.findall, texts), strict=True)]
-        words = itertools.chain(*itertools.zip_longest(NUMBER.split(texts[0]), numbers, fillvalue=""))
-        joined["".join(words)] = list(dict.fromkeys(place for text in texts for place in found[text]))
-    return joined
-
-
-def _span(values: Sequence[str]) -> str:
-    ordered = sorted({*values}, key=lambda text: float(text.replace(",", "")))
-    return f"{ordered[0]} to {ordered[-1]}" if len(ordered) > 1 else ordered[0]

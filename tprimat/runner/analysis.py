@@ -221,7 +221,7 @@ def analyse_peaks(
             ),
             *peak.other_work(entries, best[:MOST_EXPLAINED]),
             *peak.remarks(best[:MOST_EXPLAINED]),
-            *told([one for one in findings((entry.group for entry in best[:MOST_EXPLAINED]), _place) if one.kind == "warning"]),
+            *told([one for one in findings((entry.group for entry in best[:MOST_EXPLAINED]), _place) if one.kind != "no MFU"]),
         ],
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],

@@ -9,6 +9,7 @@ from tprimat.analyze.groups import Group, Measured, group_runs
 from tprimat.analyze.traits import model_name
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.evidence import REDIRECTED, other_notes
+from tprimat.records.schema import Finding
 from tprimat.records.store import as_document
 from tprimat.report import winner
 from tprimat.report.catalogue import MFU, TOKENS
@@ -48,9 +49,10 @@ def _name(item: Measured) -> str:
     return f"{model_name(item.result.run)} {item.result.run.strategy}"
 
 
-def _more(item: Measured) -> list[str]:
+def _more(item: Measured) -> list[Finding]:
     """Return what the evidence of a run notes, but for what the caution about CPUs says."""
-    return [note for note in other_notes(item.result.run.evidence) if note != REDIRECTED]
+    notes = other_notes(item.result.run.evidence)
+    return [Finding(kind="caution", subjects=(note,)) for note in notes if note != REDIRECTED]
 
 
 def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:

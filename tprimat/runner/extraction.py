@@ -17,10 +17,10 @@ from tprimat.logs.claims import Claims
 from tprimat.logs.read import FailedBeforeStepOneError, Run, read_log
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
-from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.report.catalogue import per_rank
 from tprimat.report.tables import plural
+from tprimat.report.words import finding_words
 
 
 def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int:
@@ -117,12 +117,11 @@ def _print_remarks(extracted: Run, metrics: RunMetrics | None) -> None:
         print(f"{run.outcome.replace('_', ' ')}: {run.cause}", file=sys.stderr)
     if run.hint:
         print(f"try: {run.hint}", file=sys.stderr)
-    reasons = contradictions(RunResult(run=run, steps=extracted.steps, path=Path()), metrics)
-    for reason in reasons:
+    for reason in contradictions(RunResult(run=run, steps=extracted.steps, path=Path()), metrics):
         print(f"warning: this will not count: {reason}", file=sys.stderr)
-    for warning in metrics.warnings if metrics is not None else ():
-        if warning not in reasons and CAUTION + warning not in extracted.notes:
-            print(f"note: {warning}", file=sys.stderr)
+    for finding in metrics.warnings if metrics is not None else ():
+        if finding.kind != "caution":  # those are among the notes of the log
+            print(f"note: {finding_words(finding)}", file=sys.stderr)
     if metrics is not None and metrics.tokens_per_second is None:
         print(
             "note: no throughput, since the tokens of a step are not known: --global-batch-size, --sequence-length",

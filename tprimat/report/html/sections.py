@@ -29,7 +29,7 @@ from tprimat.report.limits import distance_from_limits
 from tprimat.report.names import heading
 from tprimat.report.plots.style import Look
 from tprimat.report.winner import VS_FASTEST, vs_fastest
-from tprimat.report.words import differing, headline, merged
+from tprimat.report.words import differing, finding_words, headline
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
@@ -227,17 +227,13 @@ def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:
 
 def warnings(comparison: Comparison, names: Mapping[str, str]) -> dict[str, list[str]]:
     """Return each warning with the short names of its runs: those of the comparison, then those of runs that do not count."""
-    found: dict[str, list[str]] = {}
-    for kind, before in (("no MFU", "No MFU, "), ("warning", "")):
-        alike = {one.what: one.subjects for one in findings(comparison.groups, run_name) if one.kind == kind}
-        found |= {before + what: places for what, places in merged(alike).items()}
+    places = {finding_words(one): list(one.places) for one in findings(comparison.groups, run_name)}
     for item in comparison.not_counted:
         for mismatch in item.result.run.mismatches:
-            found.setdefault(f"what ran is not what was asked: {mismatch}", []).append(run_name(item))
-        for warning in item.metrics.warnings if item.metrics else ():
-            if not warning.startswith(("not counted", "the run did not complete")):
-                found.setdefault(warning, []).append(run_name(item))
-    return {warning.rstrip("."): [names.get(place, place) for place in places] for warning, places in found.items()}
+            places.setdefault(f"what ran is not what was asked: {mismatch}", []).append(run_name(item))
+        for finding in item.metrics.warnings if item.metrics else ():
+            places.setdefault(finding_words(finding), []).append(run_name(item))
+    return {warning.rstrip("."): [names.get(place, place) for place in runs] for warning, runs in places.items()}
 
 
 def evidence_source(evidence: Evidence) -> str:

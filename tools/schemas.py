@@ -10,10 +10,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.page import page_parser, update_page  # noqa: E402
+from tprimat.core.rows import adapter  # noqa: E402
 from tprimat.plan.schema import RunPlan  # noqa: E402
 from tprimat.records.benchmark_file import BenchmarkDocument  # noqa: E402
 from tprimat.records.schema import MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample  # noqa: E402
-from tprimat.records.store import adapter  # noqa: E402
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DOCUMENTS: dict[str, type] = {

@@ -15,7 +15,6 @@ def test_the_tables_of_two_models_print_with_published_figures_beside():
     done = run("llama-3.1-8b", "mixtral-8x7b")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"llama-3.1-8b +8,030,261,248 +8,030,261,248 +2,048 +46\.64 +48\.25 +48\.18", done.stdout)
-    assert re.search(r"mixtral-8x7b +Megatron-Core .* +46\.7 G +56\.0 G +-16\.6 %", done.stdout)
     published = r"dgx-cloud-llama-3\.1-8b-bf16 +8 x H100 SXM +bf16 +"
     assert re.search(rf"{published}8,192 .* 60\.0 %$", done.stdout, re.MULTILINE)
     assert re.search(rf"{published}60\.0 % +0\.0 % +527\.8 +53\.3 %$", done.stdout, re.MULTILINE)
@@ -24,10 +23,9 @@ def test_the_tables_of_two_models_print_with_published_figures_beside():
 
 
 def test_rows_come_as_numbers_in_si_units():
-    rows = json.loads(run("llama-3-70b", "--table", "memory", "--json").stdout)
-    assert list(rows) == ["memory"]
-    (row,) = rows["memory"]
-    assert (row["bf16"], row["fp8"], row["bf16_printed"]) == (2 * 70_553_706_496, 70_553_706_496, 140e9)
+    rows = json.loads(run("llama-3-70b", "--table", "counts", "--json").stdout)
+    assert list(rows) == ["counts"]
+    assert rows["counts"][0]["total"] == 70_553_706_496
 
 
 @pytest.mark.parametrize(
@@ -53,23 +51,3 @@ def test_without_a_table_the_models_and_accelerators_are_listed_and_the_others_a
         assert re.search(f"^{name} ", printed, re.MULTILINE)
     others = re.search("^Published figures: --table (.*)$", printed, re.MULTILINE)[1].split(" or ")
     assert sorted([*others, "counts", "accelerators"]) == sorted(json.loads(run("--json").stdout))
-
-
-def test_the_core_pages_figures_stand_beside_ours():
-    rows = json.loads(run("--json").stdout)
-    weights = {row["model"]: (row["bf16_printed"], row["bf16_difference"]) for row in rows["memory"] if row["bf16_printed"]}
-    assert {model: printed / 1e9 for model, (printed, _) in weights.items()} == {
-        "llama-2-7b": 14,
-        "llama-2-13b": 26,
-        "llama-3-70b": 140,
-        "gpt-3-175b": 350,
-        "llama-3.1-405b": 810,
-    }
-    assert all(abs(difference) < 0.04 for _, difference in weights.values())
-    speeds = {row["name"]: row for row in rows["results"]}
-    gpt = speeds["core-page-gpt-3-175b"]
-    assert (gpt["mfu"], round(gpt["own_mfu_of_dense_peak"], 3), round(gpt["mfu_difference"], 3)) == (0.47, 0.394, -0.076)
-    assert speeds["core-page-weak-scaling-llama-3.1-405b"]["mfu"] == 0.46
-    peaks = {(row["accelerator"], row["figure"]): round(row["difference"], 2) for row in rows["hardware"]}
-    assert peaks["H100 SXM", "bf16 peak"] == -0.5
-    assert peaks["A100 SXM 80GB", "bf16 peak"] == 0

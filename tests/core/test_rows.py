@@ -13,15 +13,7 @@ from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape
 from tprimat.core.published import rebase, results
 
-CACHES = [
-    accelerators.accelerators,
-    accelerators._by_spelling,
-    models.models,
-    published.results,
-    published.sizes,
-    published.weights,
-    published.hardware,
-]
+CACHES = [accelerators.accelerators, accelerators._by_spelling, models.models, published.results]
 
 MODEL = """
   - name: new-1b
@@ -82,8 +74,7 @@ def append(file, text):
 
 
 def add_result(data, row):
-    file = data / "published.yaml"
-    file.write_text(file.read_text(encoding="utf8").replace("\n# sizes:", row + "# sizes:", 1), encoding="utf8")
+    append(data / "published.yaml", row)
 
 
 def test_a_model_is_one_row(data, capsys):
@@ -114,20 +105,14 @@ def test_a_published_result_is_one_row(data, capsys):
 
 
 MISTAKES = [
-    ("models.yaml", "    layers: 32\n", "", "lacks layers"),
-    ("models.yaml", "    layers: 32\n", "    layer: 32\n", "no key 'layer'"),
-    ("models.yaml", "    layers: 32\n", "    layers: 32.5\n", "32.5 is not a whole number"),
-    ("models.yaml", "    layers: 32\n", "    layers: true\n", "True is not a whole number"),
+    ("models.yaml", "    layers: 32\n", "", "layers: Field required"),
+    ("models.yaml", "    layers: 32\n", "    layers: true\n", "layers: Input should be a valid integer"),
     ("models.yaml", "    layers: 32\n", "    layers: 0\n", "layers: 0"),
-    ("models.yaml", "factor: 8.0,", "factor: big,", "'big' is not a number"),
-    ("models.yaml", "    date: 2024-07\n", "", "lacks its source or its date"),
+    ("models.yaml", "factor: 8.0,", "factors: 8.0,", "rope_scaling.factors: Unexpected keyword argument"),
     ("models.yaml", "    date: 2024-07\n", "    date: July 2024\n", "date is 'July 2024'"),
     ("models.yaml", "name: llama-3-8b\n", "name: llama-3.1-8b\n", "two rows named llama-3.1-8b"),
-    ("accelerators.yaml", "vendor: NVIDIA", "vendor: Nvidia", "'Nvidia' is not a known value"),
-    ("accelerators.yaml", "bandwidth_gb_per_second: 900", "bandwidth_gb_per_second: 9e2", "'9e2' is not a number"),
-    ("accelerators.yaml", "{fp32: 15.7,", "{fp23: 15.7,", "'fp23' is not a known value"),
-    ("published.yaml", "tokens_per_second_all_gpus: 59175", "tokens_per_second_all_gpus: 59e3", "'59e3' is not a number"),
-    ("published.yaml", "    gpus: 8\n", "    gpus: [8]\n", "[8] is not a whole number"),
+    ("accelerators.yaml", "{fp32: 15.7,", "{fp23: 15.7,", "dense_flops.fp23"),
+    ("published.yaml", "tokens_per_second_all_gpus: 59175", "tokens_per_second_all_gpus: 59e3", "should be a valid number"),
     ("published.yaml", "    shape: llama-3.1-8b\n", "    shape: llama-4\n", "no model 'llama-4'"),
     ("published.yaml", "NVIDIA H100 80GB HBM3", "NVIDIA H1000", "no accelerator 'NVIDIA H1000'"),
 ]
@@ -160,10 +145,7 @@ def test_a_file_that_is_not_yaml_is_refused_with_the_line(data):
 
 
 def test_a_rate_of_all_gpus_needs_their_number(data):
-    file = data / "published.yaml"
-    file.write_text(
-        file.read_text(encoding="utf8").replace("\n# sizes:", RESULT.replace("gpus: 8", "gpus: null") + "# sizes:", 1)
-    )
+    add_result(data, RESULT.replace("gpus: 8", "gpus: null"))
     with pytest.raises(ConfigError, match="all GPUs") as caught:
         results()
     assert "new-result" in caught.value.what

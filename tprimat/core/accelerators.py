@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Literal, get_args
 
-from tprimat.core.rows import Units, in_si, read_rows
+from tprimat.core.rows import RefuseUnknownKeys, Units, in_si, read_rows
 from tprimat.core.units import GIBIBYTE
 
 PlatformName = Literal["nvidia", "amd", "cpu"]
@@ -48,7 +48,7 @@ BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
+class Accelerator(RefuseUnknownKeys):
     """The data sheet of one accelerator, as one device that torch sees.
 
     Peaks are those of matrix multiplication that accumulates in fp32, at the boost clock.

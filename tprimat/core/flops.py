@@ -18,7 +18,6 @@ from tprimat.core.models import ModelShape, listed_divisors, padded_vocabulary
 FlopConvention = Literal["causal", "full", "6n"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
-BYTES_PER_WEIGHT = {"fp16": 2, "bf16": 2, "fp8": 1}
 FORWARD_AND_BACKWARD = 3
 SEED_FLOP_PER_TOKEN = {"llama-3.1-8b": 6 * 8.0e9, "qwen-2.5-7b": 6 * 7.6e9}
 SEED_SHAPES: dict[str, tuple[int, int, int]] = {

@@ -1,34 +1,27 @@
-"""Training speeds and model sizes that others published, kept as printed, and restated on a common basis.
+"""Training speeds that others published, kept as printed, and restated on a common basis.
 
 Sources count FLOP in three ways and divide by dense or sparse peaks. Each figure stays as its source prints it, with its
 convention; `rebase` restates it in the `causal` convention against the dense peak. The rows are in tprimat/data/published.yaml.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
-from functools import cache, partial
+from functools import cache
 
-from tprimat.core.accelerators import Dtype, find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import find_accelerator, peak_dense_flops
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import FlopConvention, flop_per_token
 from tprimat.core.models import ModelShape, models
-from tprimat.core.rows import Prepare, Row, T, Units, in_si, read_rows
+from tprimat.core.rows import RefuseUnknownKeys, Row, Units, in_si, read_rows
 from tprimat.core.workload import Workload
 
 FILE = "published.yaml"
-PLACE = f"tprimat/data/{FILE}"
 ROW_UNITS: Units = {
     "tflops_per_gpu": ("flops_per_second_per_gpu", 1e12),
     "tflops_all_gpus": ("flops_per_second_all_gpus", 1e12),
     "peak_tflops": ("peak_flops", 1e12),
-    "gb_by_dtype": ("bytes_by_dtype", 1e9),
-    "bandwidth_gb_per_second": ("bandwidth_bytes_per_second", 1e9),
-    "link_gb_per_second": ("link_bytes_per_second", 1e9),
 }
-IN_SI = partial(in_si, units=ROW_UNITS)
-
 FACTS = tuple(field.name for field in fields_of(Workload))
 
 SPELLING = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
@@ -36,7 +29,7 @@ SPELLING = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedResult:
+class PublishedResult(RefuseUnknownKeys):
     """One training run as its source reports it. None: the source does not say."""
 
     name: str
@@ -81,41 +74,6 @@ class Rebased:
     """Of the dense peak, in the convention of the source: a difference from the printed MFU is an error or another peak."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedSize:
-    """Parameters of a model as a source prints them."""
-
-    shape: str
-    source: str
-    total: float
-    active: float | None = None
-    """Parameters that one token uses."""
-    active_has_input_table: bool = True
-    """False where the printed figure fits only without the input embedding, of which a token reads one row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedWeights:
-    """Memory that a source says the weights of a model take."""
-
-    shape: str
-    source: str
-    bytes_by_dtype: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedHardware:
-    """What a source says an accelerator can do."""
-
-    accelerator: str
-    """Device name for find_accelerator."""
-    source: str
-    peak_flops: Mapping[Dtype, float]
-    """By dtype."""
-    bandwidth_bytes_per_second: float
-    link_bytes_per_second: float
-
-
 OTHER_TOKENS = ("torchtune",)
 """Engines whose tokens/s are not those that a model's FLOP count: torchtune counts tokens that carry loss, in packed texts whose
 attention ends with each text. Our own records of it have no FLOP/s for the same reason."""
@@ -126,68 +84,34 @@ def results() -> tuple[PublishedResult, ...]:
     """Return all published training runs.
 
     Raises:
-        ConfigError: here and below, a row is not valid, or names a model or accelerator that is not in its table.
+        ConfigError: a row is not valid, or names a model or accelerator that is not in its table.
     """
-    return _rows("results", PublishedResult, _result_fields)
-
-
-@cache
-def sizes() -> tuple[PublishedSize, ...]:
-    """Return all published parameter counts."""
-    return _rows("sizes", PublishedSize)
-
-
-@cache
-def weights() -> tuple[PublishedWeights, ...]:
-    """Return all published sizes of weights in memory."""
-    return _rows("weights", PublishedWeights)
-
-
-@cache
-def hardware() -> tuple[PublishedHardware, ...]:
-    """Return all published figures of accelerators."""
-    return _rows("hardware", PublishedHardware)
-
-
-def _rows(section: str, kind: type[T], prepare: Prepare = IN_SI) -> tuple[T, ...]:
-    """Read a section, whose models and accelerators must be in their tables."""
-    rows = read_rows(FILE, section, kind, prepare)
-    for row in rows:
-        shape, accelerator = getattr(row, "shape", None), getattr(row, "accelerator", None)
-        place = f"{PLACE}, {getattr(row, 'name', section)}"
-        if shape is not None:
-            _known_shape(shape, place)
-        if accelerator is not None and find_accelerator(accelerator) is None:
-            raise ConfigError(f"There is no accelerator {accelerator!r} in accelerators.yaml.", where=place)
-    return rows
-
-
-def _known_shape(name: str, place: str) -> ModelShape:
-    if name not in models():
-        raise ConfigError(f"There is no model {name!r} in models.yaml.", where=place)
-    return models()[name]
+    return read_rows(FILE, "results", PublishedResult, _result_fields)
 
 
 def _result_fields(row: Row) -> Row:
     """Gather the facts of the workload, and turn rates that a source prints for all GPUs together into rates of one GPU."""
     fields = in_si(row, ROW_UNITS)
-    place = f"{PLACE}, {fields.get('name')}"
+    name, accelerator, gpus = fields.get("name"), fields.get("accelerator"), fields.get("gpus")
+    if accelerator is not None and find_accelerator(accelerator) is None:
+        raise ConfigError(f"There is no accelerator {accelerator!r} in accelerators.yaml.")
     workload = {name: fields.pop(name) for name in FACTS if name in fields and name != "shape"}
     shape, ranks = fields.pop("shape", None), [workload.get(name) or 1 for name in ("tensor_parallel", "pipeline_parallel")]
-    workload |= {"shape": None if shape is None else _known_shape(shape, place), "matmul_dtype": fields.pop("dtype", None)}
+    if shape is not None and shape not in models():
+        raise ConfigError(f"There is no model {shape!r} in models.yaml.")
+    workload |= {"shape": None if shape is None else models()[shape], "matmul_dtype": fields.pop("dtype", None)}
     if fields.pop("fully_sharded", False):
-        workload["weights_split_over"] = fields.get("gpus", 1) // math.prod(ranks)
+        workload["weights_split_over"] = (gpus or 1) // math.prod(ranks)
     if (layers := fields.pop("recomputed_layers", None)) is not None:
         workload |= {"recompute": "full", "recompute_layers": layers}
     fields["workload"] = workload
     for rate in ("tokens_per_second", "flops_per_second"):
-        printed, gpus = fields.pop(f"{rate}_all_gpus", None), fields.get("gpus")
-        if printed is not None:
-            whole = isinstance(gpus, int)
-            if gpus is None or (whole and gpus < 1):
-                raise ConfigError(f"Result {fields.get('name')} gives a rate of all GPUs but not their number.", where=PLACE)
-            # A value of the wrong type is left for the type check, which names it.
-            fields[f"{rate}_per_gpu"] = printed / gpus if whole and isinstance(printed, int | float) else printed
+        printed = fields.pop(f"{rate}_all_gpus", None)
+        if printed is not None and gpus is None:
+            raise ConfigError(f"Result {name} gives a rate of all GPUs but not their number.")
+        if printed is not None:  # a value of the wrong type is left for the type check, which names it
+            numbers = isinstance(gpus, int) and isinstance(printed, int | float)
+            fields[f"{rate}_per_gpu"] = printed / gpus if numbers else printed
     return fields
 
 

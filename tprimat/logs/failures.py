@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, takewhile
 
-from tprimat.core.rows import DATA, document, read_rows
+from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.fields import ESCAPES
 from tprimat.records.schema import Failure, Outcome, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class Signature(RefuseUnknownKeys):
     """One class of failures. `cause` and `hint` may contain {groups} of a pattern and {line}."""
 
     name: str

@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from tprimat.core.rows import read_rows
+from tprimat.core.rows import RefuseUnknownKeys, read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class Foreign(RefuseUnknownKeys):
     """A framework whose steps are not read."""
 
     name: str

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from tprimat.core.accelerators import SHORT_NAMES, Backend
-from tprimat.core.rows import RefuseUnknownKeys
+from tprimat.core.rows import RefuseUnknownKeys, adapter
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.sharing import shareable
-from tprimat.records.store import adapter, as_document, checked, write_atomically
+from tprimat.records.store import as_document, checked, write_atomically
 from tprimat.records.upgrade import upgraded_metrics
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import pydantic_core
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_LINE
+from tprimat.core.rows import adapter, explain
 from tprimat.records.schema import SCHEMA_VERSION, Machine, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
 from tprimat.records.summary import summarised
@@ -30,16 +31,6 @@ T = TypeVar("T")
 RESERVE_FILE = ".room"
 RESERVE_BYTES = 1 << 15
 """Several times a run.json and its temporary copy."""
-
-
-_adapters: dict[Any, TypeAdapter[Any]] = {}
-
-
-def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return pydantic's reader and writer of a type, cached because building one takes milliseconds."""
-    if kind not in _adapters:
-        _adapters[kind] = TypeAdapter(kind)
-    return _adapters[kind]
 
 
 RUN_LINE = "tprimat run: "
@@ -90,17 +81,6 @@ def json_document(content: bytes, path: Path) -> Any:
         if reason == "expected value":
             reason = "A value is missing, or is something that JSON does not know."
         raise RecordError(f"{path} is not JSON.", where=f"{path}{line}", why=reason) from error
-
-
-def explain(error: ValidationError | ConfigError, most: int = 3) -> str:
-    """Return the findings of pydantic, one per line; or what a model's shape refuses."""
-    if isinstance(error, ConfigError):
-        return f"{error.what} {error.why}"
-    findings = error.errors(include_url=False, include_input=False)
-    lines = [f"{'.'.join(str(part) for part in finding['loc']) or 'document'}: {finding['msg']}" for finding in findings[:most]]
-    if len(findings) > most:
-        lines.append(f"and {len(findings) - most} more")
-    return "\n".join(lines)
 
 
 def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tprimat.core import published, units
 from tprimat.core.accelerators import DTYPES, accelerators, find_accelerator
 from tprimat.core.errors import ConfigError
-from tprimat.core.flops import BYTES_PER_WEIGHT, CONVENTIONS, flop_per_token, parameters
+from tprimat.core.flops import CONVENTIONS, flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models
 from tprimat.core.published import PublishedResult, rebase
 from tprimat.report.screen import PLAIN, Screen
@@ -72,42 +72,6 @@ def count_rows(selected: Selection) -> list[Row]:
     ]
 
 
-def size_rows(selected: Selection) -> list[Row]:
-    """Return printed parameter counts next to ours."""
-    rows: list[Row] = []
-    for size in published.sizes():
-        if selected.has(size.shape):
-            count = parameters(model_shape(size.shape))
-            active = count.active - (0 if size.active_has_input_table else count.embedding)
-            rows.append(
-                {
-                    "model": size.shape,
-                    "source": size.source,
-                    "total": count.total,
-                    "total_printed": size.total,
-                    "total_difference": count.total / size.total - 1,
-                    "active": active,
-                    "active_has_input_table": size.active_has_input_table,
-                    "active_printed": size.active,
-                    "active_difference": active / size.active - 1 if size.active else None,
-                }
-            )
-    return rows
-
-
-def memory_rows(selected: Selection) -> list[Row]:
-    """Return the bytes of the weights by dtype, and what a source prints for them."""
-    printed = {weights.shape: weights.bytes_by_dtype for weights in published.weights()}
-    rows: list[Row] = []
-    for shape in selected.shapes:
-        row: Row = {"model": shape.name}
-        for dtype, bytes_per_weight in BYTES_PER_WEIGHT.items():
-            ours, theirs = parameters(shape).total * bytes_per_weight, printed.get(shape.name, {}).get(dtype)
-            row |= {dtype: ours, f"{dtype}_printed": theirs, f"{dtype}_difference": ours / theirs - 1 if theirs else None}
-        rows.append(row)
-    return rows
-
-
 def result_rows(selected: Selection) -> list[Row]:
     """Return published training speeds, as printed and rebased."""
     return [_result_row(result) for result in published.results() if selected.has(result.shape)]
@@ -147,40 +111,6 @@ def count_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
 def _count_cells(row: Row) -> list[str]:
     gigaflop = [units.significant(row[convention] / 1e9, 4) for convention in CONVENTIONS]
     return [row["model"], units.count(row["total"]), units.count(row["active"]), units.count(row["sequence_tokens"]), *gigaflop]
-
-
-def size_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
-    """Return the rows as text for a terminal."""
-    header = ["model", "printed by", "total", "printed", "difference", "active", "printed", "difference"]
-    notes = ["A printed figure is rounded or cut: 37 G may stand for anything from 36.5 to below 38 G."]
-    if without := ", ".join(dict.fromkeys(row["model"] for row in rows if not row["active_has_input_table"])):
-        notes.append(f"Active without the input table, with which the printed figure would not fit: {without}.")
-    return "\n".join((columns(header, [_size_cells(row) for row in rows], left=2, screen=screen), "", *map(screen.prose, notes)))
-
-
-def _size_cells(row: Row) -> list[str]:
-    cells = [row["model"], row["source"]]
-    for key in ("total", "active"):
-        shown = [units.si(row[key]), units.si(row[f"{key}_printed"]), units.signed_percent(row[f"{key}_difference"])]
-        cells += shown if row[f"{key}_printed"] else [units.ABSENT] * 3
-    return cells
-
-
-def memory_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
-    """Return the rows as text for a terminal."""
-    header = ["model"]
-    for dtype in BYTES_PER_WEIGHT:
-        header += [dtype, "printed", "difference"]
-    return columns(header, [_memory_cells(row) for row in rows], screen=screen)
-
-
-def _memory_cells(row: Row) -> list[str]:
-    cells = [row["model"]]
-    for dtype in BYTES_PER_WEIGHT:
-        printed = row[f"{dtype}_printed"]
-        cells += [units.si(row[dtype], "B"), units.si(printed, "B") if printed else units.ABSENT]
-        cells.append(units.signed_percent(row[f"{dtype}_difference"]))
-    return cells
 
 
 def result_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
@@ -234,49 +164,6 @@ def _tera(flops: float | None) -> str:
     return units.ABSENT if flops is None else units.significant(flops / 1e12, 4)
 
 
-def hardware_rows(selected: Selection) -> list[Row]:
-    """Return one row for each printed figure of an accelerator; none when only some models are selected."""
-    rows: list[Row] = []
-    for printed in published.hardware() if selected.all_models else ():
-        sheet = find_accelerator(printed.accelerator)
-        if sheet is None:
-            continue
-        figures = {
-            f"{dtype} peak": (sheet.dense_flops.get(dtype), flops, "FLOP/s") for dtype, flops in printed.peak_flops.items()
-        }
-        figures["memory bandwidth"] = (sheet.bandwidth_bytes_per_second, printed.bandwidth_bytes_per_second, "B/s")
-        figures["links"] = (sheet.link_bytes_per_second, printed.link_bytes_per_second, "B/s")
-        rows += [
-            {
-                "accelerator": sheet.name,
-                "figure": name,
-                "ours": ours,
-                "printed": theirs,
-                "unit": unit,
-                "difference": ours / theirs - 1 if ours else None,
-                "source": printed.source,
-            }
-            for name, (ours, theirs, unit) in figures.items()
-        ]
-    return rows
-
-
-def hardware_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
-    """Return the rows as text for a terminal."""
-    cells = [
-        [
-            row["accelerator"],
-            row["figure"],
-            units.si(row["ours"], row["unit"]),
-            units.si(row["printed"], row["unit"]),
-            units.signed_percent(row["difference"]),
-            row["source"],
-        ]
-        for row in rows
-    ]
-    return columns(["accelerator", "figure", "data sheet", "printed", "difference", "printed by"], cells, left=2, screen=screen)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """One table: its rows as numbers, and their text."""
@@ -288,17 +175,10 @@ class Table:
 
 TABLES = {
     "counts": Table(title="Parameters, and FLOP of one token (forward and backward)", rows=count_rows, text=count_table),
-    "sizes": Table(title="Published parameter counts", rows=size_rows, text=size_table),
-    "memory": Table(title="Memory of the weights alone", rows=memory_rows, text=memory_table),
     "results": Table(
         title="Published training speeds; recomputed: the printed rate over the dense peak; difference in points",
         rows=result_rows,
         text=result_table,
-    ),
-    "hardware": Table(
-        title="Accelerators as published; a data sheet's dense peak is half of one with 2:4 sparsity",
-        rows=hardware_rows,
-        text=hardware_table,
     ),
     "accelerators": Table(
         title="Dense peaks and memory of one GPU as torch sees it", rows=accelerator_rows, text=accelerator_table

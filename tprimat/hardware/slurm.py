@@ -17,12 +17,6 @@ def job_name(environment: Mapping[str, str] = os.environ) -> str | None:
     return f"slurm {environment['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in environment else None
 
 
-def job_start(environment: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
-    """Return the job, and how often SLURM has started it again: what an earlier start began has ended. None outside a job."""
-    job, restarts = job_name(environment), environment.get("SLURM_RESTART_COUNT", "0")
-    return None if job is None else (job, int(restarts) if restarts.isdigit() else 0)
-
-
 class TimeLimit:
     """The time limit of this job. A job that is cancelled ends now, so what counts is the limit that it had before."""
 

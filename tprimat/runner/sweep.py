@@ -19,7 +19,7 @@ from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import engine_named, require_worker_modules
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
-from tprimat.hardware.slurm import job_start
+from tprimat.hardware.slurm import job_name
 from tprimat.launch.agreement import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
@@ -261,7 +261,7 @@ def run_cells(cells: Sequence[Cell], *, resume: bool, messages: TextIO, retry_fa
     seconds = session.loaded.config.benchmarking.meeting_timeout_seconds
     with contextlib.ExitStack() as open_until_the_end:
         for output in dict.fromkeys(cell.session.output for cell in cells):
-            open_until_the_end.enter_context(locked(output, job_start()))
+            open_until_the_end.enter_context(locked(output, job_name()))
             for run_id in end_unfinished((output / "runs").glob("*/run.json"), lambda _: ABANDONED):
                 print(f"run {run_id} has no end recorded, and its launcher is gone: now {ABANDONED.outcome}", file=messages)
         nodes = gathered(session.place, cells[0].plan, seconds, lambda text: print(text, file=messages, flush=True))

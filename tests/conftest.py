@@ -28,7 +28,6 @@ if importlib.util.find_spec("hypothesis"):  # NeMo's environment has none
     settings.load_profile("busy")
 SLOW = (
     "train/test_layouts.py",
-    "cli/test_micro_batch_search.py",
     "tools",
     "cli/test_run_trainings.py",
     "train/test_model_table.py",

@@ -256,33 +256,6 @@ def earlier_import_times(results: Path) -> str:
     return f"\n\nIn the {len(seconds)} runs of `switches/one`, from before imports were reduced, importing libraries took {span}."
 
 
-def micro_batch_search(results: Path) -> str:
-    """List the micro-batch sizes that were tried, and the memory and speed of the run with the largest that fits."""
-    rows = []
-    for group in groups_in(results / "auto", []):
-        run, metrics = group.run, group.runs[0].metrics
-        search = run.micro_batch_search
-        if search is None or metrics is None:
-            continue
-        tried = {trial.micro_batch_sequences: trial.peak_bytes for trial in search.trials}
-        next_size, predicted = min(search.predicted_bytes.items(), default=(None, None))
-        rows.append(
-            [
-                f"{run.model}, {run.machine.gpus} x {run.machine.accelerator}, s{run.ran.sequence_tokens}, "
-                f"GBS{run.ran.global_batch_sequences}, {run.engine_options.get('optimizer_states')} states",
-                "; ".join(f"{size}: {units.gibibytes(peak)}" for size, peak in tried.items()),
-                f"{next_size}: {units.gibibytes(predicted)}" if next_size else units.ABSENT,
-                units.gibibytes(min(trial.limit_bytes for trial in search.trials if trial.limit_bytes)),
-                str(run.ran.micro_batch_sequences),
-                units.gibibytes(metrics.peak_memory_bytes),
-                repeated(rate(group), units.count, group),
-                steps(group),
-            ]
-        )
-    header = ("run", "tried: peak", "next size: predicted", "limit", "chosen", "peak of the run", "tokens/s/GPU", "n")
-    return table(header, rows, left=3) if rows else NOTHING
-
-
 BLOCKS = {
     "answer": answer,
     "leads": leads,
@@ -311,7 +284,6 @@ BLOCKS = {
     "energy": energy,
     "first_steps": first_steps,
     "start_up": start_up,
-    "micro_batch_search": micro_batch_search,
     "forward_sums": forward_sums,
     "unswitched": unswitched,
 }

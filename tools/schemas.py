@@ -13,7 +13,7 @@ from tools.page import page_parser, update_page  # noqa: E402
 from tprimat.core.rows import adapter  # noqa: E402
 from tprimat.plan.schema import RunPlan  # noqa: E402
 from tprimat.records.benchmark_file import BenchmarkDocument  # noqa: E402
-from tprimat.records.schema import MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample  # noqa: E402
+from tprimat.records.schema import ProbeRecord, RunRecord, StepRecord, TelemetrySample  # noqa: E402
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DOCUMENTS: dict[str, type] = {
@@ -23,7 +23,6 @@ DOCUMENTS: dict[str, type] = {
     "plan": RunPlan,
     "probe": ProbeRecord,
     "telemetry": TelemetrySample,
-    "trial": MicroBatchTrial,
 }
 """File name before .schema.json -> type of a document, or of a line of a .jsonl file."""
 

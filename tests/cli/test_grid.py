@@ -75,9 +75,9 @@ def test_a_constraint_means_what_python_means(a, b, c):
 
 
 def test_a_swept_degree_replaces_the_strategy_and_other_keys_become_settings():
-    chosen = {"tp": "2", "experiment.seed": "7", "micro_batch_size": "auto"}
+    chosen = {"tp": "2", "experiment.seed": "7", "micro_batch_size": "2"}
     request = with_values(RunRequest(strategy="balanced"), chosen.items(), "--sweep")
-    assert (request.tp, request.strategy, request.micro_batch_size, request.settings) == (2, None, "auto", ("experiment.seed=7",))
+    assert (request.tp, request.strategy, request.micro_batch_size, request.settings) == (2, None, "2", ("experiment.seed=7",))
     with pytest.raises(ConfigError, match="It takes a whole number"):
         with_values(RunRequest(), {"tp": "two"}.items(), "--sweep")
 

@@ -131,9 +131,9 @@ def test_two_nodes_without_slurm_are_refused_with_the_way_out(machine):
 
 
 def test_what_primus_cannot_do_is_a_mistake_and_no_failed_run(machine, tmp_path):
-    done = machine("--micro-batch-size", "auto")
+    done = machine("--set", "data=text:.")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: Primus cannot search for a micro-batch that fits.")
+    assert "mock data" in done.stderr
     assert not (tmp_path / "out" / "runs").exists()
 
 

@@ -57,7 +57,6 @@ def test_the_batch_grows_with_the_gpus_or_stays(plans, capsys, mode, batches):
         (["--scaling", "1,two"], "two or more numbers"),
         (["--scaling", "1,2", "--gpus", "2"], "exclude each other"),
         (["--scaling", "1,2,4", "--global-batch-size", "6"], "not divisible"),
-        (["--scaling", "2,3", "--global-batch-size", "4", "--set", "training.data.micro_batch_size=auto"], "not divisible"),
         (["--scaling", "strong:2,3"], "--global-batch-size with a multiple of 6 micro-batches, which suits"),
         (["--scaling", "1,2", "--parallel", "balanced"], "world size (1) is not divisible by 2"),
     ],

@@ -63,7 +63,6 @@ def test_a_mixture_of_experts_is_refused():
     [
         "platform_optimizations.nvidia.recompute=full",
         f"{LAYOUT}.context_parallel_size=2",
-        "training.data.micro_batch_size=auto",
         "platform_optimizations.nvidia.precision=fp32",
     ],
 )

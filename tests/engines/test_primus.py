@@ -134,7 +134,6 @@ def test_full_recomputation_of_some_layers_is_megatrons_block_method():
 @pytest.mark.parametrize(
     ("changes", "fields", "message"),
     [
-        (["training.data.micro_batch_size=auto"], {}, "cannot search"),
         (["training.data.dataset=text:/a"], {}, "mock data"),
         (["profiling.enabled=true"], {}, "does not profile"),
         (

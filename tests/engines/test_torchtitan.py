@@ -173,7 +173,6 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
             "torchtitan recomputes all layers, or none.",
         ),
         (["training.data.dataset=text:/a"], {}, "The engine torchtitan trains on mock data, not on text:/a."),
-        (["training.data.micro_batch_size=auto"], {}, "micro_batch_size is auto."),
         (["profiling.enabled=true"], {}, "The engine torchtitan does not profile."),
         (["training.optimizer.gradient_clipping=0"], {}, "torchtitan always clips gradients."),
         (["platform_optimizations.nvidia.engine_options.optimizer_states=bf16"], {}, "optimizer_states is bf16."),

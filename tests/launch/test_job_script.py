@@ -90,7 +90,7 @@ REQUESTS = [
     {},
     {"model": "llama", "strategy": "balanced,truly_identical", "runs": 3, "gpus": 4, "nodes": 2},
     {"tp": 2, "pp": 2, "vpp": 2, "cp": 1, "engine": "megatron", "platform": "nvidia", "size": "full"},
-    {"steps": "5", "warmup": "2", "micro_batch_size": "auto", "global_batch_size": "64", "sequence_length": "128"},
+    {"steps": "5", "warmup": "2", "micro_batch_size": "2", "global_batch_size": "64", "sequence_length": "128"},
     {"precision": "fp8", "data": "text:/a b", "seed": "7", "settings": ("a.b=c d", "e=['f']"), "config": Path("/c.yaml")},
     {"output": Path("/out put"), "probes": (Path("/p"), Path("/q")), "force": True},
 ]

@@ -43,7 +43,6 @@ def test_each_model_gets_the_engine_that_fits_it():
             sets("models.llama.architecture=qwen3-8b"),
             "NeMo's recipe llama31_8b cannot express qk_norm: true of qwen3-8b.",
         ),
-        (("--micro-batch-size", "auto"), "micro_batch_size is auto. The engine nemo has no search for it."),
     ],
 )
 def test_what_nemo_cannot_do_goes_to_the_embedded_engine(flags, reason):

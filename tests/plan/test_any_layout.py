@@ -38,7 +38,7 @@ LAYOUTS = st.builds(
 )
 BATCHES = st.builds(
     DataConfig,
-    micro_batch_size=st.sampled_from([1, 2, 4, "auto"]),
+    micro_batch_size=st.sampled_from([1, 2, 4]),
     global_batch_size=st.sampled_from([1, 8, 16, 24, 48, 64, 128]),
     sequence_length=st.sampled_from([1, 48, 64, 96, 128]),
 )
@@ -98,12 +98,12 @@ def broken_rules(request):
 def broken_batch_rules(request, replicas):
     layout, whole = request.layout, request.data.global_batch_size
     micro, stated = layout.micro_batch_size or request.data.micro_batch_size, layout.gradient_accumulation_steps
-    if whole % (replicas * (1 if micro == "auto" else micro)):
+    if whole % (replicas * micro):
         yield "data global_batch_size"
         return
-    if stated is not None and (micro == "auto" or stated * micro * replicas != whole):
+    if stated is not None and stated * micro * replicas != whole:
         yield "layout gradient_accumulation_steps"
-    steps = None if micro == "auto" else whole // (micro * replicas)
+    steps = whole // (micro * replicas)
     if layout.virtual_pipeline_model_parallel_size is not None and steps and steps % layout.pipeline_model_parallel_size:
         yield "layout virtual_pipeline_model_parallel_size"
 

@@ -124,16 +124,11 @@ def test_a_plan_of_an_older_version_may_name_a_switch_that_is_gone(tmp_path, pla
     assert read_plan(path) == plan
     path.write_text(text.replace('"nemo": {', '"nemo": {"enable_cuda_graph": null,'))
     assert read_plan(path) == plan
+    path.write_text(text.replace('"run_id":', '"micro_batch_search": null, "run_id":', 1))
+    assert read_plan(path) == plan
     path.write_text(text.replace('"engine_options": {', '"engine_options": {"load_behind": "auto",'))
     with pytest.raises(RecordError, match="not a valid RunPlan"):
         read_plan(path)
-
-
-def test_a_micro_batch_that_nobody_would_find_is_refused_before_the_start(tmp_path):
-    with pytest.raises(ConfigError, match="micro_batch_size is auto") as caught:
-        make_plan(tmp_path, "llama", {"training.data.micro_batch_size": "auto"}, engine="nemo")
-    assert caught.value.why == "The engine nemo has no search for it."
-    assert "--micro-batch-size with that number" in caught.value.fix
 
 
 def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, tmp_path):

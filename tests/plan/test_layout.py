@@ -136,13 +136,6 @@ def test_a_sequence_is_no_longer_than_the_model_allows():
     assert complaint(LLAMA, data={"sequence_length": 131080}) == says
 
 
-def test_a_micro_batch_to_be_found_leaves_the_accumulation_open():
-    made, micro = divide(LLAMA, tp=2, data={"micro_batch_size": "auto"})
-    assert (made.data, micro) == (4, None)
-    says = "global batch size (130) is not divisible by data-parallel degree (4)."
-    assert complaint(LLAMA, tp=2, data={"micro_batch_size": "auto", "global_batch_size": 130}) == says
-
-
 def test_experts_divide_over_the_ranks_of_a_stage():
     mixture = model_shape("mixtral-8x7b")
     assert divide(mixture, ep=4)[0].expert == 4

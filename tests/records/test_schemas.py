@@ -13,7 +13,7 @@ from tprimat.records.benchmark_file import benchmark_document
 from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("benchmark", "plan", "probe", "run", "step", "telemetry", "trial")
+KINDS = ("benchmark", "plan", "probe", "run", "step", "telemetry")
 RUNS = sorted((ROOT / "tests" / "runs").glob("*/runs/*"))
 
 

@@ -199,7 +199,6 @@ def refusal(*changes, **which):
         ([f"{LAYOUT}.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
         (["platform_optimizations.nvidia.recompute=full"], "recompute is full", "recompute: none"),
         ([f"{OPTIONS}.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
-        (["training.data.micro_batch_size=auto"], "micro_batch_size is auto", "a number, such as --micro-batch-size 1"),
         (["profiling.enabled=true"], "profiling is on", "profiling off"),
         (["training.duration.max_steps=4"], "there are 4 steps", "--steps 5"),
         (["hardware.platforms.nvidia.nodes=2"], "there are 2 nodes", "--nodes 1"),

@@ -137,7 +137,7 @@ OPTIONS = (
     Option(name="seed", help="of weights and data", group=WORKLOAD, key="experiment.seed"),
     Option(
         name="micro_batch_size",
-        help="sequences, or auto: the largest that fits",
+        help="sequences",
         group=WORKLOAD,
         commands=RUN,
         key="training.data.micro_batch_size",
@@ -239,6 +239,7 @@ REMOVED = {
     "--scaling-mode": ("", "--scaling strong:1,2,4,8"),
     "--table": ("", "results of measured runs"),
     "--until-sure": ("", "--fail-if-slower, which says how many runs would decide"),
+    "benchmarking.micro_batch_memory_bytes": ("", "remove the key; tprimat plan names the largest micro-batch that fits"),
     "engine_options.load_ahead": (
         "It had no measurable effect, and the engine now does without it.",
         "remove the key",

@@ -129,8 +129,7 @@ class DataConfig(RefuseUnknownKeys):
     """mock, text:PATH, or auto: real text on a CPU, mock on a GPU."""
     tokenizer: str | None = None
     """For text:PATH: a tokenizer.json, or words, the text's own most frequent ones; bytes where absent."""
-    micro_batch_size: Count | Literal["auto"] = 1
-    """auto: the largest that fits, found by trials before the run, with the embedded engine."""
+    micro_batch_size: Count = 1
     global_batch_size: Count = 128
     sequence_length: Count = 2048
 
@@ -323,8 +322,6 @@ class BenchmarkingConfig(RefuseUnknownKeys):
     run_timeout_seconds: Annotated[Seconds, Field(gt=0)] | None = None
     run_timeout_flag: str | None = None
     """Named in messages instead of the key above when a program derived the limit: the suite's --time-budget."""
-    micro_batch_memory_bytes: Annotated[int, Strict(), Field(ge=1, lt=2**53)] | None = None
-    """Memory of each rank that micro_batch_size: auto may fill; None: all of it."""
     cloud_costs: dict[str, Positive] = field(default_factory=dict)
     """Accelerator name -> price of one GPU hour, in your currency."""
 

@@ -236,18 +236,6 @@ def refuse_own_switches(engine: str, plan: RunPlan, where: Where, *, shards: boo
     return None
 
 
-def refuse_search(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse micro_batch_size: auto for an engine that cannot search."""
-    if plan.workload.micro_batch_sequences is not None:
-        return None
-    return ConfigError(
-        "micro_batch_size is auto.",
-        where=where("training", "data", "micro_batch_size"),
-        why=f"The engine {engine} has no search for it.",
-        fix="--engine megatron to find it, then --micro-batch-size with that number",
-    )
-
-
 # Engines whose training runs in our own worker under torchrun and writes its own records.
 
 ROOT = Path(__file__).parent.parent.parent

@@ -335,12 +335,6 @@ def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
         (plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"),
         (plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"),
         *([(True, *in_words[why_not])] if why_not else []),
-        (
-            plan.workload.micro_batch_sequences is None,
-            "micro_batch_size is auto",
-            "The search runs without graphs, which keep more memory.",
-            "a number, such as --micro-batch-size 1",
-        ),
         (plan.profiling.enabled, "profiling is on", "Recorded passes have no names in a trace.", "profiling off"),
         (
             plan.steps < fewest,

@@ -23,7 +23,6 @@ from tprimat.engines.base import (
     bytecode_cache,
     is_installed,
     refuse_own_switches,
-    refuse_search,
 )
 from tprimat.plan.schema import PlatformName, RunPlan
 from tprimat.records.evidence import captures_layers
@@ -68,12 +67,7 @@ class NemoEngine(WorkerEngine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""
-        return (
-            refuse_own_switches(self.name, plan, where)
-            or refuse_search(self.name, plan, where)
-            or inexpressible(plan)
-            or _contradicting_options(plan, where)
-        )
+        return refuse_own_switches(self.name, plan, where) or inexpressible(plan) or _contradicting_options(plan, where)
 
     def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
         """Try to import Transformer Engine where the plan needs it."""

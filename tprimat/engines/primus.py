@@ -79,8 +79,6 @@ def settings(plan: RunPlan) -> dict[str, Value]:
     """
     refuse_unsupported(plan)
     shape, layout, batch, options = plan.workload.shape, plan.workload.layout, plan.workload, plan.engine_options
-    if batch.micro_batch_sequences is None:
-        raise LaunchError("Primus cannot search for a micro-batch that fits.", fix="--micro-batch-size 1")
     granularity, method, layers = RECOMPUTE[plan.workload.recompute]
     if plan.workload.recompute_layers is not None:
         method, layers = "block", plan.workload.recompute_layers

@@ -26,7 +26,6 @@ from tprimat.engines.base import (
     Where,
     is_installed,
     refuse_own_switches,
-    refuse_search,
 )
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
@@ -67,7 +66,7 @@ class TorchtitanEngine(Engine):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
         refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
-        ours = refuse_own_switches(self.name, plan, where, shards=True) or refuse_search(self.name, plan, where)
+        ours = refuse_own_switches(self.name, plan, where, shards=True)
         return ours or next(refusals, None)
 
     def lacking(self, plan: RunPlan, where: Where) -> UserError | None:

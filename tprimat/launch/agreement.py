@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -27,8 +26,8 @@ from tprimat.launch.rendezvous import open_listener
 from tprimat.launch.stacks import Stack
 from tprimat.launch.torchrun import free_port
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import Failure, MicroBatchTrial, NodeRecord
-from tprimat.records.store import RunDirectory, from_json, to_json
+from tprimat.records.schema import Failure, NodeRecord
+from tprimat.records.store import from_json, to_json
 
 LEFT = b"left"
 """In place of a beat: the launcher ends."""
@@ -66,8 +65,6 @@ class Part:
 
     number: int
     plan: RunPlan
-    trials: tuple[MicroBatchTrial, ...]
-    """What earlier attempts of a search for the micro-batch found: all ranks must go on from the same."""
     started_at: str
     """Of the run, ISO 8601."""
     store_address: str | None
@@ -214,7 +211,6 @@ class Group:
         part = Part(
             number=self._parts,
             plan=self._plan,
-            trials=RunDirectory(Path(self._plan.run_directory)).read_trials(),
             started_at=started_at,
             store_address=self._address,
             store_port=self._place.master_port or 0,

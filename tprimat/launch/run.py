@@ -131,16 +131,6 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     return record, result
 
 
-def try_out(launch: Launch, watcher: Watcher) -> LaunchResult:
-    """Follow a launch to its end without writing a record, for example to search for a micro-batch that fits.
-
-    Raises:
-        LaunchError: the command cannot be started here.
-    """
-    with Interrupts() as interrupts:
-        return attempt_twice(launch, watcher, interrupts)
-
-
 def attempt_twice(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> LaunchResult:
     """Start the command, and once more on another port if its port was in use."""
     result = Attempt(launch, watcher, interrupts).run()

@@ -18,7 +18,6 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from tprimat.core.errors import LaunchError
 from tprimat.megatron import compat, fp8
 from tprimat.megatron.context_parallel import own_pieces
 from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs
@@ -72,10 +71,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
     @property
     def micro_batch(self) -> int:
         """Sequences in one micro-batch."""
-        size = self.plan.workload.micro_batch_sequences
-        if size is None:
-            raise LaunchError("micro_batch_size: auto is not resolved.", fix="--micro-batch-size 1")
-        return size
+        return self.plan.workload.micro_batch
 
     def configure_model(self) -> None:
         """Build this rank's chunks, split over the replicas or with gradient buffers over them."""

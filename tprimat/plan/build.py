@@ -77,7 +77,6 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         platform=request.platform,
         nodes=nodes,
         gpus_per_node=gpus,
-        micro_batch_memory_bytes=config.benchmarking.micro_batch_memory_bytes,
         steps=config.training.duration.max_steps,
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
         tokenizer=_tokenizer(config.training.data.tokenizer, loaded),
@@ -93,7 +92,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     )
 
 
-def _workload(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, micro: int | None) -> FullWorkload:
+def _workload(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, micro: int) -> FullWorkload:
     settings, training = (
         loaded.config.platform_optimizations.get(request.platform, PlatformOptimizations()),
         loaded.config.training,
@@ -254,7 +253,7 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None)
     return hardware.nodes, requested
 
 
-def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShape, world_size: int) -> tuple[Layout, int | None]:
+def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShape, world_size: int) -> tuple[Layout, int]:
     """Resolve the layout of a run's strategy for its model on its platform, over `world_size` ranks, and its micro-batch."""
     model, platform, strategy = run.model, run.platform, run.strategy
     by_model = _named(loaded, loaded.config.parallelism, strategy, ("strategy", ("parallelism",)))
@@ -345,8 +344,7 @@ def strategies_with_less_memory(loaded: LoadedConfig, plan: RunPlan) -> tuple[st
             layout, micro = layout_of(loaded, replace(plan, strategy=name), own.shape, own.world_size)
         except UserError:  # not for this model, platform or number of ranks
             continue
-        larger = micro is not None and own.micro_batch_sequences is not None and micro > own.micro_batch_sequences
-        if _model_ranks(layout) > _model_ranks(own.layout) and not larger:
+        if _model_ranks(layout) > _model_ranks(own.layout) and micro <= own.micro_batch:
             less.append((_model_ranks(layout), name))
     return tuple(name for _, name in sorted(less, key=lambda pair: pair[0]))
 

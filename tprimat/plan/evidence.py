@@ -16,7 +16,6 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         strategy=plan.strategy,
         engine=plan.engine,
         workload=plan.workload,
-        micro_batch_search=plan.micro_batch_search,
         seed=plan.seed,
         machine=machine,
         started_at=started_at,

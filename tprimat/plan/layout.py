@@ -34,16 +34,16 @@ class LayoutRequest:
     """Key of DataConfig -> its place."""
 
     @property
-    def micro_batch(self) -> int | str:
+    def micro_batch(self) -> int:
         """The layout's own micro-batch size, or training.data's."""
         return self.layout.micro_batch_size or self.data.micro_batch_size
 
 
-def resolve(request: LayoutRequest) -> tuple[Layout, int | None]:
+def resolve(request: LayoutRequest) -> tuple[Layout, int]:
     """Derive the data-parallel degree, and check the batch against it.
 
     Returns:
-        The layout, and the sequences of a micro-batch; None where the run has to find them.
+        The layout, and the sequences of a micro-batch.
 
     Raises:
         LayoutError: a rule is broken; names the first one.
@@ -189,19 +189,8 @@ def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
         raise LayoutError(what, where=where, why=f"It is cut into {' and '.join(reasons)}.", fix=fix)
 
 
-def _divide_batch(request: LayoutRequest, layout: Layout) -> int | None:
+def _divide_batch(request: LayoutRequest, layout: Layout) -> int:
     whole, micro = request.data.global_batch_size, request.micro_batch
-    if isinstance(micro, str):
-        if whole % layout.data:
-            raise _indivisible(request, f"data-parallel degree ({layout.data})", layout.data, None)
-        if request.layout.gradient_accumulation_steps is not None:
-            raise LayoutError(
-                "micro_batch_size is auto, and gradient_accumulation_steps is stated.",
-                where=request.where_layout("gradient_accumulation_steps"),
-                why="The accumulation steps follow from the micro-batch that is found.",
-                fix="leave gradient_accumulation_steps out, or give micro_batch_size a number",
-            )
-        return None
     if whole % (micro * layout.data):
         fitting = None if whole % layout.data else max(size for size in range(1, micro) if whole // layout.data % size == 0)
         what = f"micro batch size ({micro}) times data parallel size ({layout.data})"

@@ -21,7 +21,7 @@ from tprimat.core.errors import RecordError
 from tprimat.core.rows import RefuseUnknownKeys
 from tprimat.core.workload import FullWorkload
 from tprimat.records.environment import masked_environment
-from tprimat.records.schema import MicroBatchSearch, RunPrediction
+from tprimat.records.schema import RunPrediction
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
 __all__ = [
@@ -79,10 +79,6 @@ class RunPlan(RefuseUnknownKeys):
     platform: PlatformName
     nodes: int
     gpus_per_node: int
-    micro_batch_search: MicroBatchSearch | None = None
-    """How the micro-batch was found; None if the user gave it, or if it is still "auto", so that the worker searches for it."""
-    micro_batch_memory_bytes: int | None = None
-    """Memory of each rank that a search may fill; None: all of it."""
     steps: int
     dataset: str
     """mock or text:PATH."""
@@ -99,9 +95,13 @@ class RunPlan(RefuseUnknownKeys):
     command: tuple[str, ...] = ()
     """The user's command line."""
     prediction: RunPrediction | None = None
-    """Memory and time; None where they cannot be predicted, as on a CPU or before the micro-batch is found."""
+    """Memory and time; None where they cannot be predicted, as on a CPU."""
     output_directory: str
     """Holds benchmark_*.json, training_*.log and profiles."""
+
+
+FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes")
+"""Of older plans, of runs that looked for their micro-batch."""
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:
@@ -130,6 +130,8 @@ def _without_removed_options(text: str) -> str:
     """Leave out the options that older plans name and that are gone; anything damaged stays for `from_json` to report."""
     try:
         document = json.loads(text)
+        for former in FORMER_FIELDS:
+            document.pop(former, None)
         for section, option in (name.split(".") for name in REMOVED if "." in name):
             document.get(section, {}).pop(option, None)
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -152,7 +152,7 @@ def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: Run
         },
         "training_config": {
             "micro_batch_size": run.ran.micro_batch_sequences,
-            "micro_batch_size_asked": "auto" if run.micro_batch_search else run.ran.micro_batch_sequences,
+            "micro_batch_size_asked": run.ran.micro_batch_sequences,
             "global_batch_size": run.ran.global_batch_sequences,
             "sequence_length": run.ran.sequence_tokens,
             "num_gpus": run.machine.gpus,

@@ -39,36 +39,6 @@ def _known_version(version: int) -> int:
 Version = Annotated[int, AfterValidator(_known_version)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchTrial(RefuseUnknownKeys):
-    """One micro-batch size, tried in a training step with the real model and optimizer."""
-
-    micro_batch_sequences: Count
-    peak_bytes: WholeNumber | None
-    """Peak allocated in the step, on the worst rank; None: a rank ran out of memory."""
-    limit_bytes: WholeNumber | None
-    """What training may allocate on the rank with the least memory; None: it ran out before the limit was read."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether a run may use this size."""
-        return self.peak_bytes is not None and self.limit_bytes is not None and self.peak_bytes <= self.limit_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchSearch(RefuseUnknownKeys):
-    """The search for the largest micro-batch that fits. The size found is in the plan's batch and in the record."""
-
-    candidates: tuple[Count, ...]
-    """Sizes that divide the batch, smallest first."""
-    kept_free: Fraction
-    """Share 0..1 of the memory below the limit, for fragmentation and for growth in later steps."""
-    trials: tuple[MicroBatchTrial, ...]
-    """In the order in which they ran."""
-    predicted_bytes: dict[Count, Count]
-    """Larger size, not tried -> its bytes by linear extrapolation from the two largest trials."""
-
-
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
 StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
@@ -238,8 +208,6 @@ class RunRecord(RefuseUnknownKeys):
     engine: Name
     workload: Workload
     """What was asked for; of a log, what it states."""
-    micro_batch_search: MicroBatchSearch | None = None
-    """Where the user requested auto: the search that found micro_batch_sequences."""
     seed: Annotated[int, Field(ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)] | None = None
     machine: Machine
     nodes: tuple[NodeRecord, ...] = ()

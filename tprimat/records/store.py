@@ -4,7 +4,6 @@ OUTPUT/runs/RUN_ID/   plan.json   what was requested
                       run.json    what ran and how it ended, replaced atomically
                       steps.jsonl one line per step, appended as the step ends
                       telemetry.jsonl, training.log
-                      micro_batch/N/  the same for a search for the micro-batch, with trials.jsonl instead of run.json
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from pydantic import ValidationError
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_LINE
 from tprimat.core.rows import adapter, explain
-from tprimat.records.schema import SCHEMA_VERSION, Machine, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import SCHEMA_VERSION, Machine, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
 from tprimat.records.summary import summarised
 
@@ -303,11 +302,6 @@ class RunDirectory:
         return self.path / "telemetry.jsonl"
 
     @property
-    def trials_file(self) -> Path:
-        """MicroBatchTrials, one per line."""
-        return self.path / "trials.jsonl"
-
-    @property
     def log_file(self) -> Path:
         """Everything the framework printed."""
         return self.path / "training.log"
@@ -354,14 +348,6 @@ class RunDirectory:
                 fix="copy the folder of the run again",
             )
         return run, steps
-
-    def append_trial(self, trial: MicroBatchTrial) -> None:
-        """Append one trial."""
-        append_line(self.trials_file, to_json(trial))
-
-    def read_trials(self) -> tuple[MicroBatchTrial, ...]:
-        """Read all trials."""
-        return tuple(read_lines(MicroBatchTrial, self.trials_file))
 
     def append_telemetry(self, sample: TelemetrySample) -> None:
         """Append one reading."""

@@ -26,6 +26,7 @@ IN_BF16 = re.compile(r"keeps (\d+) of \d+ layers in bf16")
 def upgraded_run(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's document in version 2: one of version 1 gets its facts moved, any other is returned as it is."""
     upgraded = dict(document)
+    upgraded.pop("micro_batch_search", None)  # of runs that looked for their micro-batch
     if upgraded.get("schema_version", 1) != 1 or "workload" in upgraded:
         return upgraded
     asked = {name: upgraded.pop(name) for name in FACTS if name in upgraded}

@@ -277,8 +277,7 @@ def _with_room(answer: Answer, rates: Rates, command: str | None) -> list[str]:
 def _if_it_runs_out(work: FullWorkload, question: Question) -> str:
     if work.micro_batch == 1:
         return "if it runs out, recompute more or divide the model further"
-    finds = "; --engine megatron finds one (--micro-batch-size auto)" if question.engine else ""
-    return f"if it runs out, recompute more or take a smaller micro-batch{finds}"
+    return "if it runs out, recompute more or take a smaller micro-batch"
 
 
 def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen, command: str | None) -> str:

@@ -79,7 +79,7 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
     workload = planned_workload(plan)
     if workload is None:
-        why = "on a CPU" if plan.platform == "cpu" else "before the micro-batch is found"
+        why = "on a CPU" if plan.platform == "cpu" else f"for the engine {plan.engine}"
         return Check(name=name, status="absent", finding=f"{whose}not predicted {why}")
     need = predict_memory(workload)
     what = f"{whose}{units.gibibytes(need.device_bytes)} predicted on the fullest rank"

@@ -186,7 +186,7 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
     except UserError as wrong:
         text, error = f"not valid: {wrong.what}", wrong
     else:
-        layout, accumulation = plan.workload.layout, plan.workload.accumulation_steps or "auto"
+        layout, accumulation = plan.workload.layout, plan.workload.accumulation_steps
         experts = f" EP={layout.expert}" if layout.expert > 1 else ""
         degrees = f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data}{experts} on {layout.world_size}"
         text = f"valid: {degrees}, GradAccum={accumulation}"

@@ -171,8 +171,6 @@ class Follower:
         plan = dataclasses.replace(part.plan, run_directory=str(Path(part.plan.run_directory) / f"node-{self._nodes.rank}"))
         directory = RunDirectory(Path(plan.run_directory))
         write_plan(directory.plan_file, plan)
-        for trial in part.trials:
-            directory.append_trial(trial)
         address = part.store_address or self._nodes.master_address
         place = dataclasses.replace(self._nodes, master_address=address, master_port=part.store_port)
         output = Output((directory.log_file,), lambda _: None, self._notify)

@@ -35,8 +35,6 @@ ON_REQUEST = ("rounds", "pieces", "overlap")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 """Of matrix products."""
 RANKS_ON_A_PROCESSOR = 2
-DEFAULT_MICRO_BATCH = 4
-"""For models whose micro-batch is 'auto'."""
 PAGE_NAME = "probes.md"
 
 
@@ -256,8 +254,7 @@ def models_of(config: "Config", platform: "PlatformName") -> "tuple[ModelProduct
     products = []
     for key, model in config.models.items():
         strategies = (models[key][platform] for models in config.parallelism.values() if platform in models.get(key, {}))
-        splits = {(one.micro_batch_size or data.micro_batch_size, one.tensor_model_parallel_size) for one in strategies}
-        sizes = {(DEFAULT_MICRO_BATCH if micro_batch == "auto" else micro_batch, ranks) for micro_batch, ranks in splits}
+        sizes = {(one.micro_batch_size or data.micro_batch_size, one.tensor_model_parallel_size) for one in strategies}
         products += [
             ModelProducts(
                 model=key,

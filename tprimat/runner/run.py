@@ -15,7 +15,7 @@ from tprimat.engines.base import engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks
 from tprimat.hardware.slurm import job_name
 from tprimat.launch.agreement import Group
-from tprimat.launch.run import Launch, LaunchResult, run, try_out, with_end
+from tprimat.launch.run import Launch, run
 from tprimat.launch.watchdog import Limits
 from tprimat.plan.build import strategies_with_less_memory
 from tprimat.plan.evidence import first_record
@@ -26,11 +26,10 @@ from tprimat.records.environment import variables_of_run
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.followed import FollowedLog
-from tprimat.runner.micro_batch import find_micro_batch
 from tprimat.runner.nodes import command_on, this_node
 from tprimat.runner.prediction import out_of_memory_hint
 from tprimat.runner.progress import Progress
-from tprimat.runner.session import Session, with_prediction
+from tprimat.runner.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +61,9 @@ def announcement(plan: RunPlan) -> str:
     capacity = plan.workload.expert_capacity_factor
     extra += "" if capacity is None else f", expert capacity {capacity:g}"
     extra += ", fully sharded" if plan.engine_options.fully_shard else ""
-    accumulation = "auto" if batch.accumulation_steps is None else batch.accumulation_steps
     return (
         f"Using parallelism strategy: {plan.strategy}\n"
-        f"Parallelism: TP={layout.tensor}, PP={layout.pipeline}, DP={layout.data}{extra}, GradAccum={accumulation}"
+        f"Parallelism: TP={layout.tensor}, PP={layout.pipeline}, DP={layout.data}{extra}, GradAccum={batch.accumulation_steps}"
     )
 
 
@@ -86,12 +84,6 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
     log = log_path(session, plan.model)
     nodes = (this_node(plan),) if group is None else group.records
     record = _starting(plan, session.machine_of(plan), nodes)
-    if plan.workload.micro_batch_sequences is None:
-        found = search_first(session, plan, record, group)
-        if isinstance(found, LaunchResult):
-            return not_started(session, record, found, log)
-        plan = with_prediction(session, found)
-        record = _starting(plan, record.machine, nodes)
     launch = dataclasses.replace(launch_of(session, plan, record, group), logs=(log,), heading=announcement(plan))
     write_plan(launch.directory.plan_file, plan)
     if not engine_named(plan.engine).runs_worker:
@@ -129,31 +121,11 @@ def launch_of(session: Session, plan: RunPlan, record: RunRecord, group: Group |
             run_timeout_seconds=benchmarking.run_timeout_seconds,
             run_timeout_flag=benchmarking.run_timeout_flag,
         ),
-        planned_steps=None if plan.workload.micro_batch_sequences is None else plan.steps,
+        planned_steps=plan.steps,
         nodes=plan.nodes,
         alternatives=strategies_with_less_memory(session.loaded, plan),
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
     )
-
-
-def search_first(session: Session, plan: RunPlan, record: RunRecord, group: Group | None) -> RunPlan | LaunchResult:
-    """Return the plan with the micro-batch that was found for it, or how the search ended. Creates the run's folder."""
-    directory = RunDirectory(Path(plan.run_directory))
-    write_plan(directory.plan_file, plan)
-    directory.write_run(record)
-    watcher = Progress(plan, record, quiet=True)
-
-    def attempt(trial: RunPlan) -> LaunchResult:
-        return try_out(launch_of(session, trial, record, group), watcher)
-
-    return find_micro_batch(plan, attempt, watcher.on_notice)
-
-
-def not_started(session: Session, record: RunRecord, result: LaunchResult, log: Path) -> TrainingRun:
-    """Record a run for which no micro-batch was found: a failure is a result too."""
-    ended = with_end(record, result)
-    RunDirectory(session.output / "runs" / record.run_id).write_run(ended)
-    return dataclasses.replace(finish(session, ended, (), log), stop_signal=result.stop_signal)
 
 
 def followed(launch: Launch, plan: RunPlan) -> Launch:

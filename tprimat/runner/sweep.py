@@ -23,7 +23,6 @@ from tprimat.hardware.slurm import job_name
 from tprimat.launch.agreement import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
-from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.environment import changed_variable, masked_environment, variables_of_run
 from tprimat.records.lock import locked
@@ -380,7 +379,7 @@ def end_unfinished(files: Iterable[Path], failure_of: Callable[[RunRecord], Fail
 
 def configuration(plan: RunPlan) -> dict[str, Any]:
     """Return what two plans must share for their runs to be repetitions of each other."""
-    fields = dataclasses.asdict(as_asked(plan))
+    fields = dataclasses.asdict(plan)
     fields["environment"] = masked_environment(plan.environment)  # as plan.json has it
     return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
 

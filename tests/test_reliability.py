@@ -36,16 +36,6 @@ def test_the_record_has_every_fault_and_nothing_wrong():
     assert record["left_in_the_temporary_folder"] == []
 
 
-def test_a_million_steps_stayed_within_their_limits():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import large_records
-
-    record = json.loads(large_records.RECORD.read_text())
-    assert record["steps"] == 1_000_000
-    assert record["launcher"]["peak_bytes"] < large_records.LAUNCHER_BYTES
-    assert record["compare"]["seconds"] < large_records.COMPARE_SECONDS
-
-
 def a_run(folder, strategy, number, outcome="completed", steps=6):
     name = f"{strategy}-{number}"
     directory = RunDirectory(folder / "runs" / name)

@@ -17,7 +17,6 @@ from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
 from tprimat.plan.build import build_plan
 from tprimat.plan.schema import write_plan
-from tprimat.records import summary
 from tprimat.records.benchmark_file import benchmark_document
 from tprimat.records.discover import read_result
 from tprimat.records.store import to_json
@@ -98,13 +97,6 @@ def test_a_sound_run_counts(sound):
     assert counted(sound) is None
     assert counted(replace(sound, stated_tokens_per_second=62_000.0)) is None
     assert counted(stepped(finite=False)(sound)) is None, "a gradient norm may overflow where the loss is finite"
-
-
-def test_a_long_run_whose_steps_are_merged_counts(sound, monkeypatch):
-    monkeypatch.setattr(summary, "MOST_STEPS", 16)
-    steps = summary.summarised(sound.steps)
-    assert steps[1].merged > 1
-    assert counted(replace(sound, steps=steps)) is None
 
 
 @pytest.mark.parametrize(("trap", "reason"), TRAPS, ids=[reason for _, reason in TRAPS])

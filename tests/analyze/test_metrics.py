@@ -8,7 +8,6 @@ from changes import replace
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
 from tprimat.core.models import ModelShape, model_shape
-from tprimat.records import summary as long_runs
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Machine, NodeRecord, RunPrediction, StepRecord, TelemetrySample
 from tprimat.records.store import RunDirectory
@@ -233,14 +232,6 @@ def test_energy_is_power_integrated_over_the_window_of_all_gpus():
     metrics = run_metrics(RUN, steps_of([4.0] * 10), options=MetricOptions(warmup=2, telemetry=ramp))
     joules = 8 * (100 * 32 + 5 * (40**2 - 8**2))
     assert metrics.joules_per_token == pytest.approx(joules / (8 * 128 * 2048))
-
-
-def test_the_energy_of_merged_steps_is_that_of_all_of_them(monkeypatch):
-    monkeypatch.setattr(long_runs, "MOST_STEPS", 4)
-    steps = long_runs.summarised(steps_of([4.0] * 10))
-    assert [step.merged for step in steps] == [1, 4, 4, 1]
-    metrics = run_metrics(RUN, steps, options=MetricOptions(warmup=1, telemetry=readings(8)))
-    assert metrics.joules_per_token == pytest.approx(8 * 500 * 4.0 / (128 * 2048))
 
 
 @pytest.mark.parametrize(

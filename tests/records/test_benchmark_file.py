@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from collections import Counter
 
 import pytest
 from test_store import a_run
@@ -25,24 +24,15 @@ def step_number(number):
     )
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 3000])
-def test_the_file_is_what_json_would_write(tmp_path, count):
-    steps = tuple(step_number(number) for number in range(1, count + 1))
+def test_the_file_reads_back_as_it_was_written(tmp_path):
+    steps = tuple(step_number(number) for number in range(1, 3001))
     path = tmp_path / "b.json"
     write_benchmark_file(path, a_run(), steps, None)
-    text = path.read_text()
-    document = benchmark_document(a_run(), steps, None)
-    assert text == json.dumps(document, indent=2, allow_nan=False) + "\n"
+    document = json.loads(path.read_text())
     assert read_result(path).steps == steps
-    if steps:
-        assert '"raw_step_times": [\n    0.1' in text
-        assert document["raw_learning_rates"] == [step.learning_rate for step in steps]
-        assert (
-            document["raw_memory_values"]
-            == [None, None, 97.000000003, 97.000000004, 97.000000005, *document["raw_memory_values"][5:]][:count]
-        )
-        assert document["steps"] == [dataclasses.asdict(step) for step in steps]
-        assert Counter(text.split())['"step_seconds":'] == count
+    assert document["raw_learning_rates"] == [step.learning_rate for step in steps]
+    assert document["raw_memory_values"][:4] == [None, None, 97.000000003, 97.000000004]
+    assert document["steps"] == [dataclasses.asdict(step) for step in steps]
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):

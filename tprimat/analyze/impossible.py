@@ -108,7 +108,7 @@ def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
     timed = [step for step in steps if step.ended_at_seconds is not None]
     if len(timed) == len(steps) > 1:
         passed = (timed[-1].ended_at_seconds or 0) - (timed[0].ended_at_seconds or 0)
-        summed = sum(step.step_seconds * step.merged for step in timed[1:])
+        summed = sum(step.step_seconds for step in timed[1:])
         if abs(passed / summed - 1) > TOLERANCE:
             yield f"its steps take {summed:.4g} s in sum, and {passed:.4g} s passed between their ends"
 

@@ -24,7 +24,6 @@ from tprimat.records.schema import (
     TelemetrySample,
     Window,
 )
-from tprimat.records.summary import largest
 
 Convention = Literal["causal", "full", "6n"]
 
@@ -112,8 +111,8 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         mfu_absent_because=None if mfu else no_peak or no_flop or no_rate,
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
         measured_gemm_flops=options.gemm_ceiling_flops,
-        peak_memory_bytes=largest(step.peak_allocated_bytes for step in steady),
-        peak_reserved_bytes=largest(step.peak_reserved_bytes for step in steady),
+        peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
+        peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
         predicted_memory_error=_memory_error(prediction, steady),
         predicted_step_error=prediction.step_seconds / float(np.median(seconds)) - 1
         if prediction and prediction.step_seconds is not None
@@ -145,8 +144,8 @@ def drops_choices(run: RunRecord, dropped: float | None) -> bool:
 
 def _memory_error(prediction: RunPrediction | None, steady: Sequence[StepRecord]) -> float | None:
     """Compare the predicted peak with the allocated one; with the reserved one where a framework prints no other."""
-    allocated = largest(step.peak_allocated_bytes for step in steady)
-    reserved = largest(step.peak_reserved_bytes for step in steady)
+    allocated = _largest(step.peak_allocated_bytes for step in steady)
+    reserved = _largest(step.peak_reserved_bytes for step in steady)
     if prediction is None or not (allocated or reserved):
         return None
     return prediction.allocated_bytes / allocated - 1 if allocated else prediction.reserved_bytes / (reserved or 1) - 1
@@ -230,7 +229,11 @@ def _joules_per_token(
     if window.left_out and options.telemetry:
         return None, [Finding(kind="energy of profiled steps")]
     energy, missing = joules(options.telemetry, steady, gpus)
-    return (None if energy is None else energy / float(tokens @ np.array([step.merged for step in steady]))), missing
+    return (None if energy is None else energy / float(tokens.sum())), missing
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus: int) -> tuple[float | None, list[Finding]]:
@@ -249,7 +252,7 @@ def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus
         return None, [Finding(kind="no ends of steps")]
     if len(by_gpu) != gpus:
         return None, [Finding(kind="power of few GPUs", numbers=(len(by_gpu), gpus))]
-    start = first - steps[0].step_seconds * steps[0].merged
+    start = first - steps[0].step_seconds
     parts = [_integral(sorted(series), start, last) for series in by_gpu.values()]
     known = [part for part in parts if part is not None]
     return (sum(known), []) if len(known) == gpus else (None, [Finding(kind="gaps in power", numbers=(gpus - len(known), gpus))])
@@ -340,7 +343,7 @@ def _during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) ->
     first, last = steady[0].ended_at_seconds, steady[-1].ended_at_seconds
     if first is None or last is None:
         return ()
-    start = first - steady[0].step_seconds * steady[0].merged
+    start = first - steady[0].step_seconds
     return [sample for sample in samples if start <= sample.at_seconds <= last]
 
 

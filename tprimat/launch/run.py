@@ -23,7 +23,6 @@ from tprimat.launch.watchdog import Limits, Watchdog
 from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
 from tprimat.records.schema import Failure, NodeRecord, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, opened, to_json, write_atomically
-from tprimat.records.summary import StepSummary
 
 MAX_ERROR_LOG_BYTES = 1 << 20
 LEAVE_IT = "leave the output folder in its place until the run has ended"
@@ -315,7 +314,7 @@ class Attempt:
         self._watcher = watcher
         self._time_limit = TimeLimit()
         self._oom_kills_before = count_oom_kills()
-        self._steps = StepSummary()
+        self._steps: list[StepRecord] = []
         self._stacks: list[Stack] = []
         self._collectives: list[RankRecord] = []
         self._source: WrittenSteps | LoggedSteps
@@ -346,7 +345,7 @@ class Attempt:
 
         def tick(now: float) -> Failure | None:
             for step in self._source.poll():
-                self._steps.add(step)
+                self._steps.append(step)
                 watchdog.saw_step(step.step, step.step_seconds, now)
                 self._watcher.on_step(step)
             if not self._steps:
@@ -419,7 +418,7 @@ class Attempt:
             failure=failure,
             exit_code=ending.exit_code,
             duration_seconds=ending.duration_seconds,
-            steps=self._steps.steps(),
+            steps=tuple(self._steps),
             stop_signal=self._interrupts.first,
         )
 
@@ -438,7 +437,7 @@ class Attempt:
         """Return why the ranks failed, on whichever node they failed first; None: they did not."""
         killed = (count_oom_kills() or 0) > (self._oom_kills_before or 0)
         alternatives, planned = self._launch.alternatives, self._launch.planned_steps
-        steps = self._steps.steps()
+        steps = tuple(self._steps)
         found = classify(ending.exit_code, lines, steps, alternatives=alternatives, oom_killed=killed)
         failures = [] if found is None else [(found, lines)]
         for _, name, ended in self._ends_elsewhere():

@@ -198,7 +198,7 @@ def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
     A framework that logs every tenth step may end up to nine steps after its last line.
     """
     last = steps[-1].step
-    interval = (last - steps[-2].step) // steps[-1].merged if len(steps) > 1 else last
+    interval = last - steps[-2].step if len(steps) > 1 else last
     if last + interval > planned:
         return None
     cause = f"The process ended with exit status 0 after step {last} of {planned}."

@@ -55,7 +55,7 @@ PRINTED_SECONDS = 1e-3
 
 def _is_copy(former: RunResult, result: RunResult) -> bool:
     """Return whether two results of one name have the same step times, as far as both have any."""
-    seconds = ({step.step: step.step_seconds for step in one.steps if step.merged == 1} for one in (former, result))
+    seconds = ({step.step: step.step_seconds for step in one.steps} for one in (former, result))
     one, other = seconds
     return all(math.isclose(one[step], other[step], rel_tol=1e-3, abs_tol=PRINTED_SECONDS) for step in one.keys() & other.keys())
 

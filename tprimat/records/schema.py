@@ -92,7 +92,7 @@ class StepRecord(RefuseUnknownKeys):
     dropped: Fraction | None = None
     """Share of the choices of experts that were dropped because an expert was full."""
     merged: Count = 1
-    """Consecutive steps that this record is the mean of, where a run has more than 40,000; `step` is the last of them."""
+    """Always 1; files of runs with more than 40,000 steps once held means of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

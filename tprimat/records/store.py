@@ -23,7 +23,6 @@ from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_LINE
 from tprimat.core.rows import adapter, explain
 from tprimat.records.schema import SCHEMA_VERSION, Machine, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
-from tprimat.records.summary import summarised
 
 T = TypeVar("T")
 
@@ -330,8 +329,8 @@ class RunDirectory:
         append_line(self.steps_file, to_json(step))
 
     def read_steps(self) -> tuple[StepRecord, ...]:
-        """Read all complete steps; of a long run, merged ones (records/summary.py)."""
-        return summarised(read_lines(StepRecord, self.steps_file))
+        """Read all complete steps."""
+        return tuple(read_lines(StepRecord, self.steps_file))
 
     def read_whole(self) -> tuple[RunRecord, tuple[StepRecord, ...]]:
         """Read the record and the steps of a run.

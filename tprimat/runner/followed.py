@@ -93,6 +93,6 @@ def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tupl
         if at is None or end is None or abs(end - at - summed) > SLACK_SECONDS + SLACK_SHARE * summed:
             break
         found[place] = dataclasses.replace(step, ended_at_seconds=round(at, 3))
-        summed += step.step_seconds * step.merged
+        summed += step.step_seconds
     kept = [step.ended_at_seconds for step in found if step.ended_at_seconds is not None]
     return tuple(found) if kept and kept[-1] - kept[0] >= LEAST_SECONDS else tuple(steps)

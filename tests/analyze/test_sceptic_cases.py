@@ -17,11 +17,9 @@ from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
 from tprimat.report.comparison import Comparison
 from tprimat.report.limits import distance_from_limits, idle_of_run
-from tprimat.report.plots.scaling import left_out_lines
 from tprimat.report.summary import summary
 from tprimat.report.words import differing, finding_words, headline, open_losses, proven, sentence, told
-from tprimat.runner.analysis import read_results, regression_gate
-from tprimat.runner.scaling import scaling_of
+from tprimat.runner.analysis import regression_gate
 
 RUNS = Path(__file__).parents[1] / "runs"
 WITH_ENERGY = RUNS.parents[1] / "benchmarks/records/h200/nemo-with-transformer-engine/dp2_mbs2/benchmark_cuda_llama.json"
@@ -187,15 +185,13 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
     done = run_command("scaling", tmp_path, "--format", "json", "--output", tmp_path, cwd=tmp_path)
     (series,) = json.loads(done.stdout)
     assert {one["why"] for one in series["left_out"]} == {
-        "layout TP2 PP1 DP4, not TP1 PP1 DP8",
-        "dtype that ran fp8, not bf16",
+        "differs in layout",
+        "differs in dtype that ran",
         "slower than the point on as many GPUs",
         "not counted, failed: rank 3 ended",
     }
     assert sum(line.startswith("Not a point here: ") for line in series["remarks"]) == 4
-    assert "One run per point: the interval covers its steps, not the next run." in series["remarks"]
-    lines = left_out_lines(scaling_of(read_results([tmp_path], MetricOptions(), {}).measured))
-    assert len(lines) == 4
+    assert any(line.startswith("One run per point: the interval covers its steps") for line in series["remarks"])
 
 
 def test_a_peak_within_noise_says_so_where_it_is_quoted_and_names_other_work(tmp_path):

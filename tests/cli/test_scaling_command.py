@@ -8,12 +8,11 @@ import pytest
 from changes import replace
 from commands import run_command
 
-from tprimat.analyze.scaling import Point, series
+from tprimat.analyze.scaling import Point, fit, series
 from tprimat.records.schema import Estimate
 from tprimat.records.store import RunDirectory
 from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
 from tprimat.report.scaling import text
-from tprimat.runner.scaling import fit_series
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -29,16 +28,16 @@ def test_both_pictures_say_the_finding_and_what_was_measured(tmp_path):
         Point(gpus=gpus, nodes=None, tokens_per_second=Estimate(value=rate, low=None, high=None, samples=1), tokens=33.8e6 * gpus)
         for gpus, rate in rates.items()
     ]
-    (scaled,) = fit_series([series("throughput_scaling", points, [point.tokens for point in points])])
+    scaled = series("throughput_scaling", points, [point.tokens for point in points])
     for draw in (draw_throughput, draw_multiplier):
         path = tmp_path / f"{draw.__name__}.svg"
         draw([scaled], path)
         words = path.read_text()
         assert "throughput_scaling: 32 GPUs make 20.56 times the throughput of 1, 64.3 % of proportional" in words
-        assert "weak scaling · one figure per point" in words
-    amdahl = scaled.fits[0]
-    assert amdahl.contention.value == pytest.approx(0.0175, abs=5e-5)
-    assert amdahl.contention.low < amdahl.contention.value < amdahl.contention.high
+        assert "weak scaling · bars: 95 % intervals" in words
+    contention = fit(scaled).contention
+    assert contention.value == pytest.approx(0.0175, abs=5e-5)
+    assert contention.low < contention.value < contention.high
     assert "do not extrapolate" in text([scaled])
 
 
@@ -60,7 +59,7 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     assert re.search(r"  ([\d,]+) \[[\d,]+, [\d,]+\]  ", widest), "a measured throughput has its interval"
     assert re.search(r"  3\.\d\d \[3\.\d\d, 3\.\d\d\] +9\d\.\d % \[9\d\.\d, 9\d\.\d\]$", widest), widest
     assert max(map(len, done.stdout.split("Weak scaling")[0].splitlines())) <= 120
-    assert re.search(r"Multiplier and efficiency assume that single runs vary by \d\.\d %, as their steps do\.", done.stdout)
+    assert re.search(r"Multiplier and efficiency assume that single runs vary by \d\.\d %\.", done.stdout)
     point = json.loads(scaling(tmp_path, "--output", tmp_path, "--format", "json").stdout)[0]["points"][-1]
     assert point["efficiency_low"] < point["efficiency"] < point["efficiency_high"] < point["multiplier_low"]
     assert "Weak scaling" in done.stdout

@@ -4,8 +4,9 @@ Weak scaling gives every GPU the same work and grows the batch; strong scaling d
 which of them a series is, not its name.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,11 +21,12 @@ from tprimat.core.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t
 from tprimat.records.schema import Estimate, RunRecord
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
-
 Key = Callable[[Group], tuple[object, ...]]
 
 ALIKE = 0.01
 """Relative difference up to which two amounts of work are equal."""
+FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
+"""Traits that change with the number of GPUs, or that a series names anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,12 @@ class Point:
     nodes: int | None
     tokens_per_second: Estimate
     """Throughput of all GPUs."""
-    tokens: float | None
-    """In total; None where only a rate is known."""
+    tokens: float
+    """In total."""
     layout: str = ""
-    runs: int | None = None
-    """Behind it; None: a printed figure."""
+    runs: int = 1
     rates: tuple[Rate, ...] = ()
-    """Tokens/s of one GPU in each run; none: a printed figure."""
+    """Tokens/s of one GPU in each run."""
     assumed_spread: float = BETWEEN_RUNS
     """Relative standard deviation between runs, where there is one run."""
 
@@ -51,9 +52,9 @@ class Point:
         return self.tokens_per_second.value / self.gpus
 
     @property
-    def seconds(self) -> float | None:
+    def seconds(self) -> float:
         """Return the elapsed time for the tokens."""
-        return None if self.tokens is None else self.tokens / self.tokens_per_second.value
+        return self.tokens / self.tokens_per_second.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Row:
     multiplier: Estimate
     """Throughput over that of the smallest."""
     efficiency: Estimate
-    """Throughput per GPU over that of the smallest; of the smallest itself and of printed figures without an interval."""
+    """Throughput per GPU over that of the smallest; of the smallest itself without an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +75,6 @@ class LeftOut:
     label: str
     gpus: int | None
     why: str
-    name: str
-    """Shorter than the label."""
-    reason: str
-    """What many have in common: 'differing in strategy'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +88,7 @@ class Series:
     differing: tuple[str, ...] = ()
     """Further traits in which the points differ, with their values."""
     left_out: tuple[LeftOut, ...] = ()
-    """Configurations that counted and are in no series, at the series that is most like them."""
+    """Configurations that are in no series, at the series that is most like them."""
     on_cpu: bool = False
     """Its GPUs are processes, which share one CPU."""
 
@@ -102,8 +99,7 @@ class Series:
 
 
 def _row(first: Point, point: Point) -> Row:
-    value = point.per_gpu / first.per_gpu
-    efficiency = Estimate(value=value, low=None, high=None, samples=1)
+    efficiency = Estimate(value=point.per_gpu / first.per_gpu, low=None, high=None, samples=1)
     if point is not first and first.rates and point.rates:
         spread = max(first.assumed_spread, point.assumed_spread)
         ratio = ratio_of_rates(first.rates, point.rates, assumed=spread)
@@ -111,13 +107,8 @@ def _row(first: Point, point: Point) -> Row:
     return Row(point=point, multiplier=scaled(efficiency, point.gpus / first.gpus, efficiency.samples), efficiency=efficiency)
 
 
-def series(name: str, points: Iterable[Point], work: Sequence[float | None]) -> Series:
-    """Build a series in order of GPUs.
-
-    Args:
-        name: for tables and legends.
-        points: any order.
-        work: of a step (or of a whole run of equally many steps) at each point, in tokens; decides between weak and strong.
+def series(name: str, points: Sequence[Point], work: Sequence[float | None]) -> Series:
+    """Build a series in order of GPUs; `work` is that of a step at each point, in tokens, and decides between weak and strong.
 
     Raises:
         MetricError: fewer than two numbers of GPUs, or one of them twice.
@@ -125,9 +116,7 @@ def series(name: str, points: Iterable[Point], work: Sequence[float | None]) -> 
     ordered = sorted(zip(points, work, strict=True), key=lambda pair: pair[0].gpus)
     counts = [point.gpus for point, _ in ordered]
     if len(set(counts)) < max(2, len(counts)):
-        raise MetricError(
-            f"{name or 'The series'} has {counts} GPUs.", why="Scaling needs two or more numbers of GPUs, each of them once."
-        )
+        raise MetricError(f"{name or 'The series'} has {counts} GPUs.", why="Scaling needs two or more numbers, each once.")
     return Series(name=name, kind=_kind(counts, [amount for _, amount in ordered]), points=tuple(point for point, _ in ordered))
 
 
@@ -150,61 +139,34 @@ def series_of(groups: Sequence[Group]) -> list[Series]:
     Where no layout ran on several numbers of GPUs, the fastest of each number form a series of changing layouts.
     """
     measured = [group for group in groups if _point(group) is not None]
-    found: list[tuple[Series, list[Group]]] = []
-    for key in (_same_layout, _same_job):
-        found = found or [*_series_of_equal_work(measured, key), *_series_of_other_work(measured, key)]
-    used = {id(group) for _, members in found for group in members}
-    left: list[list[LeftOut]] = [[] for _ in found]
-    for group in groups if found else ():
+    made = _series_by(_same_layout, measured) or _series_by(_same_job, measured)
+    used = {id(group) for _, members in made for group in members}
+    left: list[list[LeftOut]] = [[] for _ in made]
+    for group in groups if made else ():
         if id(group) not in used:
-            place = max(range(len(found)), key=lambda place: _likeness(group, found[place][1]))
-            left[place].append(_left_out(group, found[place][1]))
-    return [replace(one, left_out=tuple(out)) for (one, _), out in zip(found, left, strict=True)]
+            place = max(range(len(made)), key=lambda place: max(_likeness(group, member) for member in made[place][1]))
+            left[place].append(LeftOut(label=group.label, gpus=group.run.machine.gpus, why=_why_left_out(group, made[place][1])))
+    return [replace(one, left_out=tuple(out)) for (one, _), out in zip(made, left, strict=True)]
 
 
-def _likeness(group: Group, members: Sequence[Group]) -> int:
-    return max(sum(one == other for one, other in zip(member.kind, group.kind, strict=True)) for member in members)
+def _likeness(one: Group, other: Group) -> int:
+    return sum(first == second for first, second in zip(one.kind, other.kind, strict=True))
 
 
-def _left_out(group: Group, members: Sequence[Group]) -> LeftOut:
-    why, reason = _why_left_out(group, members)
-    return LeftOut(label=group.label, gpus=group.run.machine.gpus, why=why, name=short_name(group.run), reason=reason)
-
-
-def short_name(run: RunRecord) -> str:
-    """Return model and strategy."""
-    return f"{model_name(run)} {run.strategy or layout(run)}".rstrip()
-
-
-def _why_left_out(group: Group, members: Sequence[Group]) -> tuple[str, str]:
-    """Say why a configuration is not a point of the series that is most like it, in full and in few words."""
+def _why_left_out(group: Group, members: Sequence[Group]) -> str:
+    """Say in few words why a configuration is not a point of the series that is most like it."""
     if _point(group) is None:
-        return "its throughput or number of GPUs is not known", "of unknown throughput or number of GPUs"
-    run, nearest = group.run, max(members, key=lambda member: _likeness(group, [member]))
-    same_gpus = next((member for member in members if member.run.machine.gpus == run.machine.gpus), None)
-    traits = [
-        one
-        for one in differing_traits(nearest.run, run)
-        if one.key not in FOLLOWS_GPUS - {"strategy", "layout"} and (one.key != "layout" or _split(nearest.run) != _split(run))
+        return "of unknown throughput or number of GPUs"
+    nearest = max(members, key=lambda member: _likeness(group, member))
+    same_gpus = [member for member in members if member.run.machine.gpus == group.run.machine.gpus]
+    names = [
+        trait.name
+        for trait in differing_traits(nearest.run, group.run)
+        if trait.key not in FOLLOWS_GPUS - {"strategy"} or (trait.key == "layout" and _split(nearest.run) != _split(group.run))
     ]
-    if same_gpus is not None and (_same_layout(group) == _same_layout(same_gpus) or not traits):
-        return SLOWER, SLOWER
-    if not traits:
-        return "another number of tokens a step", "differing in tokens a step"
-    reasons = 1 if run.model != nearest.run.model else MOST_REASONS
-    differing = [
-        f"{one.name} {one.words[1].removeprefix(f'{one.name} ')}, not {one.words[0].removeprefix(f'{one.name} ')}"
-        for one in traits[:reasons]
-    ]
-    main = next((one for one in traits if one.effect == "refuse"), traits[0])
-    return "; ".join(differing), f"differing in {main.name}"
-
-
-SLOWER = "slower than the point on as many GPUs"
-
-
-MOST_REASONS = 3
-"""Traits that say why a configuration is in no series."""
+    if same_gpus and (not names or _same_layout(group) == _same_layout(same_gpus[0])):
+        return "slower than the point on as many GPUs"
+    return f"differs in {', '.join(names) or 'tokens a step'}"
 
 
 def _split(run: RunRecord) -> tuple[object, ...]:
@@ -223,29 +185,31 @@ def _same_job(group: Group) -> tuple[object, ...]:
     return (run.size, shape, accelerator_name(run), run.engine, run.ran.recompute_words, *work)
 
 
-def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[tuple[Series, list[Group]]]:
-    """Return series of equal work per step, or per step and GPU."""
-    found = []
-    for per_gpu in (True, False):
+def _series_by(key: Key, groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
+    """Return series of equal keys and equal work per step and GPU, then per step; then of other work where a key has neither."""
+    found: list[tuple[Series, list[Group]]] = []
+    with_series = set()
+    for work in (_tokens_per_gpu, _tokens, None):
         kinds: dict[tuple[object, ...], list[Group]] = {}
         for group in groups:
-            tokens, gpus = tokens_per_step(group.run), group.run.machine.gpus
-            if tokens is not None and gpus is not None:
-                kinds.setdefault((*key(group), tokens / gpus if per_gpu else tokens), []).append(group)
-        found += [member for members in kinds.values() if (member := _series_of_fastest(members)) is not None]
+            if work is None and key(group) not in with_series:
+                kinds.setdefault(key(group), []).append(group)
+            elif work is not None and (amount := work(group)) is not None:
+                kinds.setdefault((*key(group), amount), []).append(group)
+        for members in kinds.values():
+            if (made := _series_of_fastest(members)) is not None:
+                found.append(made)
+                with_series.add(key(members[0]))
     return found
 
 
-def _series_of_other_work(groups: Sequence[Group], key: Key) -> list[tuple[Series, list[Group]]]:
-    """Return series of unequal or unknown work, for keys without a series of equal work."""
-    kinds: dict[tuple[object, ...], list[Group]] = {}
-    for group in groups:
-        kinds.setdefault(key(group), []).append(group)
-    return [
-        fastest
-        for members in kinds.values()
-        if not _series_of_equal_work(members, key) and (fastest := _series_of_fastest(members)) is not None
-    ]
+def _tokens(group: Group) -> float | None:
+    return tokens_per_step(group.run)
+
+
+def _tokens_per_gpu(group: Group) -> float | None:
+    tokens, gpus = tokens_per_step(group.run), group.run.machine.gpus
+    return None if tokens is None or gpus is None else tokens / gpus
 
 
 def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | None:
@@ -257,26 +221,21 @@ def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | 
             best[point.gpus] = (point, group)
     if len(best) < 2:
         return None
-    chosen = [best[count] for count in sorted(best)]
-    run = chosen[0][1].run
+    members = [best[count][1] for count in sorted(best)]
+    run = members[0].run
     name = f"{model_name(run)} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
-    found = series(name, [point for point, _ in chosen], [tokens_per_step(group.run) for _, group in chosen])
-    members = [group for _, group in chosen]
-    return replace(found, differing=_differing([group.run for group in members]), on_cpu=on_cpu(members)), members
-
-
-FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
-"""Traits that change with the number of GPUs, or that a series names anyway."""
+    made = series(name, [best[count][0] for count in sorted(best)], list(map(_tokens, members)))
+    return replace(made, differing=_differing([group.run for group in members]), on_cpu=on_cpu(members)), members
 
 
 def _differing(runs: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return each further trait in which the points of a series differ, with its values."""
-    found: dict[str, dict[str, None]] = {}
+    values: dict[str, dict[str, None]] = {}
     for run in runs[1:]:
         for trait in differing_traits(runs[0], run):
             if trait.key not in FOLLOWS_GPUS:
-                found.setdefault(trait.name, {}).update(dict.fromkeys(trait.words))
-    return tuple(f"{name} ({' | '.join(word.removeprefix(f'{name} ') for word in words)})" for name, words in found.items())
+                values.setdefault(trait.name, {}).update(dict.fromkeys(trait.words))
+    return tuple(f"{name} ({' | '.join(word.removeprefix(f'{name} ') for word in words)})" for name, words in values.items())
 
 
 def _point(group: Group) -> Point | None:
@@ -284,22 +243,17 @@ def _point(group: Group) -> Point | None:
     rate = group_estimate(group, lambda metrics: metrics.tokens_per_second_per_gpu)
     if rate is None or machine.gpus is None:
         return None
-    ends = [None if end is None else end * machine.gpus for end in (rate.low, rate.high)]
     runs = [item.metrics for item in group.runs if item.metrics is not None]
-    total = sum((run.tokens_per_second or 0) * run.window.steps * run.mean_step_seconds for run in runs)
     return Point(
         gpus=machine.gpus,
         nodes=machine.nodes,
-        tokens_per_second=Estimate(value=rate.value * machine.gpus, low=ends[0], high=ends[1], samples=rate.samples),
-        tokens=total,
+        tokens_per_second=scaled(rate, machine.gpus, rate.samples),
+        tokens=sum((run.tokens_per_second or 0) * run.window.steps * run.mean_step_seconds for run in runs),
         layout=layout(group.run),
         runs=len(group.runs),
         rates=tuple(run_rates(group)),
         assumed_spread=assumed_spread(group),
     )
-
-
-Law = Literal["Amdahl", "USL"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +263,6 @@ class Fit:
     An interval's ends are None where there are no more points than parameters, or where the parameter sits at 0, its bound.
     """
 
-    law: Law
     single: Estimate
     """Throughput of one GPU."""
     contention: Estimate
@@ -332,70 +285,56 @@ class Fit:
         return math.sqrt((1 - self.contention.value) / self.coherency.value)
 
 
-def fit(measured: Series, law: Law) -> Fit | None:
-    """Fit Amdahl's law (1967) or Gunther's universal scalability law (2007, Guerrilla Capacity Planning, chapter 4).
+def fit(measured: Series) -> Fit:
+    """Fit Gunther's universal scalability law (2007, Guerrilla Capacity Planning, chapter 4); to two points Amdahl's (1967).
 
     N / X is linear in (1, N - 1, N (N - 1)), so least squares of its relative residuals need no iteration. Parameters cannot be
     negative: one that would be is set to 0 and the others are fitted again. Intervals: Student's t on the residuals, carried
     to the ratios by the Jacobian.
-
-    Returns:
-        None where there are fewer points than parameters.
     """
     gpus = np.array([float(point.gpus) for point in measured.points])
     inverse = gpus / np.array([point.tokens_per_second.value for point in measured.points])
-    terms = [np.ones_like(gpus), gpus - 1, gpus * (gpus - 1)][: 2 if law == "Amdahl" else 3]
-    if len(gpus) < len(terms):
-        return None
+    terms = [np.ones_like(gpus), gpus - 1, gpus * (gpus - 1)][: len(gpus)]
     design = np.stack(terms, axis=1) / inverse[:, None]
     free = _feasible(design)
-    solution, covariance, deviation = _least_squares(design[:, free])
-    first = float(solution[0])
-    freedom = len(gpus) - len(free)
-    single = _ratio(1.0, 1 / first, -1 / first**2 * np.eye(len(free))[0], covariance, freedom)
-    parameters = []
-    for column in range(1, len(terms)):
+    solution, residual = _least_squares(design[:, free])
+    freedom, first = len(gpus) - len(free), float(solution[0])
+    columns = design[:, free]
+    covariance = float(residual @ residual) / max(1, freedom) * np.linalg.pinv(columns.T @ columns)
+
+    def estimate(value: float, slope: Array) -> Estimate:
+        arm = t_quantile(freedom) * math.sqrt(float(slope @ covariance @ slope)) if freedom > 0 else None
+        low, high = (None, None) if arm is None else (value - arm, value + arm)
+        return Estimate(value=value, low=low, high=high, samples=len(gpus))
+
+    def over_first(column: int) -> Estimate:
         if column not in free:
-            parameters.append(Estimate(value=0.0, low=None, high=None, samples=len(gpus)))
-            continue
+            return Estimate(value=0.0, low=None, high=None, samples=len(gpus))
         place = free.index(column)
-        slope = np.zeros(len(free))
-        slope[0], slope[place] = -solution[place] / first**2, 1 / first
-        parameters.append(_ratio(float(solution[place]), 1 / first, slope, covariance, freedom))
+        value = float(solution[place]) / first
+        return estimate(value, (np.eye(len(free))[place] - value * np.eye(len(free))[0]) / first)
+
     return Fit(
-        law=law,
-        single=single,
-        contention=parameters[0],
-        coherency=parameters[1] if law == "USL" else None,
-        deviation=deviation,
+        single=estimate(1 / first, -np.eye(len(free))[0] / first**2),
+        contention=over_first(1),
+        coherency=over_first(2) if len(terms) > 2 else None,
+        deviation=math.sqrt(float(residual @ residual) / len(gpus)),
     )
 
 
 def _feasible(design: Array) -> list[int]:
     """Return the columns of the best fit without negative coefficients, always with the first column, one GPU's time."""
     rest = range(1, design.shape[1])
-    choices = [[0, *(column for place, column in enumerate(rest) if mask >> place & 1)] for mask in range(1 << len(rest))]
-    best: tuple[float, list[int]] | None = None
-    for free in choices:
-        solution, _, deviation = _least_squares(design[:, free])
-        if (solution >= -1e-12 * abs(solution[0])).all() and (best is None or deviation < best[0] * (1 - 1e-9)):
-            best = (deviation, free)
-    return [0] if best is None else best[1]
+    best, least = [0], math.inf
+    for free in ([0, *some] for count in range(len(rest) + 1) for some in itertools.combinations(rest, count)):
+        solution, residual = _least_squares(design[:, free])
+        deviation = float(residual @ residual)
+        if (solution >= -1e-12 * abs(solution[0])).all() and deviation < least * (1 - 1e-9):
+            best, least = free, deviation
+    return best
 
 
-def _least_squares(design: Array) -> tuple[Array, Array, float]:
-    """Return the coefficients that bring each row's sum near 1, their covariance (0 without freedom), and the rms residual."""
-    points, parameters = design.shape
-    solution, *_ = np.linalg.lstsq(design, np.ones(points), rcond=None)
-    residual = design @ solution - 1
-    variance = float(residual @ residual) / max(1, points - parameters)
-    covariance: Array = variance * np.linalg.pinv(design.T @ design)
-    return np.asarray(solution, dtype=np.float64), covariance, math.sqrt(float(residual @ residual) / points)
-
-
-def _ratio(numerator: float, inverse: float, slope: Array, covariance: Array, freedom: int) -> Estimate:
-    value = numerator * inverse
-    if freedom < 1:
-        return Estimate(value=value, low=None, high=None, samples=freedom + len(slope))
-    arm = t_quantile(freedom) * math.sqrt(float(slope @ covariance @ slope))
-    return Estimate(value=value, low=value - arm, high=value + arm, samples=freedom + len(slope))
+def _least_squares(design: Array) -> tuple[Array, Array]:
+    """Return the coefficients that bring each row's sum near 1, and the residuals."""
+    solution: Array = np.linalg.lstsq(design, np.ones(len(design)), rcond=None)[0].astype(np.float64)
+    return solution, np.asarray(design @ solution - 1, dtype=np.float64)

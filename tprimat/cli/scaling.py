@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tprimat.cli.common import print_json, report_read
 
 if TYPE_CHECKING:
-    from tprimat.report.scaling import FittedSeries
+    from tprimat.analyze.scaling import Series
 
 THROUGHPUT_PICTURE = "img_throughput.png"
 MULTIPLIER_PICTURE = "img_multiplier.png"
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if bad_files else 0
 
 
-def read_series(options: argparse.Namespace) -> "tuple[list[FittedSeries], int]":
+def read_series(options: argparse.Namespace) -> "tuple[list[Series], int]":
     """Read the series among results, and count the files that were bad.
 
     Raises:
@@ -54,7 +54,7 @@ def read_series(options: argparse.Namespace) -> "tuple[list[FittedSeries], int]"
     return scaling_of(results.measured), len(results.problems)
 
 
-def show(scaled: "list[FittedSeries]", style: str) -> None:
+def show(scaled: "list[Series]", style: str) -> None:
     """Print the series as text, Markdown or JSON."""
     from tprimat.report import scaling
     from tprimat.report.screen import screen_of

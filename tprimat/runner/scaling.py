@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from tprimat.analyze.groups import Measured, group_runs
-from tprimat.analyze.scaling import LeftOut, Series, fit, series_of, short_name
+from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.core.errors import ConfigError, LayoutError, MetricError
 from tprimat.records.discover import PROBES_FILE
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import run_name
-from tprimat.report.scaling import FittedSeries
 from tprimat.runner.request import RunRequest
 from tprimat.runner.session import Session, prepare
 
@@ -96,32 +95,13 @@ def batch_share(whole: int, gpus: int, largest: int, platform: str) -> int:
     return whole * gpus // largest
 
 
-def fit_series(series: Sequence[Series]) -> list[FittedSeries]:
-    """Fit the laws that the points of each series allow."""
-    return [
-        FittedSeries(series=one, fits=[law for law in (fit(one, "Amdahl"), fit(one, "USL")) if law is not None]) for one in series
-    ]
-
-
-def scaling_of(measured: Sequence[Measured]) -> list[FittedSeries]:
+def scaling_of(measured: Sequence[Measured]) -> list[Series]:
     """Find every scaling series among some runs.
 
     Raises:
         MetricError: no configuration ran on two numbers of GPUs.
     """
     found = series_of(group_runs(measured))
-    if found and (lost := [item for item in measured if item.not_counted is not None]):
-        more = tuple(
-            LeftOut(
-                label=run_name(item),
-                gpus=item.result.run.machine.gpus,
-                why=f"not counted, {item.not_counted}",
-                name=short_name(item.result.run),
-                reason="that did not count",
-            )
-            for item in lost
-        )
-        found[0] = dataclasses.replace(found[0], left_out=(*found[0].left_out, *more))
     if not found:
         counted = sum(item.not_counted is None for item in measured)
         raise MetricError(
@@ -129,4 +109,9 @@ def scaling_of(measured: Sequence[Measured]) -> list[FittedSeries]:
             why=f"{counted} of {len(measured)} runs count.",
             fix="run the same strategy with --gpus 1, 2, 4 and 8",
         )
-    return fit_series(found)
+    lost = [
+        LeftOut(label=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted.rstrip('.')}")
+        for item in measured
+        if item.not_counted is not None
+    ]
+    return [dataclasses.replace(found[0], left_out=(*found[0].left_out, *lost)), *found[1:]]

@@ -26,6 +26,7 @@ def titles(picture):
 
 def texts(picture):
     """All visible texts with their boxes; numbers of ticks outside the limits are not drawn."""
+    picture.draw_without_rendering()
     hidden = set()
     for axes in all_axes(picture):
         for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -59,5 +60,5 @@ def covered(picture):
         for (one, box), (other, second) in pairs
         if min(box.x1, second.x1) - max(box.x0, second.x0) > 1
         and min(box.y1, second.y1) - max(box.y0, second.y0) > 2
-        and not (one.startswith("\xa0") or other.startswith("\xa0"))  # the empty line over the name of a workload
+        and not (one.endswith("\n") or other.endswith("\n"))  # the empty lines where names of workloads stand
     ]

@@ -136,31 +136,6 @@ def test_memory_is_of_one_kind_for_all_and_both_panels_name_it(folders, kind):
         assert len(bars.patches) == (2 if kind == "reserved" else 1)
 
 
-def test_a_run_that_tells_only_what_it_reserved_hides_no_others_memory(tmp_path):
-    for number, known in enumerate(("peak_allocated_bytes", "peak_allocated_bytes", "peak_reserved_bytes")):
-        run = a_run(f"run-{number}", strategy=f"strategy-{number}")
-        sizes = {"peak_allocated_bytes": None, "peak_reserved_bytes": None, known: 2**36}
-        steps = steps_of(run, step_times(4.0, number), number)
-        write_run(tmp_path, run, [dataclasses.replace(step, **sizes) for step in steps])
-    with drawn(sheet_of(tmp_path)) as picture:
-        (bars,) = axes_titled(picture, "Peak memory, worst rank")
-        assert bars.get_xlabel().startswith("GiB allocated")
-        assert sum(patch.get_width() > 0 for patch in bars.patches) == 2
-
-
-def test_a_configuration_keeps_its_colour_in_a_picture_without_the_others(sweep, tmp_path_factory):
-    alone = tmp_path_factory.mktemp("alone")
-    write(alone, "llama-balanced", strategy="balanced", **TP2)
-    colours = []
-    for folder in (sweep, alone):
-        with drawn(sheet_of(folder)) as picture:
-            (bars,) = axes_titled(picture, "Model throughput")
-            labels = [label.get_text() for label in bars.get_yticklabels() if "(" in label.get_text()]
-            wanted = "balanced (TP2 DP4)"
-            colours.append(bars.patches[labels.index(wanted)].get_facecolor())
-    assert colours[0] == colours[1]
-
-
 def test_eight_configurations_are_in_colour_and_the_rest_are_named_and_grey(tmp_path):
     for number in range(11):
         write(tmp_path, f"r{number:02}", 4 + number / 10, number, strategy=f"choice_{number}")
@@ -182,7 +157,7 @@ def test_panels_without_data_leave_no_hole(tmp_path):
     with drawn(sheet_of(tmp_path)) as picture:
         assert titles(picture) == ["Throughput per process in tokens/s", "Step time"]
         assert not any("not recorded" in text for text in words(picture))
-        assert picture.get_figheight() < 6
+        assert picture.get_figheight() < 7
 
 
 def test_start_up_does_not_own_the_axis_of_step_times(tmp_path):
@@ -295,12 +270,6 @@ def test_a_failed_run_is_named_below_the_others(tmp_path):
     assert note.endswith("profiled).")
 
 
-def test_a_run_on_a_cpu_without_a_strategy_trains_under_none(tmp_path):
-    write(tmp_path, "mine", machine=LAPTOP, data_parallel=2, strategy=None)
-    (headline,) = sheet_of(tmp_path).headline
-    assert re.fullmatch(r"llama trains on \d+ processes \(.*\); a CPU does not show how fast it trains", headline)
-
-
 @pytest.mark.parametrize(
     ("names", "listed"), [(("a", "b", "c", "d"), "a, b, c, d"), (("a", "b", "c", "d", "e"), "a, b, c and 2 more")]
 )
@@ -311,14 +280,6 @@ def test_on_a_cpu_no_single_strategy_is_left_out(names, listed, tmp_path):
     assert headline == f"llama trains under {listed} on 2 processes (Example CPU); a CPU does not show how fast it trains"
 
 
-def test_several_models_on_a_cpu_train_in_the_plural(tmp_path):
-    for model in ("llama", "qwen"):
-        write(tmp_path, model, machine=LAPTOP, data_parallel=2, model=model, strategy="mine")
-    (headline,) = sheet_of(tmp_path).headline
-    assert re.match(r"\S+, \S+ train under mine on ", headline)
-    assert headline.endswith("; a CPU does not show how fast they train")
-
-
 def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):
     sheet = sheet_of(sweep)
     with drawn(sheet, ["step-time", "memory"]) as picture:
@@ -326,15 +287,6 @@ def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):
     with pytest.raises(ConfigError, match="no panel 'losss'") as found, drawn(sheet, ["losss"]):
         pass
     assert "loss, or another of throughput,memory,loss" in str(found.value)
-
-
-def test_dark_paper_is_dark_and_its_words_are_light(sweep):
-    for dark in (False, True):
-        with drawn(sheet_of(sweep), dark=dark) as picture:
-            assert (sum(picture.get_facecolor()[:3]) < 0.6) == dark
-            (bars,) = axes_titled(picture, "Model throughput")
-            assert (sum(bars.get_facecolor()[:3]) < 0.6) == dark
-            assert bars._left_title.get_color() == ("#e6ebf1" if dark else "#16202c")
 
 
 def test_published_results_are_ten_rows_at_most_each_with_what_differs():
@@ -399,10 +351,3 @@ def test_bars_name_the_accelerator_wherever_runs_have_several(tmp_path):
         labels = [label.get_text() for label in bars.get_yticklabels()]
     assert [label.split(", ")[-1] for label in labels[::2]] == ["MI300X", "H100 SXM"]
     assert labels[1::2] == ["minimal_communication (DP8)"] * 2
-
-
-def test_a_title_has_no_empty_part(tmp_path):
-    """A dense model has no routing, and so no words for it."""
-    titles = [work.title for work in workloads(comparison_of(H200 / "moe", H200 / "engine", H200 / "fp8").rankings)]
-    assert len(titles) > 3
-    assert not any(re.search(r", (,|$)|^,", title) for title in titles)

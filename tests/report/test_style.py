@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tprimat.core.errors import UserError
-from tprimat.report.plots.style import DOTS_PER_INCH, FIRST, figure, looks, looks_of, readable_log_ticks, save, text_width
+from tprimat.report.plots.style import FIRST, figure, looks, looks_of, readable_log_ticks, save
 
 
 def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():
@@ -24,22 +24,9 @@ def test_the_first_four_groups_of_a_picture_differ_in_their_lines(names):
     assert len({look.colour for look in found.values()}) == len(names)
 
 
-def test_more_groups_than_looks_still_get_one():
-    assert len(looks(100)) == 100
-
-
 def test_a_suffix_that_is_no_picture_is_refused(tmp_path):
     with figure(2, 2) as made, pytest.raises(UserError, match="not a picture"):
         save(made, tmp_path / "x.gif")
-
-
-@pytest.mark.parametrize("size", [8.5, 9, 9.5, 12, 13, 14])
-@pytest.mark.parametrize("weight", ["normal", "bold"])
-def test_a_text_is_never_drawn_wider_than_it_was_measured(size, weight):
-    title = "llama tiny, qwen tiny train under minimal_communication on 8 processes (Intel(R) Xeon(R) Processor)"
-    with figure(14, 1) as made:
-        drawn = made.text(0, 0.5, title, size=size, weight=weight).get_window_extent()
-    assert drawn.width <= text_width(title, size, weight) * DOTS_PER_INCH + 1
 
 
 @pytest.mark.parametrize("ends", [(680, 1700), (650, 1200), (110, 190), (310, 480), (1000, 1010), (90, 40_000), (0.2, 6)])

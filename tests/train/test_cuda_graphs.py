@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import weakref
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from torch.nn.functional import silu
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.config.load import parse_setting, read_config
 from tprimat.core.errors import MetricError
-from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
 from tprimat.megatron import fp8, transformer_engine
 from tprimat.megatron.evidence import untested
@@ -29,7 +27,6 @@ from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.report.plan_flags import can_run_as_graphs
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = "platform_optimizations.nvidia.engine_options"
@@ -215,26 +212,6 @@ def test_what_does_not_go_with_graphs_is_refused_with_the_way_out(changes, what,
     assert error.where == f"{OPTIONS}.cuda_graphs"
     assert error.why
     assert error.fix == f"{fix}, or cuda_graphs: false"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [],
-        [f"{LAYOUT}.tensor_model_parallel_size=2"],
-        [f"{LAYOUT}.pipeline_model_parallel_size=2"],
-        [f"{LAYOUT}.context_parallel_size=2"],
-        ["platform_optimizations.nvidia.recompute=full"],
-        ["platform_optimizations.nvidia.precision=fp8"],
-        [f"{OPTIONS}.fully_shard=true"],
-        [f"{OPTIONS}.layers=transformer_engine"],
-        [f"{OPTIONS}.layers=transformer_engine", "platform_optimizations.nvidia.precision=fp8"],
-    ],
-)
-def test_plans_offer_graphs_only_where_the_engine_takes_them(changes):
-    plan = plan_of(*changes)
-    code = ENGINE.implementation(Settings(shape=plan.workload.shape, options=asdict(plan.engine_options)))
-    assert can_run_as_graphs(replace(plan.workload, implementation=code)) == (ENGINE.refusal(plan, place) is None)
 
 
 @pytest.mark.parametrize(("precision", "tensor", "cautions"), [("fp8", 2, 1), ("fp8", 1, 0), ("bf16", 2, 0)])

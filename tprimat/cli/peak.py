@@ -4,7 +4,7 @@
 ./analyze_peak_throughput.py --show-all --results-dir h100 mi300x
 ./analyze_peak_throughput.py --nodes 1,2,4,8 --scaling-efficiency 0.9
 ./analyze_peak_throughput.py --seed-conventions           count as the first TPrimat did, and show what is wrong with it
-./visualize_peak_throughput.py                            the same as a picture in up to nine panels (--picture)
+./visualize_peak_throughput.py                            the same as a picture (--picture)
 """
 
 import argparse
@@ -89,17 +89,15 @@ def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
     Raises:
         RecordError: there is none.
     """
-    from tprimat.report.plots.peak import panel_words, peak_sheet
+    from tprimat.report.plots.peak import peak_sheet
     from tprimat.report.plots.sheet import draw_sheet
 
     if not analysis.peaks:
         causes = "\n".join(dict.fromkeys(item.not_counted or "" for item in analysis.not_counted))
         what = "No run counts, so there is nothing to draw."
         raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
-    sheet, chosen, path = peak_sheet(analysis), panels_of(options), options.output or PICTURE
-    draw_sheet(sheet, path, panels=chosen)
-    words = "" if chosen is not None else f" ({panel_words(sheet, analysis)})"
-    print(f"written: {path}{words}", file=sys.stderr)
+    draw_sheet(peak_sheet(analysis), path := options.output or PICTURE, panels=panels_of(options))
+    print(f"written: {path}", file=sys.stderr)
 
 
 def read_peak_results(options: argparse.Namespace) -> "tuple[Results, MetricOptions]":

@@ -4,7 +4,7 @@ tprimat plan --architecture llama-3.1-70b --accelerator "NVIDIA H100 80GB HBM3" 
 tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 8 --sequence-length 4096
 tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
 tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
-tprimat plan --architecture llama-3.1-8b --picture plan.png
+tprimat plan --architecture llama-3.1-8b --all --picture plan.png
 tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs gain
 
 exit status: 0, 1 if nothing fits (on any number of GPUs), 2 the request is invalid
@@ -12,6 +12,7 @@ exit status: 0, 1 if nothing fits (on any number of GPUs), 2 the request is inva
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tprimat.cli.common import counts, doing, positive, print_json
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a probes.jsonl of this machine, or its folder, instead of published rates; may be repeated",
     )
+    parser.add_argument("--all", action="store_true", help="show every layout, and where memory and time of the fastest go")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time of the fastest layouts, by part")
     parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
 
@@ -51,12 +53,11 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.core.errors import ConfigError
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import PlanRequest, answer, answers, configured, configured_name, fewest_gpus
+    from tprimat.runner.planning import PlanRequest, answer, configured, configured_name, fewest_gpus
 
     request = PlanRequest(
         architecture=options.model or options.architecture,
         accelerator=options.accelerator,
-        gpus=options.gpus[0] if options.gpus else None,
         nodes=options.nodes,
         global_batch=options.global_batch_size,
         sequence_tokens=options.sequence_length,
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if options.picture and several:
         raise ConfigError("A picture shows the layouts of one plan.", where="--picture", fix="one number of GPUs")
     with doing("predicting all layouts ..."):
-        rated = answers(request, sorted(options.gpus)) if several else [answer(request)]
+        rated = [answer(replace(request, gpus=gpus)) for gpus in sorted(options.gpus or [None])]
         enough = None if options.json else fewest_gpus(rated, any_engine=request.engine is None)
     if options.json:
         documents = [plan.document(*one) for one in rated]
@@ -78,7 +79,8 @@ def run(options: argparse.Namespace) -> int:
         print(plan.scaling_text(rated, screen_of(sys.stdout), enough))
     else:
         name = rated[0][0].question.work.shape.name
-        print(plan.text(*rated[0], screen_of(sys.stdout), enough, _command_of(options.model or configured_name(name), name)))
+        command = _command_of(options.model or configured_name(name), name)
+        print(plan.text(rated[0], screen_of(sys.stdout), enough, command, whole=options.all))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tprimat.analyze.compare import Verdict
+from tprimat.analyze.compare import Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured, on_cpu
 from tprimat.analyze.peak import (
     SECONDS_PER_DAY,
@@ -60,6 +60,8 @@ class PeakAnalysis:
     by_convention: Sequence[tuple[Entry, Mapping[str, Entry]]]
     """Each peak, counted in every way."""
     notes: Sequence[str]
+    rankings: Sequence[Ranking]
+    """Of the entries, by their work."""
     leads: Mapping[str, str]
     """Model -> by how much its peak leads the next configuration of its work; without those that lead none."""
     without_rate: Sequence[str]

@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 
 from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
-from tprimat.core.cuda_graphs import obstacle
-from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Question
 
 USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
-ON_EACH_NODE = "start it on each node or with srun, or add --launcher slurm (docs/clusters.md)"
 
 
 def flags_of(workload: FullWorkload, question: Question, rates: Rates) -> str:
@@ -51,12 +48,6 @@ def measuring_flags(question: Question, rates: Rates) -> str:
         "--precision": question.work.matmul_dtype,
     }
     return _words(flags)
-
-
-def can_run_as_graphs(work: FullWorkload) -> bool:
-    """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs."""
-    code = work.code
-    return obstacle(work, fully_shard=code.shards_weights, own_layers=code.name == EMBEDDED.name) is None
 
 
 def _of_machine(question: Question, rates: Rates) -> dict[str, str | int | None]:

@@ -200,7 +200,8 @@ def analyse_peaks(
     described = peak.best_of_models(best)[:MOST_MODELS]
     shown = set(map(id, described))
     ranked = {id(entry.group) for entry in entries}
-    ranked_by = {id(one.best): one for one in compare.rankings(groups) if one.lead is not None}
+    rankings = compare.rankings([entry.group for entry in entries])
+    ranked_by = {id(one.best): one for one in rankings if one.lead is not None}
     leads = {id(entry): ranked_by[id(entry.group)] for entry in best[:MOST_EXPLAINED] if id(entry.group) in ranked_by}
     return PeakAnalysis(
         counted_as=conventions(options),
@@ -212,6 +213,7 @@ def analyse_peaks(
         projections=peak.project(best[0], list(nodes), efficiency) if best and not on_cpu([best[0].group]) else (),
         efficiency=efficiency,
         by_convention=[(entry, peak.by_convention(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
+        rankings=rankings,
         leads={entry.model: " ".join(headline(leads[id(entry)])) for entry in described if id(entry) in leads},
         notes=[
             *(

@@ -99,17 +99,6 @@ def answer(request: PlanRequest) -> tuple[Answer, Rates]:
     return other if other[0].fitting else found
 
 
-def answers(request: PlanRequest, counts: Sequence[int]) -> list[tuple[Answer, Rates]]:
-    """Predict for several numbers of GPUs, all with the engine that the largest number takes.
-
-    Raises:
-        ConfigError: as `answer`.
-    """
-    most = answer(replace(request, gpus=max(counts)))
-    others = replace(request, engine=request.engine or most[0].question.engine or MEGATRON_LM)
-    return [most if count == max(counts) else answer(replace(others, gpus=count)) for count in counts]
-
-
 def _engine_for(request: PlanRequest) -> str | None:
     """Return the engine where an accelerator decides it; None where it does not."""
     accelerator, _ = accelerator_of(request.accelerator)

@@ -32,6 +32,7 @@ from tprimat.report.plots.style import (
     LABEL_INCHES,
     NO_BREAK,
     SMALL,
+    SOFT,
     Bar,
     Look,
     bars,
@@ -217,9 +218,8 @@ def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes(panel.title)
-        bars(axes, rows, canvas.paper, inches=LABEL_INCHES if canvas.labelled else None)
+        bars(axes, rows, canvas.inches, labelled=canvas.labelled)
         axes.set_xlabel(panel.axis, size=SMALL)
-        canvas.fit(axes)
 
     present = any(row.value is not None for row in rows)
     return Panel(key=key, height=rows_height(rows), draw=draw, rows="configurations", present=present)
@@ -250,13 +250,12 @@ def _published_panel(published: Sequence[Neighbourhood], works: Sequence[Workloa
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes("Nearest published results, counted alike")
-        bars(axes, [bar for bar, _ in rows], canvas.paper, height=0.4)
+        bars(axes, [bar for bar, _ in rows], canvas.inches, height=0.4)
         for place, (_, sentence) in enumerate(rows):
             line = "\n".join(wrapped(sentence, canvas.inches - LABEL_INCHES - 1, SMALL, most=2))
-            axes.text(0, place + 0.24, line, va="top", size=SMALL, color=canvas.paper.soft, parse_math=False)
+            axes.text(0, place + 0.24, line, va="top", size=SMALL, color=SOFT, parse_math=False)
         axes.set_ylim(len(rows) - 0.1, -0.6)
         axes.set_xlabel("TFLOP/s per GPU (causal FLOP count, dense peak); for orientation, not a verdict", size=SMALL)
-        canvas.fit(axes)
 
     return Panel(key="published", height=1.2 + 0.5 * len(rows), draw=draw, present=bool(rows), whole_row=True)
 
@@ -305,7 +304,7 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
         for number, (axes, (_, series)) in enumerate(zip(parts, drawn, strict=True)):
             _draw_curves(axes, series, shown, curve)
             notes = [_start_up(series) if curve.steady else "", *_coinciding(axes, series, curve, canvas.inches / len(parts))]
-            canvas.notes(axes, "optimizer step", [note for note in notes if note])
+            canvas.notes(axes, "optimizer step", [note for note in notes if note], len(parts))
             if number and curve.key != "learning-rate":
                 axes.set_ylabel("")
 

@@ -94,7 +94,7 @@ def _captions(picture: "Figure", found: Sequence[Series]) -> None:
     """Write the finding above the panels, one line a series, and what was measured below them."""
     picture.set_layout_engine("constrained", h_pad=TOP)
     room = picture.get_figwidth() * (1 - 2 * LEFT)
-    headline = [line for series in found[:MOST_LINES] for line in wrapped(_finding(series), room, HEADLINE, "bold")]
+    headline = [line for series in found[:MOST_LINES] for line in wrapped(_finding(series), room / 1.1, HEADLINE)]
     picture.suptitle("\n".join(headline), x=LEFT, ha="left", fontsize=HEADLINE, fontweight="bold")
     parts = [
         " and ".join(dict.fromkeys(f"{series.kind} scaling" for series in found if series.kind != "unknown")),

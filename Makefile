@@ -78,13 +78,13 @@ nemo:  ## .venv-nemo, where --engine nemo works
 	$(NEMO_PIP) --requirement requirements-nemo.txt
 	$(VENV)-nemo/bin/python -m pip check
 	@$(VENV)-nemo/bin/python -c 'import transformer_engine.pytorch' 2>/dev/null || { \
-	    echo "Transformer Engine is not installed here. Without it NeMo trains in bf16 only, and without context parallelism."; \
-	    echo "NVIDIA's NeMo container brings it. With a CUDA toolkit, this compiles it:"; \
+	    echo "Transformer Engine, which NeMo needs, is not installed here. NVIDIA's NeMo container brings it."; \
+	    echo "With a CUDA toolkit, this compiles it:"; \
 	    echo "    $(VENV)-nemo/bin/python -m pip install --no-build-isolation --constraint constraints-nemo.txt 'transformer-engine[pytorch]'"; }
 
 test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout
-	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/cli/test_export_libraries.py $(ARGS)
+	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/train/test_core_versions.py tests/cli/test_export_libraries.py $(ARGS)
 
 # Everything but Megatron-Core is that of .venv. Below Python 3.12 pip would install 0.16.1, the newest that declares such a Python;
 # newer ones work there, too.

@@ -42,10 +42,11 @@ AROUND_A_RUN_SECONDS = 15.0
 """Allowed for what a run's record leaves out: planning before it, and writing results after it."""
 ASK_NEMO = """
 import json
-from tprimat.engines.nemo import can_import, missing_modules
+from tprimat.engines.base import is_installed
+from tprimat.engines.nemo import REQUIRED_MODULES
 from tprimat.records.environment import software_versions
-loads = can_import("transformer_engine.pytorch")
-print(json.dumps({"missing": missing_modules(), "transformer_engine": loads, "software": software_versions()}))
+missing = [name for name in REQUIRED_MODULES if not is_installed(name)]
+print(json.dumps({"missing": missing, "software": software_versions()}))
 """
 
 
@@ -97,7 +98,9 @@ def _this_python(name: str, options: argparse.Namespace) -> Program:
 def _transformer_engine(name: str, options: argparse.Namespace) -> Program:
     """Megatron-LM as NVIDIA runs it, in the embedded engine's program: the same weights, batches, clock and scaling in fp8."""
     if not is_installed(TRANSFORMER_ENGINE):
-        raise LaunchError(f"Transformer Engine is not installed for {sys.executable}.", fix=nemo.INSTALL_TRANSFORMER_ENGINE)
+        raise LaunchError(
+            f"Transformer Engine is not installed for {sys.executable}.", fix="pip install 'transformer-engine[pytorch]'"
+        )
     layers = ("engine_options.layers=transformer_engine", CURRENT_SCALING)
     return replace(_this_python(embedded.ENGINE.name, options), name=name, settings=layers)
 
@@ -112,7 +115,7 @@ def _torchtitan(name: str, options: argparse.Namespace) -> Program:
 
 
 def _nemo(name: str, options: argparse.Namespace) -> Program:
-    """NeMo with its own Python. Where Transformer Engine loads there: with its loss, and fp8 as in the embedded engine."""
+    """NeMo with its own Python, with Transformer Engine's loss, and fp8 as in the embedded engine."""
     default = NEMO_PYTHON if NEMO_PYTHON.exists() else Path(sys.executable)
     python = (options.nemo_python or default).absolute()  # not resolved: a link to Python is what makes it that environment's
     try:
@@ -125,9 +128,8 @@ def _nemo(name: str, options: argparse.Namespace) -> Program:
     if found["missing"]:
         what = f"The engine nemo needs {', '.join(found['missing'])}, not installed for {python}."
         raise LaunchError(what, where="--nemo-python", fix="make nemo")
-    at_its_best = found["transformer_engine"] and options.platform == "nvidia"
-    settings = ("nemo.cross_entropy_fusion_impl=te", CURRENT_SCALING, "nemo.first_last_layers_bf16=false") if at_its_best else ()
-    return Program(name=name, engine=name, software=found["software"], python=str(python), settings=settings)
+    settings = ("nemo.cross_entropy_fusion_impl=te", CURRENT_SCALING, "nemo.first_last_layers_bf16=false")
+    return Program(name=name, engine=name, data="mock", software=found["software"], python=str(python), settings=settings)
 
 
 FINDERS: Mapping[str, Callable[[str, argparse.Namespace], Program]] = {

@@ -1,10 +1,9 @@
-"""A Primus checkout that trains nothing. It reads its experiment and command line as Primus does, and prints alike.
+"""A Primus checkout that trains nothing. It reads its experiment as Primus does, and prints alike.
 
 make_checkout(FOLDER) writes one, in the form of v26.5.1 or of one before v0.5.0; make_machine(FOLDER)
 also the GPUs. $FAKE_PRIMUS says what it does, in words:
 
 once            each iteration line once, as primus-cli shows it (default)
-twice           each iteration line twice, as examples/run_pretrain.sh shows it on one node
 key=value       what runs, whatever was asked for, such as tensor_model_parallel_size=1
 no-dump         the arguments are not printed
 oom             rank 3 is out of memory after two iterations; only its own error.log says so
@@ -48,46 +47,32 @@ def make_machine(root):
 
 def make_checkout(root, *, modes=True):
     """A folder that looks like Primus: with primus-cli and its modes since v0.5.0, without them before."""
-    for name in ("runner", "primus", "examples"):
+    for name in ("runner", "primus"):
         (root / name).mkdir(parents=True)
     start = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport fake_primus\n"
     programs = {"primus-cli": "cli", "runner/primus-cli-direct.sh": "cli"} if modes else {"runner/primus-cli": "cli"}
     for name, function in programs.items():
         (root / name).write_text(f"{start}sys.exit(fake_primus.{function}(sys.argv[1:]))\n")
         (root / name).chmod(0o755)
-    script = f'exec {sys.executable} {Path(__file__)} "$@"\n'
-    (root / "examples" / "run_pretrain.sh").write_text(script)
     return root
 
 
 def cli(words):
-    """primus-cli MODE ... -- train pretrain --config FILE ..."""
-    if words[0] not in {"direct", "container", "slurm"}:
-        return 2
+    """primus-cli direct ... -- train pretrain --config FILE"""
     at = words.index("train")
-    if words[at - 1] not in {"--", "direct"} or words[at + 1] != "pretrain":
+    if words[0] != "direct" or words[at - 1 : at + 2] != ["--", "train", "pretrain"]:
         return 2
-    if "--log_file" in words:
-        Path(words[words.index("--log_file") + 1]).write_text("the console once more\n")
-    nodes = int(words[words.index("-N") + 1]) if words[0] == "slurm" else int(os.environ["NNODES"])
-    file = words[words.index("--config") + 1]
-    return train(file, words[words.index("--config") + 2 :], nodes)
+    Path(words[words.index("--log_file") + 1]).write_text("the console once more\n")
+    return train(words[words.index("--config") + 1])
 
 
-def script(words):
-    """examples/run_pretrain.sh: the experiment in $EXP, the rest as overrides."""
-    Path(os.environ["TRAIN_LOG"]).write_text("the console once more\n")
-    return train(os.environ["EXP"], words, int(os.environ["NNODES"]))
-
-
-def train(file, words, nodes):
+def train(file):
     """Everything after the launcher."""
     acts = (os.environ.get("FAKE_PRIMUS") or "once").split()
     document = yaml.safe_load(Path(file).read_text())
     asked = document["modules"]["pre_trainer"]["overrides"]
-    asked.update(zip((key.lstrip("-") for key in words[::2]), map(value_of, words[1::2]), strict=True))
     asked.update((key, value_of(value)) for key, _, value in (act.partition("=") for act in acts) if value)
-    world = nodes * int(os.environ["GPUS_PER_NODE"])
+    world = int(os.environ["NNODES"]) * int(os.environ["GPUS_PER_NODE"])
     folders = (document[key] for key in ("workspace", "work_group", "user_name", "exp_name"))
     run = Run(asked, world, Path(*folders) / "logs" / "pre_trainer", acts)
     if "no-dump" not in acts:
@@ -160,8 +145,7 @@ class Run:
             "number of skipped iterations:   0 | number of nan iterations:   0 | hip mem usage/free/total/usage_ratio: "
             "117.98GB/74.00GB/191.98GB/61.45%"
         )
-        for _ in range(2 if "twice" in self.acts else 1):
-            self.say(self.world - 1, text, "DEBUG")
+        self.say(self.world - 1, text, "DEBUG")
 
     def rank_says(self, rank, text):
         folder = self.logs / f"rank-{rank}"
@@ -188,7 +172,3 @@ class Run:
         print("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
         print(f"Root Cause (first observed failure):\n[0]:\n  rank      : {rank} (local_rank: {rank})\n  {how}", flush=True)
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(script(sys.argv[1:]))

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "launch": {"core", "plan", "records", "logs", "engines", "hardware"},
     "train": {"core", "plan", "records"},
     "megatron": {"core", "plan", "records", "train"},
-    "nemo": {"core", "plan", "records", "train", "megatron", "engines"},
+    "nemo": {"core", "plan", "records", "train", "engines"},
     "probe": {"core", "records", "hardware"},
     "analyze": {"core", "records"},
     "report": {"core", "records", "analyze", "predict"},

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Feed every experiment file and override that we generate to the parser of a Primus checkout. Needs no GPU and no torch.
+"""Feed every experiment file that we generate to the parser of a Primus checkout. Needs no GPU and no torch.
 
 tools/check_primus.py /path/to/Primus
 tools/check_primus.py /path/to/Primus --lr=1e-05    check further overrides as well
@@ -92,7 +92,7 @@ def plan_of(folder: Path, model: str, strategy: str, changes: Mapping[tuple[str,
         run_id=f"{model}-{strategy}",
         run_directory=str(folder / "run"),
         output_directory=str(folder),
-        primus=PrimusStart(program="primus-cli", launcher="direct", overrides=options.overrides),
+        primus=PrimusStart(program="primus-cli", overrides=options.overrides),
     )
     return build_plan(loaded, request)
 
@@ -169,14 +169,13 @@ def complaints(reader: Reader, plan: RunPlan, further: Sequence[str]) -> Iterato
     document = yaml.safe_load(ours.read_text(encoding="utf8"))
     written = document["modules"][MODULE].pop("overrides")
     bare.write_text(yaml.safe_dump(document), encoding="utf8")
-    words = command.argv[command.argv.index("--config") + 2 :]
     presets = reader.merged(bare, [])
-    given = {**written, **reader.keys_of(words), **reader.keys_of(further)}
+    given = {**written, **reader.keys_of(further)}
     yield from (f"{key} is no key of Primus" for key in given if key not in presets)
     yield from (f"{key} is read and has no effect; use {INSTEAD[key]}" for key in given if key in INSTEAD)
     yield from (f"{key} is the text {value!r}, not a number" for key, value in given.items() if is_number_as_text(value))
     try:
-        arrived = reader.merged(ours, words)
+        arrived = reader.merged(ours, [])
     except Exception as error:  # noqa: BLE001 - Primus raises bare ones
         yield f"Primus refuses the experiment: {error}"
         return

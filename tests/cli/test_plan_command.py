@@ -198,7 +198,7 @@ def plans_of(rows, asked, *, engine, model, precision, recompute):
     [
         ("megatron", "llama-3.1-8b", "fp8", 1000),  # whose micro-batches of 1 sequence are no multiple of 16 tokens
         ("megatron", "mixtral-8x7b", "bf16", 1000),
-        ("torchtitan", "qwen3-30b-a3b", "bf16", 2048),  # which has no pipeline, and full recomputation only
+        ("torchtitan", "llama-3.1-8b", "bf16", 2048),  # which has no pipeline, and full recomputation only
     ],
 )
 def test_every_layout_that_is_listed_is_one_that_the_engine_runs(engine, model, precision, tokens):

@@ -109,27 +109,6 @@ def test_a_primus_run_that_goes_silent_is_stopped(machine, tmp_path):
     assert run_of(tmp_path)[0]["outcome"] == "hung"
 
 
-def test_two_nodes_under_slurm_are_measured_though_only_the_last_one_prints(machine, tmp_path):
-    done = machine("--nodes", "2", "--set", "platform_optimizations.amd.primus.launcher=slurm")
-    assert done.returncode == 0, done.stderr
-    record, _ = run_of(tmp_path)
-    assert (record["evidence"]["world_size"], record["workload"]["data_parallel"], record["mismatches"]) == (16, 16, [])
-
-
-def test_slurm_is_asked_from_a_login_node_that_has_no_gpu(machine, tmp_path):
-    (tmp_path / "bin" / "rocm-smi").unlink()
-    done = machine("--platform", "amd", "--nodes", "2", "--set", "platform_optimizations.amd.primus.launcher=slurm")
-    assert done.returncode == 0, done.stderr
-    assert run_of(tmp_path)[0]["machine"]["accelerator"] is None
-    assert machine("--platform", "amd").returncode == 2
-
-
-def test_two_nodes_without_slurm_are_refused_with_the_way_out(machine):
-    done = machine("--nodes", "2")
-    assert done.returncode == 2
-    assert "launcher=slurm" in done.stderr
-
-
 def test_what_primus_cannot_do_is_a_mistake_and_no_failed_run(machine, tmp_path):
     done = machine("--set", "data=text:.")
     assert done.returncode == 2

@@ -1,22 +1,16 @@
 """The engine torchtitan: its command line and inputs, what it refuses, and runs of ./benchmark.py with a fake torchtitan."""
 
-import itertools
 import json
 import os
 import re
-import subprocess
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from changes import replace
 from commands import FAKE_PACKAGES, fake_nvml, run_command, run_script
 from plans import request_of
 
 from tprimat.config.load import parse_setting, read_config
 from tprimat.core.errors import LaunchError
-from tprimat.core.models import model_shape
 from tprimat.engines.base import Here, choose
 from tprimat.engines.torchtitan import ENGINE, TEXTS, WORDS, arguments, input_files
 from tprimat.plan.build import build_plan
@@ -52,58 +46,6 @@ def test_torchtitan_gets_the_workload_of_the_plan():
     assert (words["--lr_scheduler.decay_type"], words["--lr_scheduler.min_lr_factor"]) == ("linear", "1.0")
     assert words["--lr_scheduler.warmup_steps"] == "6"
     assert arguments(plan)[-2:] == ("--compile.enable", "--job.print_config")
-
-
-CUT = {
-    key: value for key, value in asdict(replace(model_shape("qwen3-30b-a3b"), name="cut", layers=12)).items() if value is not None
-}
-MIXTURE = f"models.qwen3_moe.architecture={json.dumps(CUT)}"
-
-
-def test_a_mixture_of_experts_with_fewer_layers_is_a_flavor_that_it_imports(tmp_path):
-    layout = "parallelism.balanced.qwen3_moe.nvidia={expert_model_parallel_size: 2}"
-    plan = plan_of(MIXTURE, layout, "training.routing=balanced", model="qwen3_moe")
-    assert ENGINE.refusal(plan, place) is None
-    words = arguments(plan)
-    assert "--debug.moe_force_load_balance" in words
-    given_words = dict(itertools.pairwise(words))
-    assert (given_words["--model.name"], given_words["--model.flavor"]) == ("qwen3", "30B-A3B-12-layers")
-    assert given_words["--parallelism.expert_parallel_degree"] == "2"
-    (module,) = [text for name, text in ENGINE.command(plan).files.items() if name.endswith("tprimat_flavors.py")]
-    assert given_words["--experimental.custom_import"] == "tprimat_flavors"
-    package = tmp_path / "torchtitan" / "models" / "qwen3"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(
-        "from dataclasses import dataclass\n@dataclass\nclass Args:\n    n_layers: int\nqwen3_args = {'30B-A3B': Args(48)}\n"
-    )
-    (tmp_path / "tprimat_flavors.py").write_text(module)
-    code = "import tprimat_flavors, torchtitan.models.qwen3 as q; print(q.qwen3_args['30B-A3B-12-layers'].n_layers)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "12\n"
-
-
-def test_experts_that_drop_tokens_are_refused():
-    layout = "parallelism.balanced.qwen3_moe.nvidia={expert_model_parallel_size: 2}"
-    refusal = ENGINE.refusal(plan_of(MIXTURE, layout, "training.moe_expert_capacity_factor=1.25", model="qwen3_moe"), place)
-    assert refusal.what == "torchtitan's experts drop no tokens."
-    assert refusal.fix.startswith("leave it out, or --engine")
-
-
-def test_other_mixtures_are_refused_by_name():
-    layout = "parallelism.balanced.mixtral.nvidia={expert_model_parallel_size: 2}"
-    refusal = ENGINE.refusal(plan_of(layout, model="mixtral"), place)
-    assert refusal.what == "torchtitan has no mixtral-8x7b."
-    whole = plan_of("parallelism.balanced.qwen3_moe.nvidia={expert_model_parallel_size: 4}", model="qwen3_moe")
-    assert ENGINE.refusal(whole, place) is None
-    assert "--experimental.custom_import" not in arguments(whole)
-
-
-def test_the_log_says_how_experts_are_shared_and_whether_balance_is_forced():
-    mesh = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=2, cp=1, tp=1, ep=2, etp=1"
-    evidence = ENGINE.read_line(mesh).evidence
-    assert (evidence["expert_parallel"], evidence["data_parallel"], evidence["world_size"]) == (2, 2, 2)
-    assert ENGINE.read_line('    "moe_force_load_balance": true,').evidence == {"routing": "balanced"}
-    assert ENGINE.read_line('    "moe_force_load_balance": false,') is None
 
 
 def test_the_schedule_decays_to_the_smallest_learning_rate_of_the_plan():
@@ -161,7 +103,6 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
             "torchtitan has no tensor parallelism without sequence parallelism.",
         ),
         ([TP4.format("")], {}, "torchtitan computes in fp32 with a single replica."),
-        (["platform_optimizations.nvidia.precision=fp8"], {}, "torchtitan needs torchao for fp8."),
         (
             ["platform_optimizations.nvidia.recompute=selective"],
             {},
@@ -181,7 +122,7 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
 )
 def test_what_torchtitan_cannot_do_is_refused_with_the_way_out(changes, fields, what):
     plan = plan_of(*changes, **fields)
-    error = ENGINE.refusal(plan, place) or ENGINE.lacking(plan, place)
+    error = ENGINE.refusal(plan, place)
     assert error.what == what
     assert error.where
     assert error.fix

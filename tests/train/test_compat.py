@@ -1,4 +1,4 @@
-"""Private names of torch, Megatron-Core, Lightning and NeMo are used in four files alone, which notice when one changes."""
+"""Private names of torch, Megatron-Core and Lightning are used in three files alone, which notice when one changes."""
 
 import ast
 from pathlib import Path
@@ -16,7 +16,7 @@ PACKAGE = Path(compat.__file__).parents[1]
 PACKAGES = ("megatron", "nemo", "train")
 ANY_ENGINE = {PACKAGE / "train" / "flight_recorder.py", PACKAGE / "train" / "compat.py"}
 """These do without a name that torch or Lightning does not have."""
-COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "nemo" / "compat.py", *ANY_ENGINE}
+COMPAT = {PACKAGE / "megatron" / "compat.py", *ANY_ENGINE}
 FILES = [file for name in PACKAGES for file in sorted((PACKAGE / name).rglob("*.py")) if file not in COMPAT]
 
 
@@ -78,7 +78,7 @@ def test_the_check_finds_each_kind_of_use():
 
 def test_the_check_finds_the_uses_in_compat():
     used = {name for file in COMPAT for name in private_uses(file.read_text(encoding="utf8"))}
-    assert {"_dynamo", "_symmetric_memory", "_set_cuda_rng_state", "_set_random_seed", "_train_ds", "_timeout"} <= used
+    assert {"_dynamo", "_symmetric_memory", "_set_cuda_rng_state", "_timeout"} <= used
 
 
 def test_a_name_that_is_gone_is_reported_with_package_version_and_the_known_versions():

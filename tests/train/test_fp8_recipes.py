@@ -2,7 +2,7 @@
 
 import pytest
 
-from tprimat.megatron.transformer_engine import scaling_and_attention
+from tprimat.train.observed import scaling_and_attention
 
 
 class DelayedScaling:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tprimat.megatron import watch
-from tprimat.megatron.watch import Recomputed
+from tprimat.train import layer_watch as watch
+
+CPU = torch.device("cpu")
 
 
 class Attention(torch.nn.Module):
@@ -41,17 +42,17 @@ def tensor_ranks(monkeypatch):
 @pytest.mark.parametrize(
     ("recomputes", "around", "seen"),
     [
-        (False, lambda layer, x: layer(hidden_states=x), Recomputed("none", None)),
-        (True, lambda layer, x: layer(hidden_states=x), Recomputed("selective", ("core_attn",))),
-        (False, lambda layer, x: checkpoint(layer, x, use_reentrant=True), Recomputed("full", None)),
+        (False, lambda layer, x: layer(hidden_states=x), {"recompute": "none"}),
+        (True, lambda layer, x: layer(hidden_states=x), {"recompute": "selective", "recompute_modules": ("core_attn",)}),
+        (False, lambda layer, x: checkpoint(layer, x, use_reentrant=True), {"recompute": "full", "recompute_layers": None}),
     ],
 )
 def test_what_is_recomputed_is_seen_in_the_first_call(recomputes, around, seen):
     layer = Layer(recomputes)
     found = watch.LayerWatch([[layer]])
-    assert found.recomputed() is None
+    assert found.recomputed(CPU) == {}
     around(layer, torch.ones(16, 1, 8, requires_grad=True)).sum().backward()
-    assert found.recomputed() == seen
+    assert found.recomputed(CPU) == seen
     assert not layer._forward_pre_hooks
     assert not layer.self_attention.core_attention._forward_pre_hooks
 
@@ -64,7 +65,7 @@ def test_experts_are_seen_in_the_first_layer_that_has_some_and_are_no_mlp():
     x = torch.ones(16, 1, 8, requires_grad=True)
     dense.mlp(dense(hidden_states=x))
     checkpoint(moe.mlp.router, moe(hidden_states=x), use_reentrant=True)
-    assert found.recomputed() == Recomputed("selective", ("moe",))
+    assert found.recomputed(CPU) == {"recompute": "selective", "recompute_modules": ("moe",)}
 
 
 @pytest.mark.parametrize(("tokens", "split"), [(16, True), (32, False)])

@@ -249,9 +249,20 @@ REMOVED = {
     "engine_options.overlap_grad_reduce": ("Gradients are always reduced during the backward pass.", "remove the key"),
     "engine_options.overlap_param_gather": ("Weights are always gathered during the forward pass.", "remove the key"),
     "engine_options.tuned_products": ("It gained 0.5 %, within the spread between runs.", "remove the key"),
-    "nemo.enable_cuda_graph": (
-        "Megatron-Core replaced it, and NeMo, which builds the model's configuration twice, stops with it.",
-        "cuda_graph_impl: local, or remove the key",
+    **dict.fromkeys(
+        (
+            "nemo.cuda_graph_impl",
+            "nemo.enable_cuda_graph",
+            "nemo.grad_reduce_in_fp32",
+            "nemo.overlap_grad_reduce",
+            "nemo.overlap_param_gather",
+            "nemo.tp_comm_overlap",
+        ),
+        ("NeMo trains as its recipe says.", "remove the key"),
+    ),
+    **dict.fromkeys(
+        ("primus.launcher", "primus.image", "primus.slurm_arguments"),
+        ("Primus is started by primus-cli direct, on one node.", "remove the key; run TPrimat inside the container"),
     ),
 }
 """Command, flag, or the last two words of a key that older scripts and configurations may have -> why it is gone, if that is

@@ -18,7 +18,6 @@ Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "shared_experts", "mla_up_proj"]
 """Megatron-Core's names."""
-PrimusLauncher = Literal["direct", "container", "slurm", "script"]
 Scalar = bool | int | float | str | None
 Size = Literal["full", "tiny"]
 Routing = Literal["natural", "balanced"]
@@ -227,38 +226,18 @@ class EngineOptions(RefuseUnknownKeys):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimusOptions(RefuseUnknownKeys):
-    """How to start the engine primus, and settings besides the plan."""
+    """Settings of the engine primus besides the plan."""
 
-    launcher: PrimusLauncher | Literal["auto"] = "auto"
-    """direct, container and slurm are primus-cli's; script is examples/run_pretrain.sh. auto: direct, or script before v0.5.0."""
-    image: str | None = None
-    """Container image for the launchers container and slurm. None: Primus's own for container, no container for slurm."""
-    slurm_arguments: tuple[str, ...] = ()
-    """For srun, such as [--partition, gpu, --exclusive]."""
     overrides: dict[str, Scalar] = field(default_factory=dict)
     """More keys of Primus's pre_trainer module, such as use_turbo_attention; not those that the plan decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemoOptions(RefuseUnknownKeys):
-    """What NVIDIA's tuned recipes change in a plain one, under NeMo's own names. None: as the recipe has it.
-
-    The losses change slightly with grad_reduce_in_fp32, cross_entropy_fusion_impl and first_last_layers_bf16.
-    """
+    """What can be changed in a recipe of NeMo's, under its own names; both change the losses slightly. None: as it has it."""
 
     cross_entropy_fusion_impl: Literal["native", "te"] | None = None
     """native: Megatron-Core's, with whole logits in fp32. te: Transformer Engine's, which writes the gradient over the logits."""
-    grad_reduce_in_fp32: Flag | None = None
-    """Keep and reduce gradients in fp32; false: in bf16, half the memory and half the traffic."""
-    overlap_grad_reduce: Flag | None = None
-    """Reduce gradients between replicas during the backward pass."""
-    overlap_param_gather: Flag | None = None
-    """Gather updated weights during the next forward pass; needs overlap_grad_reduce."""
-    tp_comm_overlap: Flag | None = None
-    """Exchange between tensor ranks during matrix products, by Transformer Engine; needs sequence parallelism."""
-    cuda_graph_impl: Literal["none", "local"] | None = None
-    """local: launch each layer as one CUDA graph of Megatron-Core's, with Transformer Engine's random numbers; without
-    recomputation and experts. Megatron-Core's third value, transformer_engine, needs a capture that NeMo's training lacks."""
     first_last_layers_bf16: Flag | None = None
     """Leave the first and the last layer in bf16, as the recipe for fp8 with current scaling does; false: all layers in fp8."""
 

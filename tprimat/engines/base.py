@@ -43,7 +43,6 @@ class Here:
     """What an engine needs to know of the machine and the user's choices before there is a plan."""
 
     platform: PlatformName
-    nodes: int = 1
     primus_path: str | None = None
     """The user's Primus checkout."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
@@ -83,9 +82,6 @@ class Engine(ABC):
     automatic_if_it_fits: ClassVar[bool] = False
     """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
 
-    starts_nodes: ClassVar[bool] = False
-    """Whether its own launcher starts the ranks of all nodes; False: a launcher of ours runs on each node."""
-
     @property
     def runs_worker(self) -> bool:
         """Whether our worker does the training and writes the records."""
@@ -98,10 +94,6 @@ class Engine(ABC):
     @abstractmethod
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Say why this engine cannot run the plan, wherever it is installed; None: it can."""
-
-    def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
-        """Say what this engine lacks here to run the plan, besides what `available` looks for; None: nothing."""
-        return None
 
     def untried(self) -> UserError | None:
         """Say which installed package is newer than any that this engine is known to train with; None: none."""

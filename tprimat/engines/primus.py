@@ -1,15 +1,14 @@
 """Primus, AMD's training framework over Megatron: a generated experiment file and the launcher that starts it.
 
-Sources: AMD-AGI/Primus, v0.2.0 to v26.5.1: runner/primus-cli*.sh, examples/run_pretrain.sh, and the key names of
+Sources: AMD-AGI/Primus, v0.5.0 to v26.5.1: runner/primus-cli*.sh, and the key names of
 primus/configs/modules/megatron/*.yaml and primus/configs/models/megatron/*.yaml. tools/check_primus.py checks the settings with a
 checkout's own parser.
 """
 
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import ClassVar
 
@@ -23,13 +22,13 @@ from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan, Scalar
 
-# A plan as Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides. Megatron
-# accepts some keys and then recomputes them; for those the key that has an effect is used, such as
-# `num_virtual_stages_per_pipeline_rank`.
+# A plan as Primus's settings: the keys of its pre_trainer module. Megatron accepts some keys and then recomputes them; for those
+# the key that has an effect is used, such as `num_virtual_stages_per_pipeline_rank`.
 
 WORK_GROUP = "tprimat"
 USER_NAME = "benchmark"
 MODULE = "pre_trainer"
+OTHER_ENGINE = "--engine megatron"
 
 Value = Scalar | Sequence[Scalar]
 
@@ -39,9 +38,6 @@ RECOMPUTE: Mapping[str, tuple[str | None, str | None, int | None]] = {
     "full": ("full", "uniform", 1),
 }
 """Our setting -> granularity, method, layers. Megatron refuses full recomputation without a method."""
-
-SAFE = re.compile(r"[\w./:@%+,=-]+")
-"""run_pretrain.sh, and primus-cli at v0.5.0, pass their arguments through eval unquoted."""
 
 MEASURING: Mapping[str, Value] = {
     "stderr_sink_level": "DEBUG",  # from v26.2 on the iteration lines are debug messages
@@ -72,7 +68,7 @@ NO_CHECKPOINTS: Mapping[str, Value] = {
 
 
 def settings(plan: RunPlan) -> dict[str, Value]:
-    """Return the settings that the plan decides, for the experiment file and for the command line, which takes precedence.
+    """Return the settings that the plan decides.
 
     Raises:
         LaunchError: Primus cannot run the plan.
@@ -156,27 +152,28 @@ def _optimizer(plan: RunPlan) -> dict[str, Value]:
 
 def refuse_unsupported(plan: RunPlan) -> None:
     """Refuse what has no counterpart in Primus, before anything is written."""
-    if plan.primus_config is None:
-        where = f"models.{plan.model}.primus_config"
-        raise LaunchError(f"The model {plan.model} has no Primus model file.", where=where, fix=f"{where}: llama3.1_8B")
-    if plan.size != "full":
-        why = "Its vocabulary comes from the published tokenizer; TPrimat's small model has another one."
-        raise LaunchError(
-            "Primus trains the full model only.", where="--set size", why=why, fix="--set size=full, or --engine megatron"
-        )
-    if plan.dataset != "mock":
-        raise LaunchError(
-            f"The engine primus trains on mock data, not on {plan.dataset}.", where="--set data", fix="--set data=mock"
-        )
-    if plan.profiling.enabled:
-        raise LaunchError("The engine primus does not profile.", where="profiling.enabled", fix="--engine megatron")
-    if (modules := plan.workload.recompute_modules or ATTENTION_ALONE) != ATTENTION_ALONE:
-        raise LaunchError(
+    modules, place = plan.workload.recompute_modules or ATTENTION_ALONE, f"models.{plan.model}.primus_config"
+    refusals = (
+        (plan.primus_config is None, f"The model {plan.model} has no Primus model file.", place, f"{place}: llama3.1_8B"),
+        (plan.size != "full", "Primus trains the full model only.", "--set size", f"--set size=full, or {OTHER_ENGINE}"),
+        (plan.nodes > 1, "Primus is measured on one node only.", "--nodes", f"--nodes 1, or {OTHER_ENGINE}"),
+        (
+            plan.dataset != "mock",
+            f"The engine primus trains on mock data, not on {plan.dataset}.",
+            "--set data",
+            "--set data=mock",
+        ),
+        (plan.profiling.enabled, "The engine primus does not profile.", "profiling.enabled", OTHER_ENGINE),
+        (
+            modules != ATTENTION_ALONE,
             f"The engine primus is not told to recompute {', '.join(modules)}.",
-            where="platform_optimizations.amd.recompute_modules",
-            why="Its log does not say which modules it recomputed.",
-            fix="recompute_modules: null, or recompute: full, or --engine megatron",
-        )
+            "platform_optimizations.amd.recompute_modules",
+            f"recompute_modules: null, or recompute: full, or {OTHER_ENGINE}",
+        ),
+    )
+    for applies, what, where, fix in refusals:
+        if applies:
+            raise LaunchError(what, where=where, fix=fix)
 
 
 def experiment(plan: RunPlan) -> dict[str, object]:
@@ -230,27 +227,6 @@ def experiment_text(plan: RunPlan) -> str:
     return heading + yaml.safe_dump(experiment(plan), sort_keys=False, width=200)
 
 
-def overrides(plan: RunPlan) -> tuple[str, ...]:
-    """Return the plan's settings as pairs of arguments: the core runtime of v0.7.0 keeps the dashes of '--key=value'.
-
-    None appears in the experiment only: v0.6.0 to v26.2 read the word None as text.
-    """
-    given = ((key, value) for key, value in settings(plan).items() if value is not None)
-    return tuple(text for key, value in given for text in (f"--{key}", word(value)))
-
-
-def word(value: Value) -> str:
-    """Format a value so that all of Primus's parsers read it back.
-
-    v0.2.0 to v0.5.0 evaluate Python, so booleans are True and False; later versions require a dot in a float.
-    """
-    if isinstance(value, float):
-        text = repr(value)
-        mantissa, exponent, power = text.partition("e")
-        return text if "." in mantissa else f"{mantissa}.0{exponent}{power}"
-    return str(value)
-
-
 def workspace(plan: RunPlan) -> PurePath:
     """Return the folder for Primus's own output."""
     return PurePath(plan.run_directory) / "primus"
@@ -259,29 +235,12 @@ def workspace(plan: RunPlan) -> PurePath:
 # Where Primus is installed, and how it is started.
 
 DIRECT = "runner/primus-cli-direct.sh"
-"""Exists since v0.5.0, when primus-cli got its modes; v0.4.0 has a primus-cli without them."""
-GIT_TIMEOUT_SECONDS = 10.0
-"""--dirty compares every file, which is slow on a network file system."""
-SLURM_ENTRY = "runner/primus-cli-slurm-entry.sh"
-WITHOUT_CONTAINER = re.compile(r"primus-cli-\$\{\w*MODE\}\.sh")
-"""Found in the entry script of versions that can run without a container; v0.7.0 to v26.4.0 cannot."""
+"""Exists since v0.5.0, when primus-cli got its modes."""
 CLI = ("primus-cli", "runner/primus-cli")
 """At the root since v26.2."""
-SCRIPT = "examples/run_pretrain.sh"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
-    """A Primus checkout or package."""
-
-    place: str
-    """As found, for messages."""
-    root: Path | None
-    """The checkout's root; None for an installed package."""
-    cli: Path | None
-    """primus-cli with its modes."""
-    script: Path | None
-    """run_pretrain.sh, which every version has."""
+GIT_TIMEOUT_SECONDS = 10.0
+"""--dirty compares every file, which is slow on a network file system."""
+INSTALL = "export PRIMUS_PATH=/path/to/Primus, or put primus-cli on PATH; or --engine megatron"
 
 
 def find_primus(primus_path: str | None) -> str | None:
@@ -291,56 +250,25 @@ def find_primus(primus_path: str | None) -> str | None:
     return shutil.which("primus-cli")
 
 
-def look(primus_path: str | None) -> Installation:
-    """Inspect the user's checkout, or the primus-cli on PATH and the checkout around it.
+def find_installation(options: PrimusOptions, primus_path: str | None) -> PrimusStart:
+    """Find primus-cli in the user's checkout or on PATH, and the checkout around it.
 
     Raises:
-        LaunchError: there is neither.
+        LaunchError: there is neither, or its version lacks the launcher.
     """
     place = find_primus(primus_path)
     if place is None:
-        raise LaunchError("Primus was not found.", fix="export PRIMUS_PATH=/path/to/Primus, or put primus-cli on PATH")
-    found = Path(place).resolve()
-    folders = [one for one in found.parents[:2] if (one / "runner").is_dir() and (one / "primus").is_dir()]
-    around = [found] if found.is_dir() else folders
-    if not around:
-        return Installation(place=place, root=None, cli=Path(place).absolute(), script=None)
-    root = around[0]
-    cli, script = (next((root / name for name in names if (root / name).is_file()), None) for names in (CLI, (SCRIPT,)))
-    return Installation(place=place, root=root, cli=cli if (root / DIRECT).is_file() else None, script=script)
-
-
-def find_installation(options: PrimusOptions, primus_path: str | None, nodes: int) -> PrimusStart:
-    """Decide how to start Primus on this machine.
-
-    Raises:
-        LaunchError: Primus is missing, its version lacks the launcher, or the launcher cannot be measured on several nodes.
-    """
-    found = look(primus_path)
-    launcher = ("direct" if found.cli else "script") if options.launcher == "auto" else options.launcher
-    program = found.script if launcher == "script" else found.cli
-    if program is None:
-        wanted = SCRIPT if launcher == "script" else DIRECT
-        what = f"The Primus at {found.place} has no {wanted}."
-        why = "primus-cli has its modes since v0.5.0." if launcher != "script" else "It belongs to a checkout."
-        raise LaunchError(what, why=why, fix="PRIMUS_PATH with a checkout, or platform_optimizations.amd.primus.launcher: auto")
-    if nodes > 1 and launcher != "slurm":
-        raise LaunchError(
-            f"Primus on {nodes} nodes is measured with the launcher slurm only.",
-            why="The first node prints what runs, the last one how fast: one node's log proves nothing. srun joins the logs.",
-            fix="--set platform_optimizations.amd.primus.launcher=slurm",
-        )
-    if launcher == "slurm":
-        _check_slurm(options, found)
-    return PrimusStart(
-        program=str(program),
-        launcher=launcher,
-        directory=str(found.root) if found.root else None,
-        version=version_of(found.root) if found.root else None,
-        image=options.image,
-        slurm_arguments=options.slurm_arguments,
-        overrides=options.overrides,
-    )
+        raise LaunchError("Primus was not found.", fix=INSTALL)
+    start = Path(place).resolve()
+    checkouts = [start] if start.is_dir() else [one for one in start.parents[:2] if (one / "runner").is_dir()]
+    if not checkouts:
+        return PrimusStart(program=str(Path(place).absolute()), overrides=options.overrides)
+    root = checkouts[0]
+    program = next((root / name for name in CLI if (root / name).is_file()), None)
+    if program is None or not (root / DIRECT).is_file():
+        what, why = f"The Primus at {place} has no {DIRECT}.", "primus-cli has its modes since v0.5.0."
+        raise LaunchError(what, why=why, fix="PRIMUS_PATH with a newer checkout")
+    return PrimusStart(program=str(program), directory=str(root), version=version_of(root), overrides=options.overrides)
 
 
 def version_of(root: Path) -> str | None:
@@ -355,16 +283,6 @@ def version_of(root: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-def _check_slurm(options: PrimusOptions, found: Installation) -> None:
-    if shutil.which("srun") is None:
-        raise LaunchError("The launcher slurm needs srun, which is not on PATH.", fix="start inside a SLURM cluster")
-    entry = found.root / SLURM_ENTRY if found.root else None
-    if options.image is None and entry and entry.is_file() and not WITHOUT_CONTAINER.search(entry.read_text(encoding="utf8")):
-        what = f"The Primus at {found.place} starts a container under slurm, and no image is named."
-        why = "Versions v0.7.0 to v26.4.0 cannot run without a container."
-        raise LaunchError(what, why=why, fix="--set platform_optimizations.amd.primus.image=rocm/primus:VERSION")
-
-
 # The engine.
 
 MASTER_PORT = "29500"
@@ -375,7 +293,6 @@ class PrimusEngine(Engine):
     """Starts Primus and reads its console."""
 
     name: ClassVar[str] = "primus"
-    starts_nodes: ClassVar[bool] = True
     automatic_on: ClassVar[PlatformName | None] = "amd"
 
     def implementation(self, settings: Settings) -> Implementation | None:
@@ -388,8 +305,7 @@ class PrimusEngine(Engine):
         if (found := find_primus(path)) is not None:
             return Availability(reason=f"Primus is at {found}")
         what = f"There is no folder {path} (PRIMUS_PATH)." if path else "Primus was not found."
-        fix = "export PRIMUS_PATH=/path/to/Primus, or put primus-cli on PATH; or --engine megatron"
-        error = LaunchError(what, why="The engine primus starts AMD's Primus.", fix=fix)
+        error = LaunchError(what, why="The engine primus starts AMD's Primus.", fix=INSTALL)
         return Availability(reason="Primus was not found", error=error)
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
@@ -405,8 +321,8 @@ class PrimusEngine(Engine):
     def prepare(self, here: Here | None) -> PrimusStart:
         """Find out which Primus is installed and how to start it."""
         if here is None:
-            return PrimusStart(program=DIRECT, launcher="direct")
-        return find_installation(here.primus, here.primus_path, here.nodes)
+            return PrimusStart(program=DIRECT)
+        return find_installation(here.primus, here.primus_path)
 
     def software(self, plan: RunPlan) -> dict[str, str]:
         """Return the version of the checkout."""
@@ -418,75 +334,30 @@ class PrimusEngine(Engine):
         return (str(folder / "logs" / MODULE / "rank-*" / "error.log"),)
 
     def command(self, plan: RunPlan) -> Command:
-        """Return the launcher with the generated experiment and every setting of the plan.
+        """Return primus-cli with the generated experiment.
 
         Raises:
             LaunchError: the plan has no Primus to start, or asks for what Primus cannot do.
             ConfigError: an additional key contradicts the plan.
         """
-        start = plan.primus
-        if start is None:
+        if plan.primus is None:
             raise LaunchError("The plan does not say which Primus to start.", fix="plan again with --engine primus")
-        refuse_unsafe(plan, start)
         experiment = str(PurePath(plan.run_directory) / "primus.yaml")
-        environment = {**plan.environment, **_environment(plan, start)}
-        if start.launcher == "script":
-            environment["EXP"] = experiment
-            environment["TRAIN_LOG"] = own_log(plan)
-            argv: tuple[str, ...] = ("bash", start.program, *overrides(plan))
-        else:
-            training = ("train", "pretrain", "--config", experiment, *overrides(plan))
-            argv = (start.program, *_launcher(plan, start, environment), "--", *training)
-        return Command(argv=argv, environment=environment, directory=start.directory, files={experiment: experiment_text(plan)})
+        log = str(PurePath(plan.run_directory) / "primus.log")  # the launcher's copy of the console, by default one for all runs
+        words = ("direct", "--log_file", log, "--", "train", "pretrain", "--config", experiment)
+        # What Primus would otherwise take from its surroundings, such as an enclosing SLURM job.
+        here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": MASTER_PORT}
+        here |= {"PRIMUS_EXP_NAME": plan.run_id, "GPUS_PER_NODE": str(plan.gpus_per_node)}
+        return Command(
+            argv=(plan.primus.program, *words),
+            environment={**plan.environment, **here},
+            directory=plan.primus.directory,
+            files={experiment: experiment_text(plan)},
+        )
 
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the console."""
         return log_format.DIALECT.read_line(text)
-
-
-def _environment(plan: RunPlan, start: PrimusStart) -> dict[str, str]:
-    """Set what Primus would otherwise take from its surroundings, such as an enclosing SLURM job."""
-    found = {"PRIMUS_EXP_NAME": plan.run_id, "GPUS_PER_NODE": str(plan.gpus_per_node), "MASTER_PORT": MASTER_PORT}
-    if start.launcher != "slurm":
-        found |= {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    return found
-
-
-def _launcher(plan: RunPlan, start: PrimusStart, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words before '-- train pretrain'. Under slurm the nodes' mode follows srun's own words."""
-    if start.launcher == "direct":
-        return ("direct", "--log_file", own_log(plan))
-    if start.launcher == "container":
-        return ("container", *_container(plan, start, environment))
-    srun = ("slurm", "srun", "-N", str(plan.nodes), *start.slurm_arguments, "--")
-    # Primus's entry script on the nodes adds the rendezvous and reads the number of GPUs from srun's environment.
-    passed_on = {name: value for name, value in environment.items() if name not in {"GPUS_PER_NODE", "MASTER_PORT"}}
-    # v0.7.0 to v26.4.0 take no mode here and always start a container; later versions do so when no mode is given.
-    return (*srun, *_container(plan, start, passed_on)) if start.image else (*srun, "direct")
-
-
-def _container(plan: RunPlan, start: PrimusStart, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Mount the output folder at the same path and pass the environment. Primus mounts its checkout and the GPUs itself.
-
-    --init makes a process that handles SIGTERM the container's first: the shell that Primus starts ignores it, so a stopped run
-    would continue inside its container.
-    """
-    image = ("--image", start.image) if start.image else ()
-    volume = ("--volume", f"{plan.output_directory}:{plan.output_directory}")
-    return ("--init", *image, *volume, *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")))
-
-
-def own_log(plan: RunPlan) -> str:
-    """Return the path for the launcher's copy of the console; the default path is shared by all runs."""
-    return str(PurePath(plan.run_directory) / "primus.log")
-
-
-def refuse_unsafe(plan: RunPlan, start: PrimusStart) -> None:
-    """Refuse paths that Primus's launchers, which evaluate their arguments a second time, would break."""
-    for name, path in (("output folder", plan.run_directory), ("Primus checkout", start.directory or "")):
-        if path and not SAFE.fullmatch(path):
-            why = "Primus's launchers pass it through a shell without quotes."
-            raise LaunchError(f"The {name} {path!r} holds a space or a sign.", why=why, fix="a path of letters, digits and ._-/")
 
 
 ENGINE = PrimusEngine()

@@ -8,7 +8,6 @@ sequence too.
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import PurePath
@@ -37,10 +36,6 @@ PLATFORMS = ("nvidia", "amd")
 """torchtitan takes its device from torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
 FLAVORS = {"llama-3.1-8b": "8B", "llama-3.1-405b": "405B"}
 """Shape -> flavor of torchtitan's model llama3. Qwen 2.5 has biases, which none of its dense models has."""
-MIXTURES = {"qwen3-30b-a3b": "30B-A3B"}
-"""Shape -> flavor of torchtitan's model qwen3, also with fewer layers."""
-FLAVORS_MODULE = "tprimat_flavors"
-"""Written beside the inputs; torchtitan imports it, and then knows the flavor with fewer layers."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 """Our precision -> the type of the weights in a product. fp8 replaces the linear layers on top of it."""
 RECOMPUTE = {"none": "none", "full": "full"}
@@ -69,13 +64,6 @@ class TorchtitanEngine(Engine):
         ours = refuse_own_switches(self.name, plan, where, shards=True)
         return ours or next(refusals, None)
 
-    def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
-        """Look for torchao where the plan needs it."""
-        if plan.workload.matmul_dtype != "fp8" or is_installed("torchao"):
-            return None
-        place = where("platform_optimizations", plan.platform, "precision")
-        return LaunchError("torchtitan needs torchao for fp8.", where=place, fix="pip install torchao")
-
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Refuse how it splits a step differently, in any of its models."""
         return next(_unsupported_layout(plan, where), None)
@@ -95,7 +83,7 @@ class TorchtitanEngine(Engine):
             ranks_per_node=plan.gpus_per_node,
             environment={"HF_HUB_OFFLINE": "1", "HF_HOME": str(inputs / "huggingface"), **plan.environment},
             directory=str(inputs),
-            files={str(inputs / name): text for name, text in {**input_files(), **flavor_files(plan)}.items()},
+            files={str(inputs / name): text for name, text in input_files().items()},
         )
 
     def read_line(self, text: str) -> LineFields | None:
@@ -110,36 +98,11 @@ def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError("torchtitan does not run on a CPU.", where="--platform", fix=OTHER_ENGINE)
     if plan.size != "full":
         yield LaunchError("torchtitan trains the full model only.", where="--set size", fix=f"--set size=full, or {OTHER_ENGINE}")
-    if mixture_of(plan) is not None:
-        return
     if plan.workload.shape.name not in FLAVORS:
-        why = f"TPrimat starts it for {', '.join([*FLAVORS, *MIXTURES])}."
+        why = f"TPrimat starts it for {', '.join(FLAVORS)}."
         yield LaunchError(f"torchtitan has no {plan.workload.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
     elif plan.workload.shape != model_shape(plan.workload.shape.name):
         yield LaunchError(f"The shape {plan.workload.shape.name} differs from torchtitan's.", where=place, fix=OTHER_ENGINE)
-
-
-def mixture_of(plan: RunPlan) -> str | None:
-    """Return the flavor of a plan's mixture of experts, which may have fewer layers than torchtitan's; None for other models."""
-    for name, flavor in MIXTURES.items():
-        known = model_shape(name)
-        if replace(plan.workload.shape, name=known.name, layers=known.layers, source=known.source) == known:
-            return flavor if plan.workload.shape.layers == known.layers else f"{flavor}-{plan.workload.shape.layers}-layers"
-    return None
-
-
-def flavor_files(plan: RunPlan) -> dict[str, str]:
-    """Return the module that adds a flavor with fewer layers, where the plan needs one."""
-    flavor = mixture_of(plan)
-    if flavor is None or flavor in MIXTURES.values():
-        return {}
-    whole = flavor.removesuffix(f"-{plan.workload.shape.layers}-layers")
-    lines = (
-        "from dataclasses import replace",
-        "from torchtitan.models.qwen3 import qwen3_args",
-        f"qwen3_args[{flavor!r}] = replace(qwen3_args[{whole!r}], n_layers={plan.workload.shape.layers})",
-    )
-    return {f"{FLAVORS_MODULE}.py": "\n".join(lines) + "\n"}
 
 
 def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
@@ -157,9 +120,6 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         what, why = "torchtitan computes in fp32 with a single replica.", "It lowers precision only where it shards weights."
         yield LaunchError(what, where=place, why=why, fix=f"--gpus {2 * layout.world_size}, or {OTHER_ENGINE}")
     settings = ("platform_optimizations", plan.platform)
-    if plan.workload.matmul_dtype == "fp8" and plan.workload.shape.experts:
-        what, why = "torchtitan's experts in fp8 are not measured.", "It converts grouped products by other rules than ours."
-        yield LaunchError(what, where=where(*settings, "precision"), why=why, fix="--precision bf16")
     if plan.workload.recompute not in RECOMPUTE:
         what, why = "torchtitan has no recompute: selective as Megatron-Core has it.", "Its own leaves out every second layer."
         yield LaunchError(what, where=where(*settings, "recompute"), why=why, fix="recompute: none or full")
@@ -170,9 +130,6 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each setting that has no counterpart in torchtitan."""
-    if plan.workload.expert_capacity_factor is not None:
-        place = where("training", "moe_expert_capacity_factor")
-        yield LaunchError("torchtitan's experts drop no tokens.", where=place, fix=f"leave it out, or {OTHER_ENGINE}")
     if plan.dataset != "mock":
         yield LaunchError(
             f"The engine torchtitan trains on mock data, not on {plan.dataset}.", where="--set data", fix="--set data=mock"
@@ -186,12 +143,12 @@ def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 def arguments(plan: RunPlan) -> tuple[str, ...]:
     """Return the plan as torchtitan's command line: compiled, with a log line for every step."""
-    batch, layout, optimizer, mixture = plan.workload, plan.workload.layout, plan.optimizer, mixture_of(plan)
+    batch, layout, optimizer = plan.workload, plan.workload.layout, plan.optimizer
     floor = 1.0 if optimizer.schedule == "constant" else optimizer.min_learning_rate / optimizer.learning_rate
     values = {
         "--job.dump_folder": PurePath(plan.run_directory) / "torchtitan",
-        "--model.name": "llama3" if mixture is None else "qwen3",
-        "--model.flavor": FLAVORS[plan.workload.shape.name] if mixture is None else mixture,
+        "--model.name": "llama3",
+        "--model.flavor": FLAVORS[batch.shape.name],
         "--model.hf_assets_path": "tokenizer",
         "--training.dataset": "c4_test",
         "--training.steps": plan.steps,
@@ -215,10 +172,6 @@ def arguments(plan: RunPlan) -> tuple[str, ...]:
         "--debug.seed": plan.seed,
     }
     words = [str(word) for pair in values.items() for word in pair]
-    if mixture is not None:
-        words += ["--parallelism.expert_parallel_degree", str(layout.expert)]
-        words += ["--experimental.custom_import", FLAVORS_MODULE] if flavor_files(plan) else []
-        words += ["--debug.moe_force_load_balance"] if plan.workload.routing == "balanced" else []
     if plan.workload.matmul_dtype == "fp8":
         words += ["--model.converters", "quantize.linear.float8"]
     return (*words, "--compile.enable", "--job.print_config")

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
 from types import ModuleType
 from typing import Any
@@ -37,54 +36,9 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from tprimat.core.errors import LaunchError
 from tprimat.train.callback import LIGHTNING, lightning
+from tprimat.train.compat import changed, require
 from tprimat.train.startup import in_background
-
-KNOWN_VERSIONS = {
-    "megatron-core": ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"),
-    "torch": ("2.11.0", "2.13.0"),
-    "lightning": ("2.4.0", "2.6.6"),
-    "nemo-toolkit": ("2.7.3",),
-}
-"""Package -> versions whose names these are."""
-
-
-def changed(package: str, name: str, how: str) -> LaunchError:
-    """Return the error for a name that is not as known."""
-    try:
-        installed = version(package)
-    except PackageNotFoundError:
-        installed = "of unknown version"
-    *others, last = KNOWN_VERSIONS[package]
-    known = f"{', '.join(others)} and {last}" if others else last
-    return LaunchError(
-        f"{package} {installed} {how}: {name}.",
-        why=f"This engine relies on {name}, which is known from {package} {known}.",
-        fix=f"pip install {package}=={KNOWN_VERSIONS[package][-1]}",
-    )
-
-
-def require(package: str, owner: Any, name: str, parameters: tuple[str, ...] | None = None) -> Any:
-    """Return an attribute of a module or class.
-
-    Args:
-        package: as pip names it.
-        owner: module or class.
-        name: of the attribute.
-        parameters: the first parameters of a function, by name; None does not look at them.
-
-    Raises:
-        LaunchError: the owner has no such attribute, or its parameters are others.
-    """
-    place = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
-    found = getattr(owner, name, None)
-    if found is None:
-        raise changed(package, place, "lacks a name")
-    if parameters is not None and tuple(inspect.signature(found).parameters)[: len(parameters)] != parameters:
-        raise changed(package, place, "has a function with other parameters")
-    return found
-
 
 # Functions of torch.
 

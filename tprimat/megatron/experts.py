@@ -31,6 +31,7 @@ from tprimat.megatron.grouped import GroupedProducts, products_for
 from tprimat.megatron.router import Router, Routing
 from tprimat.megatron.rows import add_up, gather, spread, weights_gradient
 from tprimat.megatron.wgrad import add_gradient, claim_first_gradient
+from tprimat.train.expert_loads import RoutingCounts
 
 LENGTHS = 16
 """Buffers for received rows are multiples of the sent rows / LENGTHS long."""
@@ -320,10 +321,7 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         )
         self.recomputed = set(config.recompute_modules) if config.recompute_granularity == "selective" else set()
         """Megatron's names of what the backward pass computes again."""
-        self.counts: list[Tensor] = []
-        """Of each forward pass in this step: this rank's rows for each of all experts."""
-        self.choices = 0
-        """Of experts by this rank's tokens in a forward pass, dropped ones included."""
+        self.routing_counts = RoutingCounts()
 
     def set_layer_number(self, layer_number: int) -> None:
         """Tell the router, as Megatron asks."""
@@ -340,9 +338,7 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         with torch.profiler.record_function("moe_router"):
             routing = self.router(hidden)
             exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0], self.how)
-        if torch.is_grad_enabled():
-            self.counts.append(routing.counts)
-            self.choices = routing.places.numel()
+        self.routing_counts.note(routing.counts, routing.places.numel())
         shared = None
         if self.shared_experts is not None and "shared_experts" in self.recomputed:
             shared = checkpoint(self.shared_experts, False, hidden)[0]

@@ -28,9 +28,9 @@ from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, exper
 from tprimat.megatron.linear import ColumnLinear, LinearProducts, RowLinear, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.options import ResolvedOptions
-from tprimat.megatron.routing import watch_routers
 from tprimat.megatron.wgrad import use_accumulating_embedding
 from tprimat.plan.schema import RunPlan
+from tprimat.train.expert_loads import watch_routers
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Used by Megatron-LM, GPT-2 and Llama; divided by sqrt(2 layers) for the two projections back into the residual stream."""

@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,26 +25,14 @@ from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import build_chunks, transformer_config
 from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer, ScheduledOptimizer, ShardedAdamW
 from tprimat.megatron.options import ResolvedOptions
-from tprimat.megatron.routing import SUMS, load_sums
-from tprimat.megatron.watch import LayerWatch
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
 from tprimat.plan.schema import RunPlan
-from tprimat.records.evidence import fingerprint
 from tprimat.train import startup
 from tprimat.train.callback import LOADS, lightning
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedBatch:
-    """The batch of the first step, as observed."""
-
-    micro_batch_sequences: int
-    global_batch_sequences: int
-    sequence_tokens: int
-    tokens_per_step: int
-    first_sequence: str
-    """Name of the tokens of this rank's first sequence."""
+from tprimat.train.expert_loads import SUMS, load_sums
+from tprimat.train.layer_watch import LayerWatch
+from tprimat.train.observed import ObservedBatch, name_of_tokens
 
 
 class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
@@ -253,7 +240,7 @@ def _observed(batch: list[Tensor], tokens: int) -> ObservedBatch:
         global_batch_sequences=rows * len(batch) * parallel_state.get_data_parallel_world_size(),
         sequence_tokens=length - 1,
         tokens_per_step=tokens,
-        first_sequence=fingerprint(batch[0][0, :-1].to("cpu", torch.int64).numpy().tobytes()),
+        first_sequence=name_of_tokens(batch[0][0, :-1]),
     )
 
 

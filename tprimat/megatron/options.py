@@ -51,7 +51,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
     if not ours and not transformer_engine_is_usable():
         raise LaunchError(
             "layers is transformer_engine, and Transformer Engine cannot be imported.",
-            why="It is not installed, or does not load; then the log says why.",
+            why="The log says why.",
             fix=f"pip install 'transformer-engine[pytorch]', or --set {OPTIONS.format(plan.platform)}.layers=local",
         )
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tprimat.megatron import bootstrap
-from tprimat.nemo.availability import pretrain_recipe
+from tprimat.core.errors import LaunchError
+from tprimat.engines.nemo import INSTALL
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
@@ -15,7 +15,6 @@ from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.callback import BenchmarkCallback, launched_record, note_ended
-from tprimat.train.device import local_rank
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
 
@@ -26,31 +25,16 @@ def train(plan: RunPlan) -> None:
     Raises:
         LaunchError: NeMo is incomplete, or cannot do what the plan asks for.
     """
-    if startup.transformer_engine_is_usable():  # before anything imports megatron.core
-        bootstrap.offer_wgrad_extension()  # NVIDIA's container has Apex's
-    redirected = bootstrap.redirect_to_cpu()
-    pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of NeMo, to name what is missing
-    if redirected:
-        from tprimat.nemo import compat
+    if not startup.transformer_engine_is_usable():  # before anything imports megatron.core
+        raise LaunchError("Transformer Engine cannot be imported.", why="NeMo's layers are made of it.", fix=INSTALL)
+    try:
+        import fiddle
 
-        compat.redirect_to_cpu()
-    import fiddle
-    import torch
-
-    from tprimat.megatron.training import attention_preference
-    from tprimat.megatron.wgrad import accumulates_on
-    from tprimat.nemo.recipe import Environment, Seeds, build_recipe
-
+        from tprimat.nemo.recipe import build_recipe
+    except ImportError as error:
+        raise LaunchError(f"NeMo cannot be imported: {error}.", fix=INSTALL) from error
     startup.resume_garbage_collection()
-    here = Environment(
-        on_gpu=not redirected,
-        transformer_engine=startup.transformer_engine_is_usable(),
-        accumulates_weight_gradients=not redirected and accumulates_on(torch.device("cuda", local_rank())),
-    )
-    callback = NemoCallback(plan, here)
-    # Without Transformer Engine the attention is torch's, and the same kernels are preferred as in the embedded engine.
-    with attention_preference():
-        fiddle.build(build_recipe(plan, here, [Seeds(plan.seed), callback, *profiling_callbacks(plan)]))()
+    fiddle.build(build_recipe(plan, [NemoCallback(plan), *profiling_callbacks(plan)]))()
     if int(os.environ.get("RANK", "0")) == 0:
         note_ended(RunDirectory(Path(plan.run_directory)))
 
@@ -58,21 +42,16 @@ def train(plan: RunPlan) -> None:
 class NemoCallback(BenchmarkCallback):
     """BenchmarkCallback that reads from the running NeMo how many tokens a step has, and what runs."""
 
-    def __init__(self, plan: RunPlan, here: Any) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         from tprimat.nemo.evidence import FirstBatchHook
 
         super().__init__(plan.run_directory, describe=self._what_runs, log=StepLog(plan, slowed_steps(plan)))
         self.plan = plan
-        self.here = here
         self.watch = FirstBatchHook()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Observe the first batch, too, and where routers send tokens."""
-        from tprimat.megatron.routing import watch_routers
-
         self.watch.attach(trainer.strategy)
-        for model in self.watch.models:
-            watch_routers(model)
         super().on_train_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -80,7 +59,7 @@ class NemoCallback(BenchmarkCallback):
         if self.watch.seen is not None:
             self.tokens_per_step = self.watch.seen.tokens_per_step
         if self.watch.models[0].config.num_moe_experts is not None:
-            from tprimat.megatron.routing import mean_loads
+            from tprimat.train.expert_loads import mean_loads
 
             known = outputs if isinstance(outputs, Mapping) else {}
             outputs = {**known, **mean_loads(self.watch.models, trainer.strategy.root_device)}
@@ -95,17 +74,15 @@ class NemoCallback(BenchmarkCallback):
     def _what_runs(self, trainer: Any, _: Any) -> RunRecord:
         from tprimat.nemo.evidence import observe, running_options
 
-        evidence, options = observe(trainer, self.watch, self.plan, self.here), running_options(trainer)
+        evidence, running = observe(trainer, self.watch, self.plan), running_options(trainer)
+        asked = {name: value for name, value in asdict(self.plan.nemo).items() if value is not None}
+        ignored = (
+            f"{name}: {value} was asked for, {running[name]} ran" for name, value in asked.items() if running[name] != value
+        )
         return replace(
             launched_record(self.plan),
             software=software_versions(),
             evidence=evidence,
-            engine_options=options,
-            mismatches=(*mismatches(self.plan, evidence), *ignored_options(self.plan, options)),
+            engine_options=running,
+            mismatches=(*mismatches(self.plan, evidence), *ignored),
         )
-
-
-def ignored_options(plan: RunPlan, running: dict[str, Any]) -> tuple[str, ...]:
-    """List the options of NeMo's that were asked for and that do not run: some NeMo turns off with a warning only."""
-    asked = {name: value for name, value in asdict(plan.nemo).items() if value is not None}
-    return tuple(f"{name}: {value} was asked for, {running[name]} ran" for name, value in asked.items() if running[name] != value)

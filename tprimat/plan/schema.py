@@ -10,7 +10,6 @@ from tprimat.config.schema import (
     EngineOptions,
     NemoOptions,
     OptimizerConfig,
-    PrimusLauncher,
     PrimusOptions,
     ProfilingConfig,
     Scalar,
@@ -28,7 +27,6 @@ __all__ = [
     "EngineOptions",
     "NemoOptions",
     "PlatformName",
-    "PrimusLauncher",
     "PrimusOptions",
     "PrimusStart",
     "RunPlan",
@@ -40,17 +38,14 @@ PLAN_VERSION: Literal[2] = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimusStart(RefuseUnknownKeys):
-    """The Primus that runs a plan, and how to start it."""
+    """The Primus that runs a plan."""
 
     program: str
-    """primus-cli, or run_pretrain.sh for the launcher script."""
-    launcher: PrimusLauncher
+    """primus-cli."""
     directory: str | None = None
     """Root of the checkout, in which Primus must start; None for an installed package."""
     version: str | None = None
     """From `git describe` on the checkout; None if that fails."""
-    image: str | None = None
-    slurm_arguments: tuple[str, ...] = ()
     overrides: dict[str, Scalar] = field(default_factory=dict)
 
 
@@ -133,7 +128,7 @@ def _without_removed_options(text: str) -> str:
         for former in FORMER_FIELDS:
             document.pop(former, None)
         for section, option in (name.split(".") for name in REMOVED if "." in name):
-            document.get(section, {}).pop(option, None)
+            (document.get(section) or {}).pop(option, None)
     except (ValueError, LookupError, TypeError, AttributeError):
         return text
     return json.dumps(document)

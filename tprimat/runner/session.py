@@ -64,7 +64,7 @@ class Session:
     output: Path
     plans: tuple[RunPlan, ...]
     place: Nodes = field(default_factory=Nodes)
-    """This machine's place among those whose launchers work together; the only one where the engine starts the others."""
+    """This machine's place among those whose launchers work together."""
     probes: tuple[Path, ...] = ()
     """Further probes of this machine, besides those in `output`."""
     notices: tuple[str, ...] = ()
@@ -149,22 +149,16 @@ def started_on(loaded: LoadedConfig, platform: PlatformName) -> Setting | None:
 def _place(session: Session, request: RunRequest) -> Nodes:
     """Return this machine's place among the launchers of a run."""
     plan = session.plans[0]
-    if not engine_named(plan.engine).starts_nodes:
-        if request.nodes is None and plan.nodes == 1:
-            refuse_idle_nodes()
-        return find_nodes(plan.nodes)
-    if (told := told_nodes()) is not None and told[0] > 1:
-        what = f"{told[1]} is {told[0]}: each of these processes would start the whole run."
-        raise LaunchError(what, where=told[1], fix=f"the command by itself: {plan.engine} starts every node")
-    return Nodes()
+    if request.nodes is None and plan.nodes == 1:
+        refuse_idle_nodes()
+    return find_nodes(plan.nodes)
 
 
 def _check_gpus(session: Session) -> None:
-    """Find out before training that there are GPUs. Under slurm they may be elsewhere: Primus starts from a login node."""
-    start, platform = session.plans[0].primus, session.platform
-    if not session.is_here and (start is None or start.launcher != "slurm"):
+    """Find out before training that there are GPUs."""
+    if not session.is_here:
         fix = "--dry-run to see the plan, or --platform cpu"
-        raise LaunchError(f"This machine shows no {platform} GPU.", where="--platform", fix=fix)
+        raise LaunchError(f"This machine shows no {session.platform} GPU.", where="--platform", fix=fix)
 
 
 def _refuse_crowd(session: Session) -> None:
@@ -248,7 +242,7 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     here = _here(session)
     choice = choose(request.engine, here, elsewhere=request.elsewhere)
     start = choice.engine.prepare(None if request.elsewhere else here)
-    if start is not None and start.launcher != "slurm" and not request.elsewhere:
+    if start is not None and not request.elsewhere:
         refuse_hidden_gpus(count_ranks(session.loaded, session.platform, _gpus_found(session))[1])
     plans: list[RunPlan] = []
     missing: list[MissingLayoutError] = []
@@ -351,8 +345,7 @@ def plan_run(loaded: LoadedConfig, request: PlanRequest, *, elsewhere: bool = Fa
         plan = build_plan(loaded, replace(request, trainer=engine.trainer))
     except UserError as error:
         raise in_flags(error, loaded, request.strategy) from error
-    refusal = engine.refusal(plan, loaded.where) or (None if elsewhere else engine.lacking(plan, loaded.where))
-    if refusal is not None:
+    if (refusal := engine.refusal(plan, loaded.where)) is not None:
         raise in_flags(refusal, loaded, request.strategy)
     return plan
 
@@ -376,7 +369,6 @@ def _here(session: Session) -> Here:
     loaded, platform = session.loaded, session.platform
     return Here(
         platform=platform,
-        nodes=count_ranks(loaded, platform, _gpus_found(session))[0],
         primus_path=session.choices.primus_path,
         primus=loaded.config.platform_optimizations.get(platform, PlatformOptimizations()).primus,
     )

@@ -10,7 +10,7 @@ from typing import TextIO
 from tprimat.config.schema import ContainerOptions, SlurmOptions
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError
-from tprimat.engines.base import ROOT, engine_named, start_command
+from tprimat.engines.base import ROOT, start_command
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch import kubernetes, slurm
 from tprimat.launch.kubernetes import Workload
@@ -86,7 +86,7 @@ def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job
         nodes=plan.nodes,
         gpus_per_node=None if plan.platform == "cpu" else plan.gpus_per_node,
         options=tuple(sbatch_options(options)),
-        command=words if engine_named(plan.engine).starts_nodes else (*on_every_node(options.container, session), *words),
+        command=(*on_every_node(options.container, session), *words),
         tasks=tasks if is_array else (),
         at_once=options.array_tasks or 1,
     )

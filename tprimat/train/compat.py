@@ -1,7 +1,58 @@
-"""The only private names of Lightning that train/ uses. Where Lightning lacks one, a public name does, with less."""
+"""Private names of other packages: how each is required, and those of Lightning that train/ uses.
 
+Where Lightning lacks one, a public name does, with less.
+"""
+
+import inspect
 from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from tprimat.core.errors import LaunchError
+
+KNOWN_VERSIONS = {
+    "megatron-core": ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"),
+    "torch": ("2.11.0", "2.13.0"),
+    "lightning": ("2.4.0", "2.6.6"),
+    "nemo-toolkit": ("2.7.3",),
+}
+"""Package -> versions whose names these are."""
+
+
+def changed(package: str, name: str, how: str) -> LaunchError:
+    """Return the error for a name that is not as known."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        installed = "of unknown version"
+    *others, last = KNOWN_VERSIONS[package]
+    known = f"{', '.join(others)} and {last}" if others else last
+    return LaunchError(
+        f"{package} {installed} {how}: {name}.",
+        why=f"This engine relies on {name}, which is known from {package} {known}.",
+        fix=f"pip install {package}=={KNOWN_VERSIONS[package][-1]}",
+    )
+
+
+def require(package: str, owner: Any, name: str, parameters: tuple[str, ...] | None = None) -> Any:
+    """Return an attribute of a module or class.
+
+    Args:
+        package: as pip names it.
+        owner: module or class.
+        name: of the attribute.
+        parameters: the first parameters of a function, by name; None does not look at them.
+
+    Raises:
+        LaunchError: the owner has no such attribute, or its parameters are others.
+    """
+    place = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
+    attribute = getattr(owner, name, None)
+    if attribute is None:
+        raise changed(package, place, "lacks a name")
+    if parameters is not None and tuple(inspect.signature(attribute).parameters)[: len(parameters)] != parameters:
+        raise changed(package, place, "has a function with other parameters")
+    return attribute
 
 
 def last_logged(trainer: Any, names: Collection[str]) -> list[tuple[str, str, Any]]:
@@ -11,7 +62,7 @@ def last_logged(trainer: Any, names: Collection[str]) -> list[tuple[str, str, An
     shows from the device, which waits for the whole step.
     """
     try:
-        found = [(key, metric.meta.name, metric._forward_cache) for key, metric in (trainer._results or {}).items()]
+        logged = [(key, metric.meta.name, metric._forward_cache) for key, metric in (trainer._results or {}).items()]
     except AttributeError:
-        found = [(name, name, value) for name, value in trainer.callback_metrics.items()]
-    return [(key, name, value) for key, name, value in found if name in names and value is not None]
+        logged = [(name, name, value) for name, value in trainer.callback_metrics.items()]
+    return [(key, name, value) for key, name, value in logged if name in names and value is not None]

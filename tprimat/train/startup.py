@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from threading import Thread
 from typing import Any, get_args
 
@@ -122,26 +121,18 @@ def _not_installed(names: tuple[str, ...]) -> Iterator[None]:
         imports.RequirementCache, imports.package_available = genuine, available
 
 
-# Transformer Engine: a package that is installed and does not load is hidden from Megatron-Core.
+# Transformer Engine, of which Megatron-Core makes its layers where it finds the package.
 
 TRANSFORMER_ENGINE = "transformer_engine"
 
 
 @cache
 def transformer_engine_is_usable() -> bool:
-    """Whether Transformer Engine can be imported; NeMo then builds its layers from it.
-
-    Call it before anything imports megatron.core, which takes an ImportError for absence. A package whose libraries do not load
-    raises an OSError, with which Megatron-Core itself fails to import.
-    """
-    if sys.modules.get(TRANSFORMER_ENGINE) is None and (
-        TRANSFORMER_ENGINE in sys.modules or find_spec(TRANSFORMER_ENGINE) is None
-    ):
-        return False
+    """Whether Transformer Engine can be imported. Call it before megatron.core, which fails beside one that does not load."""
     try:
         import_module(f"{TRANSFORMER_ENGINE}.pytorch")
     except (ImportError, OSError, RuntimeError) as error:
-        sys.stderr.write(f"Transformer Engine is installed and cannot be imported; continuing without it: {error}\n")
+        sys.stderr.write(f"Transformer Engine cannot be imported: {error}\n")
         hide_transformer_engine()
         return False
     return True

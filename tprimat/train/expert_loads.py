@@ -8,32 +8,37 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from tprimat.megatron.experts import ExpertsLayer
-from tprimat.megatron.router import Router
 from tprimat.train.callback import LOADS
 
 
 class RoutingCounts:
-    """Counts the choices of each expert in every forward pass of one of Megatron's own routers."""
+    """Counts the choices of each expert in the forward passes of a layer: by itself in one of Megatron's own routers."""
 
-    def __init__(self, router: TopKRouter) -> None:
+    def __init__(self, router: TopKRouter | None = None) -> None:
         self.counts: list[Tensor] = []
+        """Of each forward pass in this step: this rank's rows for each of all experts."""
         self.choices = 0
-        router.register_forward_hook(self._count)
+        """Of experts by this rank's tokens in a forward pass, dropped ones included."""
+        if router is not None:
+            router.register_forward_hook(self._count_map)
 
-    def _count(self, router: TopKRouter, inputs: tuple[Tensor, ...], result: tuple[Tensor, Tensor]) -> None:
+    def note(self, counts: Tensor, choices: int) -> None:
+        """Note a forward pass, unless it is one that the backward pass repeats."""
+        if torch.is_grad_enabled():
+            self.counts.append(counts)
+            self.choices = choices
+
+    def _count_map(self, router: TopKRouter, inputs: tuple[Tensor, ...], result: tuple[Tensor, Tensor]) -> None:
         """Count the routing map of a forward pass, shape (tokens, experts)."""
         del inputs
-        if torch.is_grad_enabled():
-            self.counts.append(result[1].sum(dim=0, dtype=torch.int32))
-            self.choices = result[1].shape[0] * router.topk
+        self.note(result[1].sum(dim=0, dtype=torch.int32), result[1].shape[0] * router.topk)
 
 
 def watch_routers(model: torch.nn.Module) -> None:
-    """Count the choices that Megatron's own routers in a model make; our layers count by themselves."""
+    """Count the choices that Megatron's own routers in a model make; the embedded engine's layers count by themselves."""
     for part in model.modules():
-        if isinstance(part, TopKRouter) and not isinstance(part, Router):
-            part.routing_counts = RoutingCounts(part)
+        if type(part) is TopKRouter:
+            part.routing_counts = RoutingCounts(part)  # type: ignore[assignment]
 
 
 SUMS = 4
@@ -49,10 +54,8 @@ def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor
         shape (4,), fp64, the same on all of them: over layers and micro-batches the sums of the tokens of the busiest expert over
         the mean, of the same of ranks, and of the share of dropped choices; and the number of layers times micro-batches.
     """
-    layers: list[ExpertsLayer | RoutingCounts] = []
-    for part in (part for chunk in chunks for part in chunk.modules()):
-        counter = part if isinstance(part, ExpertsLayer) else getattr(part, "routing_counts", None)
-        layers += [] if counter is None else [counter]
+    parts = (part for chunk in chunks for part in chunk.modules())
+    layers = [layer for part in parts if (layer := getattr(part, "routing_counts", None)) is not None]
     counts = [count for layer in layers for count in layer.counts]
     for layer in layers:
         layer.counts.clear()

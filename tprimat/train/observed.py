@@ -1,0 +1,178 @@
+"""What a model over Megatron-Core shows of itself while it trains, whichever trainer has built it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+from torch.nn import Parameter
+
+from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing, Workload
+from tprimat.records.evidence import fingerprint, graded, with_facts
+from tprimat.records.schema import Evidence
+from tprimat.train.layer_watch import LayerWatch
+
+RESOLVED = ("routing", "expert_capacity", "attention_dtype", "layers_in_bf16")
+"""Facts that are read from the built configuration; all others are seen in what runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedBatch:
+    """The batch of the first step, as observed."""
+
+    micro_batch_sequences: int
+    global_batch_sequences: int
+    sequence_tokens: int
+    tokens_per_step: int
+    first_sequence: str | None
+    """Name of the tokens of this rank's first sequence; None where context parallelism cuts it."""
+
+
+def name_of_tokens(sequence: Tensor) -> str:
+    """Return a short name that the same tokens have everywhere."""
+    return fingerprint(sequence.to("cpu", torch.int64).numpy().tobytes())
+
+
+def common_evidence(
+    models: Sequence[torch.nn.Module], config: TransformerConfig, batch: ObservedBatch | None, watch: LayerWatch, **own: Any
+) -> Evidence:
+    """Return what every trainer shows in the same way, with its own facts. Every rank must call it: parameters are summed.
+
+    Args:
+        models: the chunks of this rank.
+        config: of the model.
+        batch: of the first step; None before it.
+        watch: of the model's layers.
+        own: facts by field of the evidence.
+    """
+    weights = [weight for model in models for weight in model.parameters()]
+    evidence = with_facts(
+        parallel_sizes(),
+        **(asdict(batch) if batch else {}),
+        sequence_parallel=watch.sequence_parallel(batch.sequence_tokens) if batch else None,
+        parameters=count_parameters(weights),
+        **watch.recomputed(weights[0].device),
+        routing=routing_of(config),
+        expert_capacity=capacity_of(config),
+        transformer_engine=bool(te_modules(models)),
+        **own,
+    )
+    return graded(evidence, dict.fromkeys(RESOLVED, "resolved"))
+
+
+def routing_of(config: TransformerConfig) -> Routing | None:
+    """Return how the tokens of a model choose experts; None for a model without any."""
+    if config.num_moe_experts is None:
+        return None
+    return "balanced" if config.moe_router_force_load_balancing else "natural"
+
+
+def capacity_of(config: TransformerConfig) -> ExpertCapacity | None:
+    """Return how much an expert takes; None for a model without any."""
+    return None if config.num_moe_experts is None else config.moe_expert_capacity_factor or "unlimited"
+
+
+def parallel_sizes() -> Evidence:
+    """Return the part that Megatron-Core's parallel state holds."""
+    return Evidence(
+        source="running_framework",
+        world_size=dist.get_world_size(),
+        workload=Workload(
+            tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
+            pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
+            virtual_pipeline=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+            context_parallel=parallel_state.get_context_parallel_world_size(),
+            expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
+            data_parallel=parallel_state.get_data_parallel_world_size(),
+        ),
+    )
+
+
+def count_parameters(parameters: Iterable[Parameter]) -> int:
+    """Count each weight of the whole model once: slices are added up, copies are left out."""
+    own, device = 0, torch.device("cpu")
+    first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
+    for parameter in parameters:
+        device = parameter.device
+        if not getattr(parameter, "allreduce", True):  # so Megatron marks experts that are spread over ranks
+            own += parameter.numel() if parallel_state.get_expert_data_parallel_rank() == 0 else 0
+        elif first_replica:
+            # `shared` marks the last stage's copy of a tied embedding.
+            copy = getattr(parameter, "shared", False) and parallel_state.get_pipeline_model_parallel_world_size() > 1
+            if not copy and (first_slice or getattr(parameter, "tensor_model_parallel", False)):
+                own += parameter.numel()
+    return over_all_ranks(own, device)
+
+
+def over_all_ranks(number: int, device: torch.device) -> int:
+    """Return the sum of a number over all ranks, which must all call this."""
+    total = torch.tensor([number], dtype=torch.int64, device=device)
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a name such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def matmul_dtype(dtype: torch.dtype) -> str:
+    """Return what the matrix units multiply when weights have this dtype."""
+    if dtype is torch.bfloat16:
+        return "bf16"
+    return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+# Transformer Engine's modules.
+
+PACKAGE = "transformer_engine"
+RECIPES: Mapping[str, Fp8Scaling] = {
+    "DelayedScaling": "delayed",
+    "Float8CurrentScaling": "current",
+    "Float8BlockScaling": "blockwise",
+    "MXFP8BlockScaling": "mxfp8",
+}
+"""Transformer Engine's classes (transformer_engine/common/recipe) -> how they scale."""
+
+
+def te_modules(models: Iterable[torch.nn.Module], without: Iterable[torch.nn.Module] = ()) -> list[Any]:
+    """Return the modules of Transformer Engine in the chunks of a model, without those in some of its layers."""
+    left_out = {part for layer in without for part in layer.modules()}
+    return [part for model in models for part in model.modules() if is_te(type(part)) and part not in left_out]
+
+
+def is_te(kind: type) -> bool:
+    """Whether a class is one of Transformer Engine's, or made from one."""
+    return any(base.__module__.partition(".")[0] == PACKAGE for base in kind.__mro__)
+
+
+def te_matmul_dtype(modules: Sequence[Any], weights: torch.dtype, *, fp8_asked: bool) -> str | None:
+    """Return what linear layers of Transformer Engine multiply; None where fp8 was asked for and none has multiplied yet.
+
+    They do so in fp8 if each has made the quantizers of its product, whatever the configuration says.
+    """
+    linear = [part for part in modules if isinstance(getattr(part, "weight", None), Tensor) and hasattr(part, "fp8_meta")]
+    if not any(hasattr(part, "fp8") for part in linear):
+        return None if fp8_asked else matmul_dtype(weights)
+    in_fp8 = all(bool(getattr(part, "fp8", False)) and getattr(part, "fp8_initialized", False) for part in linear)
+    return "fp8" if in_fp8 else matmul_dtype(weights)
+
+
+def scaling_and_attention(modules: Sequence[Any]) -> tuple[Fp8Scaling | None, str | None]:
+    """Return how values were scaled to 8 bits, and fp8 if the recipe that the modules ran with has attention in it, too.
+
+    Returns:
+        None and None where nothing has multiplied in fp8.
+    """
+    ran = (part.fp8_meta.get("recipe") for part in modules if getattr(part, "fp8", False) and hasattr(part, "fp8_meta"))
+    recipe = next((one for one in ran if one is not None), None)
+    if recipe is None:
+        return None, None
+    names = (RECIPES.get(kind.__name__) for kind in type(recipe).__mro__)  # Megatron-Core has subclasses of them
+    attends = getattr(recipe, "fp8_dpa", False) or getattr(recipe, "fp8_mha", False)
+    return next(filter(None, names), None), "fp8" if attends else None

@@ -17,7 +17,6 @@ from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
 from tprimat.plan.build import build_plan
 from tprimat.plan.schema import write_plan
-from tprimat.records.benchmark_file import benchmark_document
 from tprimat.records.discover import read_result
 from tprimat.records.store import to_json
 from tprimat.runner.analysis import read_results
@@ -120,33 +119,6 @@ def test_a_file_of_another_program_is_held_to_its_own_steps(tmp_path, change, re
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
     assert done.returncode == (0 if reason is None else 1)
     assert (f"{FOREIGN.name}: this cannot be: {reason}" in done.stdout) == (reason is not None)
-
-
-def test_a_file_of_another_program_with_two_batches_is_not_counted(tmp_path):
-    document = json.loads(FOREIGN.read_text())
-    document["parallelism_config"] = {"global_batch_size": 96}
-    (tmp_path / FOREIGN.name).write_text(json.dumps(document))
-    batch = document["training_config"]["global_batch_size"]
-    because = f"global_batch_size is 96 in parallelism_config and {batch} in training_config"
-    assert because in measure(read_result(tmp_path / FOREIGN.name), MetricOptions()).not_counted
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("training_config", "precision", "fp8"),
-        ("parallelism_config", "tensor_model_parallel_size", 4),
-        ("gpu_info", "device_count", 4),
-    ],
-)
-def test_a_file_of_ours_that_was_changed_by_hand_is_not_counted(tmp_path, sound, section, key, value):
-    document = benchmark_document(sound.run, sound.steps, None)
-    path = tmp_path / "benchmark_cuda_llama.json"
-    path.write_text(json.dumps(document))
-    assert counted(read_result(path)) is None
-    document[section][key] = value
-    path.write_text(json.dumps(document))
-    assert f"{section}.{key} is {value}, and" in counted(read_result(path))
 
 
 def test_a_run_is_held_to_the_plan_beside_it(tmp_path):

@@ -24,7 +24,6 @@ def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, 
     """List why a run cannot be what it says; empty where nothing contradicts it."""
     run, steps = result.run, result.steps
     return (
-        *result.contradictions,
         *_against_evidence(run),
         *_against_arithmetic(run),
         *_memory(run, steps),

@@ -11,14 +11,8 @@ from pydantic_core import PydanticCustomError
 
 LARGEST_DOCUMENT = 256 * 2**20
 """Bytes of a JSON document, which is read as a whole: ten times those of a run of a hundred thousand steps."""
-LARGEST_LINE = 2**20
-"""Bytes of one line of a .jsonl file, which is read line by line."""
 LARGEST_UNPACKED = 4 * 2**30
 """Bytes of an archive or of a trace, packed or unpacked."""
-MOST_EXPANSION = 200
-"""Most bytes of an unpacked archive for each of its own. Records grow five- to twentyfold, zeros a thousandfold."""
-ALWAYS_ALLOWED = 16 * 2**20
-"""Bytes of an unpacked archive that need no such ratio."""
 LARGEST_WHOLE = 2**53
 """The largest whole number up to which floating point is exact."""
 LARGEST_REAL = 1e100

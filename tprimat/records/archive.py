@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
 
 from tprimat.core.errors import RecordError
-from tprimat.core.limits import ALWAYS_ALLOWED, LARGEST_UNPACKED, MOST_EXPANSION
+from tprimat.core.limits import LARGEST_UNPACKED
 from tprimat.records.store import NO_ROOM, cannot_write
 
 SUFFIXES = (".tar.gz", ".tgz")
@@ -27,30 +26,12 @@ def is_archive(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
-class _Bounded(io.RawIOBase):
-    """A stream of limited length: a small file can unpack to any size."""
-
-    def __init__(self, stream: gzip.GzipFile, where: Path, most: int) -> None:
-        self.most = min(most, max(ALWAYS_ALLOWED, MOST_EXPANSION * where.stat().st_size))
-        self.stream, self.where, self.left = stream, where, self.most
-
-    def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes."""
-        requested = self.left + 1 if size < 0 else size
-        content = self.stream.read(min(requested, self.left + 1))
-        self.left -= len(content)
-        if self.left < 0:
-            why = f"Archives of results grow up to {MOST_EXPANSION}-fold, and up to {LARGEST_UNPACKED:,} bytes."
-            raise RecordError(f"{self.where} unpacks to more than {self.most:,} bytes.", where=str(self.where), why=why)
-        return content
-
-
 @contextmanager
 def unpacked(path: Path, most: int = LARGEST_UNPACKED) -> Iterator[Path]:
-    """Unpack the results of an archive into a temporary folder: regular files only, and none outside the folder.
+    """Unpack the results of an archive into a temporary folder: regular files only, and none outside the folder (PEP 706).
 
     Raises:
-        RecordError: not an archive, damaged, too large, or with a link or a path that leads outside; or there is no room.
+        RecordError: not an archive, damaged, too large, or with a path that leads outside; or there is no room.
     """
     try:
         spare = tempfile.TemporaryDirectory(prefix="tprimat-")
@@ -60,12 +41,9 @@ def unpacked(path: Path, most: int = LARGEST_UNPACKED) -> Iterator[Path]:
     with spare as name:
         folder = Path(name)
         try:
-            with gzip.open(path) as packed:
-                stream = _Bounded(packed, path, most)
-                with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as members:
-                    for member in members:
-                        _extract(members, member, folder, path)
-                while stream.read(1 << 20):  # the checksum stands at the end, behind that of the archive
+            with gzip.open(path) as packed, tarfile.open(fileobj=packed, mode="r|") as members:
+                _extract_results(members, folder, path, most)
+                while packed.read(1 << 20):  # the checksum stands at the end, behind that of the archive
                     pass
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -76,21 +54,14 @@ def unpacked(path: Path, most: int = LARGEST_UNPACKED) -> Iterator[Path]:
         yield folder
 
 
-def _extract(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, archive: Path) -> None:
-    name = PurePosixPath(member.name)
-    outside = name.is_absolute() or ".." in name.parts or "\\" in member.name
-    is_result = any(fnmatch(name.name, pattern) for pattern in RESULTS)
-    if outside or (is_result and (member.issym() or member.islnk())):
-        what = f"a path outside the archive: {member.name}" if outside else f"a link in place of a file: {member.name}"
-        raise RecordError(f"{archive} holds {what}.", where=str(archive), fix="do not trust it")
-    if not is_result or not member.isreg() or member.issparse():
-        return
-    source = cast(IO[bytes], members.extractfile(member))
-    target = folder.joinpath(*name.parts)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
-        while part := source.read(1 << 20):
-            file.write(part)
+def _extract_results(members: tarfile.TarFile, folder: Path, archive: Path, most: int) -> None:
+    size = 0
+    for member in members:
+        if member.isreg() and any(fnmatch(PurePosixPath(member.name).name, pattern) for pattern in RESULTS):
+            size += member.size
+            if size > most:
+                raise RecordError(f"{archive} unpacks to more than {most:,} bytes.", where=str(archive))
+            members.extract(member, folder, set_attrs=False, filter="data")
 
 
 def write_archive(target: Path, files: Iterable[tuple[str, str]]) -> None:

@@ -6,7 +6,7 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -119,8 +119,6 @@ class RunResult:
     """What the file states of energy, likewise."""
     stated_tokens_per_second: float | None = None
     """What a file of another program states in addition to its step times."""
-    contradictions: tuple[str, ...] = ()
-    """Where the file states something twice, and not the same."""
 
 
 def benchmark_file_name(run: RunRecord) -> str:
@@ -221,7 +219,6 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
         held_back=_held_back(metrics),
         gpu_busy=_gpu_busy(metrics),
         stated_energy=_energy(metrics),
-        contradictions=tuple(_stated_otherwise(document, run, steps)),
     )
 
 
@@ -256,17 +253,3 @@ def _energy(metrics: Any) -> StatedEnergy | None:
         return StatedEnergy(joules_per_token=float(joules), window=adapter(Window).validate_python(window))
     except ValidationError:
         return None
-
-
-def _stated_otherwise(document: dict[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
-    """Yield where the familiar keys of a document do not say what its records say, as after a change by hand."""
-    expected = benchmark_document(run, steps, None)
-    for section in ("gpu_info", "parallelism_config", "training_config"):
-        stated = document.get(section)
-        for key, value in expected[section].items():
-            said = stated.get(key) if isinstance(stated, dict) else None
-            if said not in (None, "auto") and value is not None and said != value:  # auto: of older files
-                yield f"{section}.{key} is {said}, and {value} in its records"
-    times = document.get("raw_step_times")
-    if times is not None and times != expected["raw_step_times"]:
-        yield "raw_step_times are not those of its records"

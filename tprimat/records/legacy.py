@@ -7,7 +7,7 @@ value is missing, a `software_stack` of cuda, rocm, nemo or primus. What they om
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,14 @@ ENGINES = {
 }
 MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen-2.5-7b"}
 """What these names mean in TPrimat's files."""
-STATED_TOLERANCE = 0.2
-"""Between a figure that a file states and that of its steps; another choice of warm-up makes a few percent."""
 SIZES = {"llama": {"8", "8.0", "8.03"}, "qwen": {"7", "7.0", "7.6", "7.62"}}
 """Billions of parameters in names of these models."""
 BILLIONS = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?b(?![a-z])")
 OTHER_VERSION = re.compile(r"llama[\s-]?(?:[24]|3\.[02-9])|qwen[\s-]?(?:1\.5|2(?![._]?5)|3)|\bmoe\b|\bvl\b")
 """Of models of these names with another shape."""
 SECTIONS = ("parallelism_config", "parallelism", "training_config", "gpu_info", "memory_metrics")
-SETTINGS = (
-    "global_batch_size",
-    "micro_batch_size",
-    "sequence_length",
-    "num_gpus",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "data_parallel_size",
-)
-"""What several sections may hold."""
+COLUMNS = (("raw_loss_values", "loss_values"), ("raw_learning_rates", "learning_rates"), ("raw_memory_values", "memory_values"))
+"""Of losses, learning rates and gigabytes, one a step."""
 ABSENT = ("", "n/a", "unknown", "none")
 
 
@@ -96,48 +85,15 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunR
         evidence=Evidence(source="log", notes=tuple(notes)),
         source=LogSource(path=str(path), sha256=digest, dialect="benchmark json"),
     )
-    run, steps = checked(RunRecord, run, path), checked(tuple[StepRecord, ...], steps, path)
-    rate = _figure(document, "tokens_per_second")
+    metrics = document.get("performance_metrics")
+    rate = metrics.get("tokens_per_second") if isinstance(metrics, Mapping) else None
+    known = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < LARGEST_REAL
     return RunResult(
-        run=run,
+        run=checked(RunRecord, run, path),
         steps=steps,
         path=path,
-        stated_tokens_per_second=rate if rate is not None and 0 < rate < math.inf else None,
-        contradictions=(*_stated_twice(reader), *_stated_otherwise(document, run, steps)),
+        stated_tokens_per_second=rate if known else None,
     )
-
-
-def _figure(document: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of performance_metrics, endless where no measurement is as large; None where the file states none."""
-    metrics = document.get("performance_metrics")
-    value = metrics.get(name) if isinstance(metrics, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < LARGEST_REAL else math.inf
-
-
-def _stated_otherwise(document: Mapping[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
-    """Yield the figures that a file's own steps contradict: tokens/s, mean time of a step."""
-    seconds = [step.step_seconds for step in steps]
-    means = [sum(part) / len(part) for part in (seconds, seconds[1:], seconds[len(seconds) // 2 :]) if part]
-    tokens, gpus = steps[0].tokens, run.machine.gpus
-    rates = [tokens / mean / gpus for mean in means] if tokens and gpus else []
-    for name, unit, form, made in (
-        ("avg_step_time_seconds", "s", ".4g", means),
-        ("tokens_per_second_per_gpu", "tokens/s", ",.0f", rates),
-    ):
-        stated = _figure(document, name)
-        if stated is not None and made and min(abs(stated / value - 1) for value in made) > STATED_TOLERANCE:
-            yield f"the file states {name} {stated:{form}}, and its own steps make {made[-1]:{form}} {unit}"
-
-
-def _stated_twice(reader: "_Reader") -> Iterator[str]:
-    """Yield the settings of which two sections of a file hold different whole numbers."""
-    sections = dict(zip([*reader.names, "the file"], reader.sections, strict=True))
-    for key in SETTINGS:
-        stated = {name: section[key] for name, section in sections.items() if type(section.get(key)) is int}
-        if len(set(stated.values())) > 1:
-            yield f"{key} is {' and '.join(f'{value} in {name}' for name, value in stated.items())}"
 
 
 class _Reader:
@@ -146,8 +102,7 @@ class _Reader:
     def __init__(self, document: Mapping[str, Any], path: Path) -> None:
         self.document = document
         self.path = path
-        self.names = [name for name in SECTIONS if isinstance(document.get(name), Mapping)]
-        self.sections = [*(document[name] for name in self.names), document]
+        self.sections = [*(document[name] for name in SECTIONS if isinstance(document.get(name), Mapping)), document]
 
     def find(self, *names: str) -> Any:
         """Return the first value that is not a word for absent."""
@@ -172,24 +127,19 @@ class _Reader:
             raise self.error(f"{names[0]} is {value!r}.", "It counts something: a whole number of 1 or more.")
         return int(value)
 
-    def numbers(self, *names: str, steps: int | None = None) -> list[float | None]:
-        """Return the first list of numbers under some names, one a step; empty where there is none.
-
-        A list of another length than `steps` describes something else: its place is taken by as many absent values.
-        """
+    def numbers(self, *names: str) -> list[float | None]:
+        """Return the first list of numbers under some names, one a step; empty where there is none."""
         values: list[Any] = next((one for name in names if isinstance(one := self.document.get(name), list) and one), [])
-        if steps is not None and len(values) != steps:
-            return [None] * steps
         for value in values:
-            if (value is None and steps is None) or isinstance(value, bool) or not isinstance(value, int | float | None):
+            if isinstance(value, bool) or not (value is None or isinstance(value, int | float)):
                 raise self.error(f"{names[0]} holds {value!r}.", "Its entries are numbers.")
-        try:
-            return [None if value is None else float(value) for value in values]
-        except OverflowError as error:
-            raise self.error(f"{names[0]} holds a number of more than 308 digits.", "Its entries are numbers.") from error
+        return [None if value is None else _float(value) for value in values]
 
-    def bytes_of(self, name: str, gigabytes: Any) -> int:
+    def bytes_of(self, name: str) -> int | None:
         """Return gigabytes in bytes."""
+        gigabytes = self.find(name)
+        if gigabytes is None:
+            return None
         if isinstance(gigabytes, bool) or not isinstance(gigabytes, int | float) or not 0 <= gigabytes < LARGEST_REAL:
             raise self.error(f"{name} holds {gigabytes!r}.", "Memory is a finite number of gigabytes.")
         return round(gigabytes * 1e9)
@@ -199,30 +149,34 @@ class _Reader:
         return RecordError(f"{self.path}: {what}", where=str(self.path), why=why)
 
 
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
+
+
 def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
     seconds = reader.numbers("raw_step_times", "step_times")
     if not seconds:
         raise reader.error("no step times.", "A result holds raw_step_times or step_times: a list of seconds, one a step.")
     batch, length = reader.whole("global_batch_size"), reader.whole("sequence_length")
-    losses = reader.numbers("raw_loss_values", "loss_values", steps=len(seconds))
-    rates = reader.numbers("raw_learning_rates", "learning_rates", steps=len(seconds))
-    memory = reader.numbers("raw_memory_values", "memory_values", steps=len(seconds))
-    records = []
-    for index, (value, loss, rate, gigabytes) in enumerate(zip(seconds, losses, rates, memory, strict=True)):
-        if value is None or not 0 < value < math.inf:
-            raise reader.error(f"step time {index + 1} is {value!r}.", "A step takes a positive, finite number of seconds.")
-        records.append(
-            StepRecord(
-                step=index + 1,
-                step_seconds=value,
-                tokens=batch * length if batch and length else None,
-                loss=finite_or_none(loss),
-                learning_rate=rate,
-                finite=loss is None or math.isfinite(loss),
-                peak_allocated_bytes=None if gigabytes is None else reader.bytes_of("raw_memory_values", gigabytes),
-            )
-        )
-    return tuple(records)
+    absent = [None] * len(seconds)
+    columns = [reader.numbers(*names) for names in COLUMNS]
+    losses, rates, memory = (column if len(column) == len(seconds) else absent for column in columns)  # else of something else
+    rows = [
+        {
+            "step": number,
+            "step_seconds": value,
+            "tokens": batch * length if batch and length else None,
+            "loss": finite_or_none(loss),
+            "learning_rate": rate,
+            "finite": loss is None or math.isfinite(loss),
+            "peak_allocated_bytes": round(gigabytes * 1e9) if gigabytes and math.isfinite(gigabytes) else gigabytes,
+        }
+        for number, (value, loss, rate, gigabytes) in enumerate(zip(seconds, losses, rates, memory, strict=True), start=1)
+    ]
+    return checked(tuple[StepRecord, ...], rows, reader.path)
 
 
 def _model(reader: _Reader) -> str:
@@ -256,11 +210,10 @@ def _machine(reader: _Reader, notes: list[str]) -> Machine:
     elif world is not None or on_node is not None:
         on_node, nodes = world or on_node, 1
         notes.append(f"{on_node} GPUs taken as one node: the file gives one count only, or two that disagree")
-    memory = reader.find("total_memory_gb")
     return Machine(
         platform=_platform(reader),
         accelerator=reader.text("device_name"),
         gpus_per_node=on_node,
         nodes=nodes,
-        memory_bytes=None if memory is None else reader.bytes_of("total_memory_gb", memory),
+        memory_bytes=reader.bytes_of("total_memory_gb"),
     )

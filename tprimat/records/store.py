@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -19,7 +19,7 @@ import pydantic_core
 from pydantic import ValidationError
 
 from tprimat.core.errors import ConfigError, RecordError
-from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_LINE
+from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_UNPACKED
 from tprimat.core.rows import adapter, explain
 from tprimat.records.schema import SCHEMA_VERSION, Machine, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
@@ -84,7 +84,7 @@ def json_document(content: bytes, path: Path) -> Any:
 def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Replace a file atomically: readers and crashes leave the old text or the new one. Only this user may read a private one.
 
-    A device, a pipe or this process's own output is written to, not replaced: root would replace /dev/null for everybody.
+    A device or a pipe is written to, not replaced: root would replace /dev/null for everybody.
 
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
@@ -92,8 +92,8 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     data = content.encode("utf8") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if (stream := stream_at(path)) is not None:
-            with os.fdopen(stream, "wb") as file:
+        if path.parent == Path("/dev") or path.is_fifo():
+            with path.open("ab") as file:
                 file.write(data)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,27 +109,6 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-
-
-def stream_at(path: Path) -> int | None:
-    """Return an open descriptor of what must not be replaced: a device, a pipe, a file that is our output; None for others.
-
-    Raises:
-        OSError: it cannot be opened; nobody reads the pipe.
-    """
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    for number in (1, 2):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(status, os.fstat(number)):
-                return os.dup(number)
-    if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-        return None
-    stream = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    os.set_blocking(stream, True)
-    return stream
 
 
 def append_line(path: Path, text: str) -> None:
@@ -151,29 +130,14 @@ def append_line(path: Path, text: str) -> None:
         raise cannot_write(path, error) from error
 
 
-def cannot_write(path: Path, error: OSError) -> RecordError:
-    """Return the error for a file that the operating system refuses to write."""
-    return RecordError(
-        f"{path} cannot be written: {error.strerror or error}.",
-        where=str(path),
-        fix=WRITE_FIXES.get(error.errno or 0, "another place for the output"),
-    )
-
-
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of writing more than fits."""
-NO_SPACE = "free space, or choose another place for the output"
-WRITE_FIXES = {
-    errno.ENOSPC: NO_SPACE,
-    errno.EDQUOT: NO_SPACE,
-    errno.EISDIR: "the name of a file: this is a folder",
-    errno.EEXIST: "another folder for the output: part of this path is a file",
-    errno.ENOTDIR: "another folder for the output: part of this path is a file",
-    errno.EACCES: "another folder for the output: this one is not yours to write",
-    errno.EPERM: "another folder for the output: this one is not yours to write",
-    errno.EROFS: "another folder for the output: this disk is read-only",
-}
-"""Error of the operating system -> the way out."""
+
+
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """Return the error for a file that the operating system refuses to write."""
+    fix = "free space, or choose another place for the output" if error.errno in NO_ROOM else "another place for the output"
+    return RecordError(f"{path} cannot be written: {error.strerror or error}.", where=str(path), fix=fix)
 
 
 @contextlib.contextmanager
@@ -229,44 +193,16 @@ def read_text(path: Path) -> str:
         raise RecordError(f"{path} cannot be read: it is not UTF-8 text.", where=str(path)) from error
 
 
-LINES_AT_ONCE = 1000
-"""Parsed together, which takes half the time of one by one."""
-
-
-def read_lines(kind: type[T], path: Path) -> Iterator[T]:
-    """Yield the records of a .jsonl file. A last line cut short by a crash is skipped; a broken line elsewhere is an error."""
+def read_lines(kind: type[T], path: Path) -> list[T]:
+    """Read the records of a .jsonl file. A last line cut short by a crash is skipped; a broken line elsewhere is an error."""
     if not os.path.lexists(path):
-        return
-    with opened(path) as file:
-        number = 0
-        lines: list[bytes] = []
-        while line := file.readline(LARGEST_LINE):
-            number += 1
-            if not line.endswith(b"\n"):
-                if len(line) < LARGEST_LINE:
-                    break
-                yield from parse_lines(kind, lines, path, number)
-                where = f"{path}:{number}"
-                raise RecordError(f"{where} is too long.", where=where, why=f"A line has at most {LARGEST_LINE:,} bytes.")
-            lines.append(line)
-            if len(lines) == LINES_AT_ONCE:
-                yield from parse_lines(kind, lines, path, number + 1)
-                lines = []
-        yield from parse_lines(kind, lines, path, number + 1)
-
-
-def parse_lines(kind: type[T], lines: Sequence[bytes], path: Path, after: int) -> Iterator[T]:
-    """Yield the records of some lines of a .jsonl file; one by one where any of them is broken, to name it.
-
-    Empty lines are skipped; `after` is the number of the line after them.
-    """
-    text = b"[" + b",".join(line for line in lines if line != b"\n") + b"]"
-    try:
-        yield from adapter(list[kind]).validate_json(text)  # type: ignore[valid-type]  # a type made at run time
+        return []
+    *complete, _ = read_bytes(path, LARGEST_UNPACKED).split(b"\n")
+    lines = [(number, line) for number, line in enumerate(complete, start=1) if line]
+    try:  # all together, which takes half the time of one by one
+        return adapter(list[kind]).validate_json(b"[" + b",".join(line for _, line in lines) + b"]")  # type: ignore[valid-type]
     except (ValidationError, ConfigError):
-        for number, line in enumerate(lines, start=after - len(lines)):
-            if line != b"\n":
-                yield from_json(kind, line, where=f"{path}:{number}")
+        return [from_json(kind, line, where=f"{path}:{number}") for number, line in lines]
 
 
 def as_document(value: Any) -> Any:
@@ -357,13 +293,13 @@ class RunDirectory:
 
         From the GPUs on each node of the run's machine follow the numbers that other nodes' GPUs have in the run.
         """
-        found = list(read_lines(TelemetrySample, self.telemetry_file))
+        samples = read_lines(TelemetrySample, self.telemetry_file)
         if machine is None or not machine.gpus_per_node or (machine.nodes or 1) == 1:
-            return tuple(found)
+            return tuple(samples)
         for node in range(1, machine.nodes or 1):
-            samples = read_lines(TelemetrySample, self.path / f"node-{node}" / self.telemetry_file.name)
-            found += [replace(sample, gpu=node * machine.gpus_per_node + sample.gpu) for sample in samples]
-        return tuple(found)
+            others = read_lines(TelemetrySample, self.path / f"node-{node}" / self.telemetry_file.name)
+            samples += [replace(sample, gpu=node * machine.gpus_per_node + sample.gpu) for sample in others]
+        return tuple(samples)
 
 
 def append_probe(path: Path, probe: ProbeRecord) -> None:

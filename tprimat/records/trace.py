@@ -13,7 +13,6 @@ from tprimat.core.limits import LARGEST_UNPACKED
 from tprimat.records.store import read_bytes
 
 GZIP_START = b"\x1f\x8b"
-PART = 2**24
 
 
 def read_document(path: Path) -> Any:
@@ -39,18 +38,15 @@ def read_document(path: Path) -> Any:
 
 
 def _unpacked(content: bytes, path: Path) -> bytes:
-    parts, size = [], 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            while part := file.read(PART):
-                parts.append(part)
-                size += len(part)
-                if size > LARGEST_UNPACKED:
-                    what = f"{path} unpacks to more than {LARGEST_UNPACKED} bytes."
-                    raise RecordError(what, where=str(path), fix="profile fewer steps, without stacks")
+            unpacked = file.read(LARGEST_UNPACKED + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
-    return b"".join(parts)
+    if len(unpacked) > LARGEST_UNPACKED:
+        what = f"{path} unpacks to more than {LARGEST_UNPACKED} bytes."
+        raise RecordError(what, where=str(path), fix="profile fewer steps, without stacks")
+    return unpacked
 
 
 def is_trace(document: Any) -> bool:

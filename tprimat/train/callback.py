@@ -243,7 +243,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             if steps_done == 0:
                 what = f"{path} already holds the steps of a run."
                 return RecordError(what, where=str(file), fix="another folder for each run")
-            steps = list(read_lines(StepRecord, file))
+            steps = read_lines(StepRecord, file)
             if steps and steps[-1].step > steps_done:
                 shutil.copyfile(file, path / REPLACED_FILE)
                 write_atomically(file, "".join(f"{to_json(step)}\n" for step in steps if step.step <= steps_done))

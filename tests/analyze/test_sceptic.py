@@ -63,23 +63,6 @@ def test_another_model_of_a_known_name_has_no_shape(stated, model, tmp_path):
     assert (run.model, run.ran.shape is not None) == (model, model in {"llama", "qwen"})
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "counts"),
-    [
-        ("avg_step_time_seconds", 2.49, True),
-        ("avg_step_time_seconds", 1.0, False),
-        ("tokens_per_second_per_gpu", 6580.0, True),
-        ("tokens_per_second_per_gpu", 52_000.0, False),
-    ],
-)
-def test_every_stated_figure_is_compared_with_the_steps(name, value, counts, tmp_path):
-    document = json.loads(FOREIGN.read_text(encoding="utf8")) | {"performance_metrics": {name: value}}
-    (tmp_path / FOREIGN.name).write_text(json.dumps(document), encoding="utf8")
-    found = measure(read_result(tmp_path / FOREIGN.name), MetricOptions())
-    assert (found.not_counted is None) == counts
-    assert counts or f"the file states {name}" in found.not_counted
-
-
 def test_a_scaling_series_names_what_else_differs_in_it(tmp_path):
     result = read_result(LLAMA)
     for gpus, watts in ((4, 700.0), (8, 500.0)):

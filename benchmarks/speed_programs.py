@@ -24,7 +24,7 @@ from tprimat.records.environment import processor_name, software_versions, tunin
 from tprimat.records.schema import Machine
 from tprimat.records.sharing import masked_command
 from tprimat.runner.request import RunRequest, words_of
-from tprimat.runner.sweep import changed_since
+from tprimat.runner.schedule import changed_since
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARK = ROOT / "benchmark.py"

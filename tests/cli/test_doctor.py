@@ -60,7 +60,7 @@ def test_where_nothing_can_train_the_status_is_1_and_it_says_what_to_install(tmp
     environment, packages = tmp_path / "bare", tmp_path / "packages"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     packages.mkdir()
-    for module in ("pydantic", "annotated_types", "typing_extensions.py", "typing_inspection", "yaml", "numpy"):
+    for module in ("pydantic", "annotated_types", "typing_extensions.py", "typing_inspection", "yaml", "numpy", "scipy"):
         for path in Path(sysconfig.get_path("purelib")).glob(f"{module}*"):
             (packages / path.name).symlink_to(path)
     (packages / "tprimat").symlink_to(ROOT / "tprimat")

@@ -15,7 +15,7 @@ from tprimat.config.load import parse_setting
 from tprimat.plan.schema import read_plan, write_plan
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.store import RunDirectory
-from tprimat.runner.sweep import configuration
+from tprimat.runner.schedule import configuration
 
 RUNS = ROOT / "tests" / "runs" / "h100"
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyz012345"

@@ -93,7 +93,8 @@ def test_an_old_python_is_named(checkout):
     program = "import sys; sys.version_info = (3, 8, 18); from tprimat.cli.start import script; sys.exit(script('compare'))"
     done = subprocess.run([sys.executable, "-c", program], cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: TPrimat needs Python 3.10 or newer, and {sys.executable} is ")
+    assert done.stderr.startswith(f"error: {sys.executable} is ")
+    assert "needs 3.10 or newer" in done.stderr
 
 
 def test_a_wheel_installs_the_package_alone_and_it_works_in_any_folder(tmp_path):
@@ -117,13 +118,3 @@ def test_a_wheel_installs_the_package_alone_and_it_works_in_any_folder(tmp_path)
     done = start(bare_python, ["tprimat", "validate", "--gpus", "8"], folder, PYTHONPATH=str(packages))
     assert done.returncode in {0, 1}, done.stderr
     assert "minimal_communication" in done.stdout
-
-
-def test_python_without_its_site_is_refused_instead_of_started_for_ever(checkout):
-    (checkout / ".venv").symlink_to(sys.prefix)
-    command = [sys.executable, "-S", checkout / "benchmark.py", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: Python was started with -S, which hides all packages; start it without\n",
-    )

@@ -41,7 +41,7 @@ def ends(tmp_path, monkeypatch):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Five pictures take longer than the rest of a test that does not look at them."""
-    monkeypatch.setattr(sweep, "draw", lambda folders, probes: True)
+    monkeypatch.setattr(sweep, "draw", lambda picture, words: True)
 
 
 def run(*arguments):
@@ -120,7 +120,7 @@ def test_where_no_strategy_can_run_each_reason_is_said_once_with_its_strategies(
     assert run("--gpus", "3") == 2
     said = capsys.readouterr().err
     assert said.count("world size (3) is not divisible by 4.") == said.count("world size (3) is not divisible by 2.") == 1
-    assert "\nllama minimal_communication, qwen minimal_communication: cannot run here. global batch size (16)" in said
+    assert "llama minimal_communication, qwen minimal_communication: cannot run here. global batch size (16)" in said
     assert "\nerror: None of the 10 runs can start here." in said
     assert not ends["started"]
 

@@ -35,8 +35,7 @@ def command_on(plan, place):
 
 if __name__ == "__main__":
     nodes.command_on = run.command_on = command_on
-    submit.program = lambda container: (sys.executable, str(Path(__file__).resolve()))
-    submit.POLL_SECONDS = 0.4
+    submit.start_command = lambda: (sys.executable, str(Path(__file__).resolve()))
     # A machine that is gone is noticed in the same way, and sooner.
     agreement.LOST_SECONDS = 3.0
     agreement.FAILED_PART_SECONDS = 1.0

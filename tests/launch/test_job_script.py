@@ -2,21 +2,18 @@
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from a_launch import ROOT, wait_for
 
 from tprimat.cli.run import add_arguments, run_request
 from tprimat.core.errors import ConfigError, LaunchError
-from tprimat.launch.slurm import Job, Task, script
+from tprimat.launch.slurm import Job, script
+from tprimat.runner.grid import at_largest
 from tprimat.runner.request import RunRequest, words_of
-from tprimat.runner.scaling import at_largest
-from tprimat.runner.submit import explicit, shown, state_line
+from tprimat.runner.submit import explicit, shown
 
 ECHO = """\
 import json, sys
@@ -29,16 +26,12 @@ def a_job(**fields):
     return Job(**{**given, **fields})
 
 
-@pytest.mark.parametrize("tasks", [[], [["--x", "$SLURM_JOB_ID"], ["a\n;;"]]])
-def test_the_shell_starts_the_words_themselves(tmp_path, tasks):
+def test_the_shell_starts_the_words_themselves(tmp_path):
     words, folder = ["", " ", "$HOME `id` \\", "'\"", "*", "é\n\t", "#!", "-e", "%j"], tmp_path
     (folder / "echo.py").write_text(ECHO)
-    job = a_job(command=(sys.executable, str(folder / "echo.py"), *words), tasks=tuple(map(tuple, tasks)))
-    (folder / "job.sh").write_text(script(job))
-    for number in range(max(1, len(tasks))):
-        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
-        done = subprocess.run(["bash", str(folder / "job.sh")], capture_output=True, text=True, env=environment, check=True)
-        assert json.loads(done.stdout) == [*words, *(tasks[number] if tasks else [])]
+    (folder / "job.sh").write_text(script(a_job(command=(sys.executable, str(folder / "echo.py"), *words))))
+    done = subprocess.run(["bash", str(folder / "job.sh")], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == words
 
 
 def test_an_option_of_sbatch_cannot_bring_lines_of_its_own():
@@ -46,44 +39,6 @@ def test_an_option_of_sbatch_cannot_bring_lines_of_its_own():
         script(a_job(options=("--comment=a\n#SBATCH --wrap=evil",)))
     with pytest.raises(ConfigError, match="control characters"):
         explicit(RunRequest(platform="nvidia", settings=('cluster.slurm.partition="a\\nb"',)), ())
-
-
-SUBMITS = """
-from pathlib import Path
-from tprimat.launch import slurm
-from tprimat.launch.process import Interrupts
-from tprimat.runner.submit import follow_job
-job = slurm.Job(name="n", directory=Path("."), log="log", nodes=1, gpus_per_node=1, command=("x",))
-with Interrupts():
-    number = slurm.submit(Path("script"))
-    print([task.state for task in follow_job(number, job, print)])
-"""
-TOOLS = {
-    "sbatch": "touch sbatch-began; sleep 1; echo 42",
-    "squeue": 'test -e ended && state=CANCELLED || state=RUNNING; echo "42|$state|None|node"',
-    "scancel": "echo $1 > ended",
-}
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_a_terminal_cancels_a_job_also_while_sbatch_runs(tmp_path):
-    """A terminal interrupts all processes of its foreground group."""
-    for name, text in TOOLS.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    following = subprocess.Popen(
-        [sys.executable, "-c", SUBMITS],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for((tmp_path / "sbatch-began").exists)
-    os.killpg(following.pid, signal.SIGINT)
-    assert following.communicate(timeout=60)[0].endswith("['CANCELLED']\n")
-    assert (tmp_path / "ended").read_text() == "42\n"
 
 
 REQUESTS = [
@@ -125,19 +80,13 @@ def test_the_script_names_what_another_machine_would_decide_otherwise(tmp_path, 
 
 def test_a_scaling_series_is_planned_for_its_largest_number_and_passed_on_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    request = at_largest(RunRequest(platform="nvidia", model="llama", strategy="minimal_communication"), [2, 4])
+    request = at_largest(RunRequest(platform="nvidia", model="llama", strategy="minimal_communication"), "2,4")
     text = shown(request, ["--scaling", "2,4"], "slurm")
     assert "#SBATCH --gpus-per-node=4\n" in text
     assert " --scaling 2,4" in text
     assert "--gpus " not in text
     with pytest.raises(ConfigError, match="--gpus and --scaling exclude each other"):
-        at_largest(request, [2, 4])
-
-
-def test_a_job_that_never_starts_says_what_to_change():
-    waits = Task(name="7", state="PENDING", reason="PartitionNodeLimit")
-    assert state_line(waits) == "pending (PartitionNodeLimit), and stays so: fewer --nodes, or another cluster.slurm.partition"
-    assert state_line(Task(name="7", state="PENDING", reason="Priority")) == "pending (Priority)"
+        at_largest(request, "2,4")
 
 
 def test_a_login_node_must_say_for_which_machines_it_submits():

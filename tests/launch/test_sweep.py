@@ -14,8 +14,9 @@ from tprimat.core.workload import FullWorkload
 from tprimat.launch.run import run
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.store import RunDirectory
+from tprimat.runner.cells import Cell
 from tprimat.runner.run import TrainingRun
-from tprimat.runner.sweep import Cell, Scheduler
+from tprimat.runner.schedule import Schedule
 
 
 def plan_of(folder, run_id, **fields):
@@ -56,108 +57,115 @@ def run_of(record, steps=(), *, stop_signal=None):
     )
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    """A scheduler over the fake trainer, which ends with the exit code that the strategy's name holds."""
-    messages = []
+class Fake(Schedule):
+    """A schedule over the fake trainer, which ends with the exit code that the strategy's name holds."""
 
-    def start(cell):
+    def __init__(self, messages, *cells):
+        super().__init__([])
+        self.cells, self.said, self.cooldown_seconds = cells, messages, 0.0
+
+    def notify(self, text):
+        self.said.append(text)
+
+    def start(self, place, cell):
         plan = cell.plan
         directory = RunDirectory(Path(plan.run_directory))
         write_plan(directory.plan_file, plan)
-        started_at = f"2026-01-01T00:00:{len(messages):02d}.000+00:00"
+        started_at = f"2026-01-01T00:00:{len(self.said):02d}.000+00:00"
         record = first_record(run_id=plan.run_id, strategy=plan.strategy, started_at=started_at)
-        messages.append(f"started {plan.run_id}")
+        self.said.append(f"started {plan.run_id}")
         launch = a_launch(directory.path, "steps", 2, "exit", plan.strategy.partition("-")[2] or 0, record=record)
         ended, result = run(launch, Notes())
         return run_of(ended, result.steps, stop_signal=result.stop_signal)
 
-    return Scheduler(start=start, load=lambda cell, record: run_of(record), notify=messages.append), messages
+    def load(self, cell, record):
+        return run_of(record)
+
+    def differs(self, cell, record):
+        return None
+
+
+@pytest.fixture
+def messages():
+    return []
 
 
 def outcomes(results):
     return [(r.cell.plan.run_id, "reused" if r.reused else r.run and r.run.record.outcome) for r in results]
 
 
-def test_a_failed_run_stops_no_other(sweep, tmp_path):
-    scheduler, _ = sweep
+def test_a_failed_run_stops_no_other(messages, tmp_path):
     plans = [cell_of(tmp_path, "a", strategy="bad-3"), cell_of(tmp_path, "b")]
-    assert outcomes(scheduler.run(plans)) == [("a", "failed"), ("b", "completed")]
+    assert outcomes(Fake(messages, *plans).run()) == [("a", "failed"), ("b", "completed")]
 
 
-def test_a_run_that_cannot_start_stops_no_other(sweep, tmp_path):
-    scheduler, messages = sweep
+def test_a_run_that_cannot_start_stops_no_other(messages, tmp_path):
+    class Refuses(Fake):
+        def start(self, place, cell):
+            if cell.plan.run_id == "a":
+                raise LaunchError("no such engine.")
+            return super().start(place, cell)
 
-    def start(cell):
-        if cell.plan.run_id == "a":
-            raise LaunchError("no such engine.")
-        return scheduler.start(cell)
-
-    results = replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
+    results = Refuses(messages, cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)).run()
     assert outcomes(results) == [("a", None), ("b", "completed")]
     assert results[0].cause == "no such engine."
     assert "llama minimal: not started. no such engine." in messages
 
 
-def test_a_sweep_resumes_where_it_ended(sweep, tmp_path):
-    scheduler, messages = sweep
-    scheduler.run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", strategy="bad-3")])
+def test_a_sweep_resumes_where_it_ended(messages, tmp_path):
+    Fake(messages, cell_of(tmp_path, "a"), cell_of(tmp_path, "b", strategy="bad-3")).run()
     again = [cell_of(tmp_path, "c"), cell_of(tmp_path, "d", strategy="bad-3"), cell_of(tmp_path, "e", steps=3)]
-    results = scheduler.run(again)
+    results = Fake(messages, *again).run()
     assert outcomes(results) == [("c", "reused"), ("d", "failed"), ("e", "completed")]
     assert results[0].run.record.run_id == "a"
     assert any(line.startswith("llama minimal: skipped, run a of") for line in messages)
 
 
-def test_each_repetition_needs_a_run_of_its_own(sweep, tmp_path):
-    scheduler, _ = sweep
-    scheduler.run([cell_of(tmp_path, "a")])
-    assert outcomes(scheduler.run([cell_of(tmp_path, "b"), cell_of(tmp_path, "c")])) == [("b", "reused"), ("c", "completed")]
+def test_each_repetition_needs_a_run_of_its_own(messages, tmp_path):
+    Fake(messages, cell_of(tmp_path, "a")).run()
+    assert outcomes(Fake(messages, cell_of(tmp_path, "b"), cell_of(tmp_path, "c")).run()) == [("b", "reused"), ("c", "completed")]
 
 
-def test_a_run_that_counts_is_reused_whatever_the_clock_said(sweep, tmp_path):
-    scheduler, _ = sweep
-    scheduler.run([cell_of(tmp_path, "a")])
+def test_a_run_that_counts_is_reused_whatever_the_clock_said(messages, tmp_path):
+    Fake(messages, cell_of(tmp_path, "a")).run()
     newer = RunDirectory(tmp_path / "runs" / "z")
     write_plan(newer.plan_file, plan_of(tmp_path, "z"))
     newer.write_run(first_record(run_id="z", outcome="failed", started_at="2027-01-01T00:00:00.000+00:00"))
-    assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "reused")]
+    assert outcomes(Fake(messages, cell_of(tmp_path, "b")).run()) == [("b", "reused")]
 
 
-def test_a_run_that_has_lost_steps_is_made_again(sweep, tmp_path):
-    scheduler, _ = sweep
-    scheduler.run([cell_of(tmp_path, "a")])
+def test_a_run_that_has_lost_steps_is_made_again(messages, tmp_path):
+    Fake(messages, cell_of(tmp_path, "a")).run()
     steps = tmp_path / "runs" / "a" / "steps.jsonl"
     steps.write_bytes(steps.read_bytes()[:-5])
-    assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "completed")]
+    assert outcomes(Fake(messages, cell_of(tmp_path, "b")).run()) == [("b", "completed")]
 
 
-def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path, monkeypatch):
-    scheduler, messages = sweep
-    plans = [cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)]
-    notify = scheduler.notify
+def test_an_interrupt_ends_the_series_and_keeps_what_was_done(messages, tmp_path, monkeypatch):
+    class Interrupted(Fake):
+        def notify(self, text):
+            super().notify(text)
+            if text.startswith("cooling"):
+                monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
 
-    def interrupt_the_cool_down(text):
-        notify(text)
-        if text.startswith("cooling"):
-            monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
-
-    results = replace(scheduler, cooldown_seconds=30.0, notify=interrupt_the_cool_down).run(plans)
+    schedule = Interrupted(messages, cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2))
+    schedule.cooldown_seconds = 30.0
+    results = schedule.run()
     assert outcomes(results) == [("a", "completed")]
     assert messages[-1] == "cooling down for 30 s."
 
 
-def test_a_signal_while_a_run_is_written_breaks_nothing_off_and_starts_no_other(sweep, tmp_path):
-    scheduler, messages = sweep
+def test_a_signal_while_a_run_is_written_breaks_nothing_off_and_starts_no_other(messages, tmp_path):
     written = []
 
-    def start(cell):
-        made = scheduler.start(cell)
-        os.kill(os.getpid(), signal.SIGTERM)
-        written.append(cell.plan.run_id)
-        return made
+    class Signalled(Fake):
+        def start(self, place, cell):
+            made = super().start(place, cell)
+            os.kill(os.getpid(), signal.SIGTERM)
+            written.append(cell.plan.run_id)
+            return made
 
-    results = replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
+    results = Signalled(messages, cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)).run()
     assert outcomes(results) == [("a", "completed")]
     assert results[0].stop_signal == signal.SIGTERM
     assert written == ["a"]

@@ -12,7 +12,7 @@ from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary, valid_tensor_degrees
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan, write_plan
-from tprimat.runner.sweep import configuration
+from tprimat.runner.schedule import configuration
 from tprimat.train import worker
 
 SHAPED_OTHERWISE = [

@@ -1,6 +1,8 @@
-"""What `run` and `sweep` share: the flags that make a request, many runs in a row, and the table of them."""
+"""What `run` and `sweep` share: the flags that make a request, and the table of many runs."""
 
 import argparse
+import contextlib
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +15,8 @@ from tprimat.core.errors import ConfigError, UserError
 from tprimat.engines import AUTO, ENGINE_NAMES
 
 if TYPE_CHECKING:
-    from tprimat.runner.matrix import MatrixEntry
+    from tprimat.runner.cells import CellResult, Entry
     from tprimat.runner.request import RunRequest
-    from tprimat.runner.sweep import CellResult
 
 HOW = "how"
 SETTABLE = f"--set KEY=VALUE sets any key of the configuration, and these:\n{names_listed(OPTIONS)}"
@@ -54,45 +55,45 @@ def request_of(options: argparse.Namespace, command: str, program: str) -> "RunR
     return replace(request, command=masked_command((program, *sys.argv[1:])))
 
 
-def make_runs(entries: "Sequence[MatrixEntry]", *, resume: bool, retry_failed: bool) -> "tuple[list[CellResult], bool]":
-    """Make the runs of some entries, and return them, and whether all of them count.
+def refuse_nothing(entries: "Sequence[Entry]") -> None:
+    """Name what cannot run here with its reason, each once, and refuse to go on where that is everything.
 
     Raises:
-        UserError: none of them can run here.
+        UserError: none of the entries can run here.
     """
-    from tprimat.runner.sweep import run_cells
-
-    cells = [cell for entry in entries for cell in entry.cells]
-    if not cells:
-        raise _refusal_of_all(entries)
-    results = run_cells(cells, resume=resume, messages=sys.stderr, retry_failed=retry_failed)
-    return results, len(results) == len(cells) and all(result.counts for result in results)
-
-
-def _refusal_of_all(entries: "Sequence[MatrixEntry]") -> UserError:
-    """Return why no entry can run: the one reason that all share; several are printed, each once with those that it stops."""
-    names: dict[str, list[str]] = {}
-    refusals = [(entry, entry.refusal) for entry in entries if entry.refusal is not None]
-    for entry, refusal in refusals:
-        names.setdefault(str(UserError(refusal.what, fix=refusal.fix)), []).append(f"{entry.model} {entry.strategy}")
-    if len(names) == 1:
-        return refusals[0][1]
-    for reason, stopped in names.items():
-        print(f"{', '.join(stopped)}: cannot run here. {reason}", file=sys.stderr)
-    what = f"None of the {len(entries)} runs can start here."
-    return ConfigError(what, why="Each is refused above.", fix="a way out that is named there")
+    reasons: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if (refusal := entry.refusal) is not None:
+            reasons.setdefault(str(UserError(refusal.what, fix=refusal.fix)), []).append(entry)
+    nothing = not any(entry.cells for entry in entries)
+    if nothing and len(reasons) == 1 and entries[0].refusal:
+        raise entries[0].refusal
+    for reason, stopped in reasons.items():
+        names = ", ".join(f"{entry.model} {entry.label if '=' in entry.label else entry.strategy}" for entry in stopped)
+        print(f"{names}: cannot run here. {reason}", file=sys.stderr)
+    if nothing:
+        what = f"None of the {len(entries)} runs can start here."
+        raise ConfigError(what, why="Each is refused above.", fix="a way out that is named there")
 
 
-def show(entries: "Sequence[MatrixEntry]", results: "Sequence[CellResult]", *, as_json: bool) -> None:
+def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]", *, as_json: bool) -> None:
     """Print the table of all cells, or the same as one JSON document."""
     from tprimat.report.screen import screen_of
+    from tprimat.runner.cells import document, table
     from tprimat.runner.combine import combined
-    from tprimat.runner.matrix import matrix_document, matrix_table
 
     if as_json:
-        print_json(matrix_document(entries, results))
+        print_json(document(entries, results))
         return
     screen = screen_of(sys.stdout)
     if winners := combined([result.run for result in results if result.run is not None], screen):
         print("\n" + winners)
-    print("\n" + matrix_table(entries, results, screen))
+    print("\n" + table(entries, results, screen))
+
+
+def draw(picture: Path, words: Sequence[str]) -> bool:
+    """Draw the picture of a comparison, whose words were said already; return whether that was possible."""
+    from tprimat.cli.main import start
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return start("compare", "compare.py", [*words, "--output", str(picture)]) == 0

@@ -6,13 +6,10 @@
 """
 
 import argparse
-import contextlib
-import io
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from tprimat.cli.cells import SETTABLE, add_request, make_runs, request_of, show
+from tprimat.cli.cells import SETTABLE, add_request, draw, refuse_nothing, request_of, show
 from tprimat.config.options import DEGREES, option_of
 from tprimat.core.errors import ConfigError
 
@@ -39,9 +36,10 @@ def run(options: argparse.Namespace) -> int:
         ConfigError: --set gives what this command decides.
         UserError: no cell can run here.
     """
-    from tprimat.runner.matrix import plan_matrix
+    from tprimat.runner.cells import planned
+    from tprimat.runner.grid import strategy_requests
     from tprimat.runner.request import RunRequest
-    from tprimat.runner.sweep import exit_status
+    from tprimat.runner.schedule import complete, exit_status, run_cells
 
     request = request_of(options, "sweep", "./run_all_configs.sh")
     for option in DECIDED_HERE:
@@ -49,25 +47,16 @@ def run(options: argparse.Namespace) -> int:
         if getattr(request, field) != getattr(RunRequest(), field):
             where, fix = f"--set {option.name}", MODEL_HINT if option.name == "model" else "./benchmark.py"
             raise ConfigError(f"{where} is not for this command.", where=where, fix=fix)
-    entries = plan_matrix(request, MODELS[options.models])
-    results, complete = make_runs(entries, resume=not options.fresh, retry_failed=True)
-    counting = list(dict.fromkeys(entry.folder for entry in entries if entry.counts_in(results)))
-    compared = draw(counting, request.probes)
+    entries = planned(strategy_requests(request, MODELS[options.models]))
+    refuse_nothing(entries)
+    cells = [cell for entry in entries for cell in entry.cells]
+    results = run_cells(cells, resume=not options.fresh)
+    success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
+    counting = list(dict.fromkeys(result.cell.label for result in results if result.counts))
+    probes = [word for place in request.probes for word in ("--set", f"probes={place}")]
+    for folder in sorted(counting):
+        success &= draw(PICTURES / f"compare-{folder.removeprefix('output-')}.png", ["--results-dir", folder, *probes])
     show(entries, results, as_json=options.json)
     if len(counting) > 1 and not options.json:
-        print(f"\nside by side: ./compare.py --results-dir {' '.join(counting)}", file=sys.stderr)
-    refused = any(entry.refusal is not None and not entry.left_out for entry in entries)
-    return exit_status(results, success=complete and compared and not refused)
-
-
-def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:
-    """Draw the picture of each folder; return whether all were drawn. One comparison of all folders follows in words."""
-    from tprimat.cli.main import start
-
-    words = [word for place in probes for word in ("--set", f"probes={place}")]
-    drawn = True
-    for folder in folders:
-        picture = PICTURES / f"compare-{folder.removeprefix('output-')}.png"
-        with contextlib.redirect_stdout(io.StringIO()):
-            drawn &= start("compare", "compare.py", ["--results-dir", folder, "--output", str(picture), *words]) == 0
-    return drawn
+        print(f"\nside by side: ./compare.py --results-dir {' '.join(sorted(counting))}", file=sys.stderr)
+    return exit_status(results, success=success)

@@ -20,17 +20,17 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.config.load import read_config
     from tprimat.plan.figures import doubtful_figures
     from tprimat.report.screen import screen_of
-    from tprimat.runner.matrix import check_matrix
+    from tprimat.runner.validate import check_configuration
 
-    cells, screen = list(check_matrix(options.config, options.gpus)), screen_of(sys.stdout)
+    cells, screen = list(check_configuration(options.config, options.gpus)), screen_of(sys.stdout)
     widths = [
         max((len(name) for name in names), default=0) for names in zip(*((c.model, c.strategy) for c in cells), strict=True)
     ]
     for cell in cells:
         name = f"{cell.model:<{widths[0]}} {cell.platform:<6} {cell.strategy:<{widths[1]}} "
-        print(screen.prose(f"{name}{cell.description}", len(name), "refused" if cell.error else None))
+        print(screen.prose(f"{name}{cell.description}", len(name), "refused" if cell.error and not cell.left_out else None))
     alike: dict[tuple[str | None, ...], list[UserError]] = {}
-    for error in (cell.error for cell in cells if cell.error is not None):
+    for error in (cell.error for cell in cells if cell.error is not None and not cell.left_out):
         alike.setdefault((error.what, error.why, error.fix), []).append(error)
     for errors in alike.values():
         more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from tprimat.config.schema import FlopsConvention, Precision, Size
+from tprimat.config.schema import FlopsConvention, Precision, Routing, Size
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError
 
@@ -130,9 +130,11 @@ OPTIONS = (
     ),
     Option(
         name="routing",
-        help="of tokens to experts: natural, or balanced, which is forced and overstates speed; natural,balanced runs both",
+        help="of tokens to experts: natural, or balanced, which is forced and overstates speed",
         metavar="HOW",
         group=WORKLOAD,
+        key="training.routing",
+        choices=get_args(Routing),
     ),
     Option(name="seed", help="of weights and data", group=WORKLOAD, key="experiment.seed"),
     Option(
@@ -231,7 +233,7 @@ REMOVED = {
     "--dark": ("", "leave it out"),
     "--format": ("", "the suffix of --output"),
     "--measure": ("", "--parallel auto:N"),
-    "--only": ("", "--sweep with fewer values, or a condition such as 'tp*pp<=4'"),
+    "--only": ("", "--sweep with fewer values"),
     "--plan": ("", "python3 -m tprimat plan --model NAME --accelerator GPU --gpus 8"),
     "--probe": ("", "python3 -m tprimat probe gemm,memory"),
     "--quiet": ("", "2>/dev/null"),
@@ -240,6 +242,7 @@ REMOVED = {
     "--table": ("", "results of measured runs"),
     "--until-sure": ("", "--fail-if-slower, which says how many runs would decide"),
     "benchmarking.micro_batch_memory_bytes": ("", "remove the key; tprimat plan names the largest micro-batch that fits"),
+    "slurm.array_tasks": ("Runs of a job follow each other.", "remove the key; a call for each strategy makes several jobs"),
     "engine_options.load_ahead": (
         "It had no measurable effect, and the engine now does without it.",
         "remove the key",

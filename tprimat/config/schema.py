@@ -329,8 +329,6 @@ class SlurmOptions(RefuseUnknownKeys):
     """The job's limit in SLURM's form, such as "02:00:00"; quote it, or YAML reads a number."""
     exclusive: Flag = True
     """Do not share the nodes: other jobs would disturb the measurement."""
-    array_tasks: Count | None = None
-    """Make several strategies or models an array job with at most this many tasks at a time. None: one job for all."""
     arguments: tuple[Line, ...] = ()
     """More options of sbatch, such as [--mem=0]."""
     container: ContainerOptions = field(default_factory=ContainerOptions)

@@ -151,12 +151,6 @@ def refuse_mpirun(environment: Mapping[str, str]) -> None:
         )
 
 
-def array_task(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the number of this task in an array job of SLURM; None outside one."""
-    task = environment.get("SLURM_ARRAY_TASK_ID", "")
-    return task if task.isdigit() else None
-
-
 def refuse_ranks(environment: Mapping[str, str]) -> None:
     """Refuse a start as one of several processes of a node: torchrun starts the ranks itself.
 

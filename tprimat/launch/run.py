@@ -78,11 +78,6 @@ class LaunchResult:
     stop_signal: int | None = None
     """A signal asked the launcher to stop: start nothing after this run."""
 
-    @property
-    def transient(self) -> bool:
-        """Whether the cause may be gone at a second start: the network between ranks, or a port."""
-        return self.failure is not None and self.failure.retry
-
 
 class Watcher(Protocol):
     """Receives the progress of a run."""

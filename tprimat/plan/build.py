@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig, absolute_path
-from tprimat.config.schema import EngineOptions, ModelConfig, PlatformOptimizations, RecomputeModule, Routing, Size
+from tprimat.config.schema import EngineOptions, ModelConfig, PlatformOptimizations, RecomputeModule, Size
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, MissingLayoutError, UserError
 from tprimat.core.models import ModelShape, model_shape, tiny
@@ -32,8 +32,6 @@ class PlanRequest:
     strategy: str
     platform: PlatformName
     size: Size
-    routing: Routing | None = None
-    """Instead of the configuration's, in a model with experts."""
     engine: str
     engine_reason: str
     trainer: str | None = None
@@ -107,7 +105,7 @@ def _workload(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, lay
         recompute=settings.recompute,
         recompute_modules=_recompute_modules(loaded, request.platform, shape) or None,
         recompute_layers=_recompute_layers(loaded, request.platform, shape, layout),
-        routing=(request.routing or training.routing) if shape.experts else None,
+        routing=training.routing if shape.experts else None,
         expert_capacity=(training.moe_expert_capacity_factor or "unlimited") if shape.experts else None,
         expert_tensor_parallel=1 if shape.experts else None,
     )

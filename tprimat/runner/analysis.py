@@ -11,9 +11,10 @@ from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Measured, Origin, group_runs, measure, on_cpu, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
+from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.analyze.traits import machine_name, model_and_shape
 from tprimat.config.load import load_config
-from tprimat.core.errors import ConfigError, RecordError, UserError
+from tprimat.core.errors import ConfigError, MetricError, RecordError, UserError
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan
 from tprimat.records.benchmark_file import RunResult
@@ -21,7 +22,8 @@ from tprimat.records.discover import check_probes, load_results, probes_in
 from tprimat.records.schema import RunRecord
 from tprimat.records.sharing import shareable, shareable_text
 from tprimat.records.store import as_document, checked
-from tprimat.report.comparison import Comparison, model_without_baseline
+from tprimat.report.catalogue import per_rank
+from tprimat.report.comparison import Comparison, model_without_baseline, run_name
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import MOST_MODELS, PeakAnalysis
 from tprimat.report.words import headline, held_words, proven, runs_to_decide, sentence, told
@@ -245,6 +247,28 @@ def conventions(options: MetricOptions) -> str:
         f"FLOP counted {options.flops_convention}, utilization of the {options.peak} peak of the dtype that ran. "
         "[low, high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."
     )
+
+
+def scaling_of(measured: Sequence[Measured]) -> list[Series]:
+    """Find every scaling series among some runs.
+
+    Raises:
+        MetricError: no configuration ran on two numbers of GPUs.
+    """
+    found = series_of(group_runs(measured))
+    if not found:
+        counted = sum(item.not_counted is None for item in measured)
+        raise MetricError(
+            per_rank("No configuration ran on two numbers of GPUs.", {item.result.run.machine.platform for item in measured}),
+            why=f"{counted} of {len(measured)} runs count.",
+            fix="run the same strategy with --gpus 1, 2, 4 and 8",
+        )
+    lost = [
+        LeftOut(label=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted.rstrip('.')}")
+        for item in measured
+        if item.not_counted is not None
+    ]
+    return [replace(found[0], left_out=(*found[0].left_out, *lost)), *found[1:]]
 
 
 def report_page(results: Results) -> str:

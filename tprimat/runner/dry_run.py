@@ -21,7 +21,7 @@ FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT
 """What a plan shows where MASTER_ADDR is not set."""
 
 
-def command_shown(session: Session, plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
+def command_shown(plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
     """Return the command of this node; without MASTER_ADDR that of the first node, under a name in place of its address."""
     try:
         nodes = find_nodes(plan.nodes, environment)

@@ -1,17 +1,16 @@
 """What a user asks for: a request made of options, and back to the words that make it again."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tprimat.config.load import LoadedConfig, Setting, parse_setting
+from tprimat.config.load import Setting, parse_setting
 from tprimat.config.options import BY_NAME, DEGREES, OPTIONS, assignment, option_of
 from tprimat.config.schema import Size
 from tprimat.config.tree import parse_scalar
 from tprimat.core.accelerators import PlatformName
-from tprimat.core.errors import ConfigError, UserError
+from tprimat.core.errors import ConfigError
 from tprimat.engines import AUTO
 
 ALL_MODELS = "all"
@@ -45,7 +44,7 @@ class RunRequest:
     precision: str | None = None
     data: str | None = None
     routing: str | None = None
-    """Of tokens to experts: natural, balanced, or both, separated by a comma."""
+    """Of tokens to experts: natural or balanced."""
     seed: int | str | None = None
     settings: tuple[str, ...] = ()
     """KEY=VALUE for any key of the configuration."""
@@ -57,8 +56,6 @@ class RunRequest:
     """Start even a run that is predicted not to fit."""
     dry_run: bool = False
     """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
-    elsewhere: bool = False
-    """Plan for another machine, which has what the engine needs."""
     command: tuple[str, ...] = ()
     """The user's command line, for the record."""
 
@@ -66,11 +63,6 @@ class RunRequest:
     def is_auto(self) -> bool:
         """Whether predictions choose the layout."""
         return (self.strategy or "").partition(":")[0] == AUTO
-
-    @property
-    def any_degree(self) -> bool:
-        """Whether it describes a layout of its own."""
-        return any(getattr(self, degree.name) is not None for degree in DEGREES)
 
 
 def with_values(request: RunRequest, values: Iterable[tuple[str, str]], origin: str) -> RunRequest:
@@ -159,29 +151,3 @@ def layout_settings(request: RunRequest, name: str, models: Sequence[str], platf
             if value is not None or degree.name != "vpp":
                 path = tuple({**places, "MODEL": model}.get(part, part) for part in str(degree.key).split("."))
                 yield Setting(path, 1 if value is None else value, degree.flag)
-
-
-def in_flags(error: UserError, loaded: LoadedConfig, strategy: str) -> UserError:
-    """Return a refusal in the words of the flags that were typed, where it has those of the configuration."""
-    degrees = {_key(degree.name): degree.flag for degree in DEGREES}
-    batch = {_key(name): option_of(name).flag for name in ("micro_batch_size", "global_batch_size", "sequence_length")}
-    place = loaded.tree.origin(("parallelism", strategy))
-    own = degrees if place in degrees.values() else {}
-    typed = any(loaded.tree.origin(("training", "data", key)) == flag for key, flag in batch.items())
-    sizes = batch if own or typed else {}
-
-    def said(text: str | None, words: dict[str, str]) -> str | None:
-        return text and re.sub(r"(?<![\w.])([a-z_]+)\b(: ?)?", lambda found: _typed(words.get(found[1]), found), text)
-
-    where = error.where and (error.where.partition(f" parallelism.{strategy}.")[0] if own else error.where)
-    return type(error)(said(error.what, own) or "", where=where, why=said(error.why, own), fix=said(error.fix, own | sizes))
-
-
-def _typed(flag: str | None, word: re.Match[str]) -> str:
-    """Return the flag in place of a key, before a value where the key has a colon; None: the word itself."""
-    return word[0] if flag is None else flag + ("" if not word[2] else "=" if flag.startswith("--set") else " ")
-
-
-def _key(name: str) -> str:
-    """Return the last word of an option's key."""
-    return str(BY_NAME[name].key).rpartition(".")[2]

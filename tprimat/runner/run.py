@@ -48,8 +48,6 @@ class TrainingRun:
     """What the profiler recorded, one file a cycle."""
     stop_signal: int | None = None
     """A signal that asked for an end, so that no further run should start."""
-    transient: bool = False
-    """It failed of something that may be gone at a second start."""
 
 
 def announcement(plan: RunPlan) -> str:
@@ -81,19 +79,33 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
     Raises:
         UserError: it cannot be started, or its folder cannot be written.
     """
-    log = log_path(session, plan.model)
-    nodes = (this_node(plan),) if group is None else group.records
-    record = _starting(plan, session.machine_of(plan), nodes)
-    launch = dataclasses.replace(launch_of(session, plan, record, group), logs=(log,), heading=announcement(plan))
+    log, engine = log_path(session, plan.model), engine_named(plan.engine)
+    record = _starting(plan, session.machine_of(plan), (this_node(plan),) if group is None else group.records)
+    benchmarking = session.loaded.config.benchmarking
+    launch = Launch(
+        command=command_on(plan, Nodes() if group is None else group.prepare(plan)),
+        group=group,
+        directory=RunDirectory(Path(plan.run_directory)),
+        record=record,
+        limits=Limits(**{one.name: getattr(benchmarking, one.name) for one in dataclasses.fields(Limits)}),
+        planned_steps=plan.steps,
+        nodes=plan.nodes,
+        alternatives=strategies_with_less_memory(session.loaded, plan),
+        sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
+        logs=(log,),
+        heading=announcement(plan),
+    )
     write_plan(launch.directory.plan_file, plan)
-    if not engine_named(plan.engine).runs_worker:
-        launch = followed(launch, plan)
+    if not engine.runs_worker:  # it only prints: steps and evidence come from its log, tracebacks from its ranks'
+        printed = FollowedLog(plan, engine.read_line, record.started_at)
+        launch = dataclasses.replace(
+            launch, step_of_line=printed.step_of_line, complete=printed.complete, error_logs=engine.error_logs(plan)
+        )
     record, result = run(launch, Progress(plan, record))
     if record.outcome == "out_of_memory":
         record = dataclasses.replace(record, hint=out_of_memory_hint(plan, record.machine, record.hint))
         launch.directory.write_run(record)
-    ended = finish(session, record, result.steps, log)
-    return dataclasses.replace(ended, stop_signal=result.stop_signal, transient=result.transient)
+    return dataclasses.replace(finish(session, record, result.steps, log), stop_signal=result.stop_signal)
 
 
 def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) -> RunRecord:
@@ -103,36 +115,6 @@ def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) ->
     variables = variables_of_run(plan.environment)
     known = dataclasses.replace(record, clock=engine.clock, software=engine.software(plan), environment=variables)
     return dataclasses.replace(known, nodes=nodes, job=job_name())
-
-
-def launch_of(session: Session, plan: RunPlan, record: RunRecord, group: Group | None) -> Launch:
-    """Return how to start and watch a plan from this machine."""
-    benchmarking = session.loaded.config.benchmarking
-    place = Nodes() if group is None else group.prepare(plan)
-    return Launch(
-        command=command_on(plan, place),
-        group=group,
-        directory=RunDirectory(Path(plan.run_directory)),
-        record=record,
-        limits=Limits(
-            startup_timeout_seconds=benchmarking.startup_timeout_seconds,
-            hang_factor=benchmarking.hang_factor,
-            hang_minimum_seconds=benchmarking.hang_minimum_seconds,
-            run_timeout_seconds=benchmarking.run_timeout_seconds,
-            run_timeout_flag=benchmarking.run_timeout_flag,
-        ),
-        planned_steps=plan.steps,
-        nodes=plan.nodes,
-        alternatives=strategies_with_less_memory(session.loaded, plan),
-        sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
-    )
-
-
-def followed(launch: Launch, plan: RunPlan) -> Launch:
-    """Return the launch of a framework that only prints: steps and evidence come from its log, tracebacks from its ranks'."""
-    engine = engine_named(plan.engine)
-    log = FollowedLog(plan, engine.read_line, launch.record.started_at)
-    return dataclasses.replace(launch, step_of_line=log.step_of_line, complete=log.complete, error_logs=engine.error_logs(plan))
 
 
 def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:

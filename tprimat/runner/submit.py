@@ -1,31 +1,25 @@
-"""Hand runs to a scheduler: write its script, submit it, follow the job, and see that every run has an end."""
+"""Hand runs to a scheduler: write its script or manifest, and submit it."""
 
 import dataclasses
-import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from tprimat.config.schema import ContainerOptions, SlurmOptions
 from tprimat.core.accelerators import PLATFORM_OF
-from tprimat.core.errors import ConfigError
+from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.engines.base import ROOT, start_command
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch import kubernetes, slurm
 from tprimat.launch.kubernetes import Workload
-from tprimat.launch.process import Interrupts
-from tprimat.launch.run import GrowingFile
-from tprimat.launch.slurm import FINAL, Job, Task
+from tprimat.launch.slurm import Job
 from tprimat.records.lock import holder_of
-from tprimat.records.schema import RunRecord
 from tprimat.records.sharing import masked_command
 from tprimat.records.store import write_atomically
-from tprimat.runner.request import RunRequest, words_of
+from tprimat.runner.request import RunRequest, layout_name, words_of
 from tprimat.runner.session import Session, prepare
-from tprimat.runner.sweep import end_unfinished
 
-POLL_SECONDS = 2.0
 PODS_MEET_SECONDS = 1800
 """Until all pods run: some nodes have the image already, others fetch it."""
 
@@ -52,7 +46,7 @@ def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Sess
         size=session.size,
         nodes=plan.nodes,
         gpus=None if "--scaling" in more else request.gpus,
-        strategy=request.strategy if request.strategy or request.any_degree else session.choices.strategy,
+        strategy=request.strategy or (None if layout_name(request) else session.choices.strategy),
         output=session.output,
         dry_run=False,
     )
@@ -68,27 +62,20 @@ def resuming(more: Sequence[str]) -> tuple[str, ...]:
 
 
 def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job:
-    """Return the job that starts the runs of a session: one after the other, or as an array where the configuration says so.
-
-    The request says everything that the job's machine would decide otherwise; `more` are flags besides it.
-    """
+    """Return the job that starts the runs of a session, one after the other; `more` are flags besides the request."""
     options, plan = session.loaded.config.cluster.slurm, session.plans[0]
-    cells = list(dict.fromkeys((plan.model, plan.strategy) for plan in session.plans))
-    is_array = options.array_tasks is not None and len(cells) > 1 and not request.any_degree and not request.is_auto
-    if is_array:
-        tasks = tuple(("--model", model, "--parallel", strategy) for model, strategy in cells)
-        request = dataclasses.replace(request, model=RunRequest().model, strategy=None)
-    words = (*program(options.container), *words_of(request), *resuming(more))
+    python, *words = start_command()
+    program = ("python3" if options.container.image else python, *words)
+    command = (*program, *words_of(request), *resuming(more))
+    models = dict.fromkeys(plan.model for plan in session.plans)
     return Job(
-        name=f"tprimat-{'-'.join(dict.fromkeys(model for model, _ in cells))}"[:60],
+        name=f"tprimat-{'-'.join(models)}"[:60],
         directory=Path.cwd(),
-        log=str(session.output).replace("%", "%%") + ("/slurm-%A_%a.log" if is_array else "/slurm-%j.log"),
+        log=str(session.output).replace("%", "%%") + "/slurm-%j.log",
         nodes=plan.nodes,
         gpus_per_node=None if plan.platform == "cpu" else plan.gpus_per_node,
         options=tuple(sbatch_options(options)),
-        command=(*on_every_node(options.container, session), *words),
-        tasks=tasks if is_array else (),
-        at_once=options.array_tasks or 1,
+        command=(*on_every_node(options.container, session), *command),
     )
 
 
@@ -102,32 +89,23 @@ def sbatch_options(options: SlurmOptions) -> Iterator[str]:
     yield from options.arguments
 
 
-def program(container: ContainerOptions) -> tuple[str, ...]:
-    """Return the words that start ./benchmark.py in the job: with this Python, or with the container's."""
-    python, *words = start_command()
-    return ("python3" if container.image else python, *words)
-
-
 def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, ...]:
     """Return the words that start a command on every node, in a container where one is requested."""
     if container.image is None:
         return slurm.SRUN
-    folders = dict.fromkeys([str(ROOT), str(session.output), str(Path.cwd())])
+    folder = str(Path.cwd())
+    folders = dict.fromkeys([str(ROOT), str(session.output), folder])
     mounts = [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
     if container.runtime == "pyxis":
-        pyxis = (
-            f"--container-image={container.image}",
-            f"--container-mounts={','.join(mounts)}",
-            f"--container-workdir={Path.cwd()}",
-        )
-        return (*slurm.SRUN, *pyxis)
+        pyxis = (f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}")
+        return (*slurm.SRUN, *pyxis, f"--container-workdir={folder}")
     devices = {"nvidia": ("--nv",), "amd": ("--rocm",)}.get(session.platform, ())
     binds = [word for mount in mounts for word in ("--bind", mount)]
-    return (*slurm.SRUN, "apptainer", "exec", *devices, *binds, "--pwd", str(Path.cwd()), container.image)
+    return (*slurm.SRUN, "apptainer", "exec", *devices, *binds, "--pwd", folder, container.image)
 
 
 def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
-    """Submit a job that starts the runs of a request, and follow it to its end; Ctrl-C cancels it.
+    """Submit a job that starts the runs of a request, and wait for its end; Ctrl-C ends the waiting, not the job.
 
     Returns:
         the exit status: 0 when the job completed, 1 when it did not.
@@ -136,75 +114,18 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
         UserError: the request cannot be met, or SLURM refuses the job.
     """
     request, session = explicit(request, more)
-    job = slurm_job(request, session, more)
-    path = session.output / "slurm.sh"
+    job, path = slurm_job(request, session, more), session.output / "slurm.sh"
     write_atomically(path, slurm.script(job), private=True)  # its command may hold what the user gave by --set
-
-    def say(text: str) -> None:
-        print(text, file=messages, flush=True)
-
     if (holder := holder_of(session.output)) is not None:
-        say(f"warning: {session.output} is in use by {holder}; the new job fails if that still runs when it starts")
-    with Interrupts():  # Ctrl-C while sbatch runs cancels the job, too
-        number = slurm.submit(path)
-        say(f"job {number} submitted: {path}")
-        tasks = follow_job(number, job, say)
-    close_runs(session.output, number, tasks)
-    for task in tasks:
-        if (failure := FINAL.get(task.state)) is not None:
-            reason = f" ({task.reason})" if task.reason and task.reason != "NonZeroExitCode" else ""
-            hint = slurm.STUCK.get(task.reason or "", failure.hint)
-            say(f"job {task.name}: {task.state}{reason}. {failure.cause}" + (f" Try: {hint}" if hint else ""))
-    return 0 if tasks and all(FINAL.get(task.state, task) is None for task in tasks) else 1
-
-
-def follow_job(number: str, job: Job, say: Callable[[str], None]) -> list[Task]:
-    """Follow a job to its end, and return its tasks as they ended. SIGINT and SIGTERM cancel it; a hang-up leaves it alone."""
-    log = None if job.tasks else GrowingFile(Path(job.log.replace("%%", "%").replace("%j", number)))
-    known: dict[str, tuple[str, str | None]] = {}
-    cancelled = False
-    with Interrupts() as interrupts:
-        while True:
-            tasks = slurm.tasks_of(number)
-            for task in tasks:
-                if known.get(task.name) != (task.state, task.reason):
-                    known[task.name] = (task.state, task.reason)
-                    say(f"job {task.name}: {state_line(task)}")
-            if log is not None:
-                while lines := log.new_lines():
-                    say("\n".join(line.decode("utf8", errors="replace") for line in lines))
-            if not tasks or all(task.ended for task in tasks):
-                return tasks
-            if interrupts.first is signal.SIGHUP:
-                return tasks
-            if interrupts.count and not cancelled:
-                cancelled = True
-                say(f"job {number}: cancelling it")
-                slurm.cancel(number)
-            ends = time.monotonic() + POLL_SECONDS
-            while time.monotonic() < ends and (cancelled or not interrupts.count):
-                time.sleep(0.1)
-
-
-def state_line(task: Task) -> str:
-    """Return the state of a task in words."""
-    where = f" on {task.nodes}" if task.nodes else ""
-    why = f" ({task.reason})" if task.reason else ""
-    if task.state == "PENDING" and (fix := slurm.STUCK.get(task.reason or "")):
-        why += f", and stays so: {fix}"
-    return f"{task.state.lower().replace('_', ' ')}{where}{why}"
-
-
-def close_runs(output: Path, number: str, tasks: Sequence[Task]) -> None:
-    """Record an end for the runs of a job whose launchers were ended before they could: what SLURM says of the job."""
-    failures = {task.name: FINAL.get(task.state) for task in tasks}
-    end_unfinished(output.glob("**/runs/*/run.json"), lambda record: failures.get(job_number(record, number)))
-
-
-def job_number(record: RunRecord, number: str) -> str:
-    """Return the task of a job that a run belongs to; empty where it belongs to another."""
-    scheduler, _, name = (record.job or "").partition(" ")
-    return name if scheduler == "slurm" and name.partition("_")[0] == number else ""
+        warning = f"warning: {session.output} is in use by {holder}; the new job fails if that still runs when it starts"
+        print(warning, file=messages, flush=True)
+    print(f"{path}: its output goes to {job.log.replace('%%', '%')}; scancel ends it", file=messages, flush=True)
+    try:
+        done = subprocess.run(["sbatch", "--wait", str(path)], stdout=messages, stderr=messages, check=False)
+    except OSError as error:
+        fix = "start this on a login node of the cluster"
+        raise LaunchError(f"sbatch cannot be started: {error.strerror}.", where="--launcher slurm", fix=fix) from error
+    return min(done.returncode, 1)
 
 
 # Kubernetes.
@@ -218,11 +139,9 @@ def workload(request: RunRequest, session: Session, more: Sequence[str]) -> Work
     """
     options, plan = session.loaded.config.cluster.kubernetes, session.plans[0]
     if options.image is None:
-        where = session.loaded.where("cluster", "kubernetes", "image")
+        where, fix = session.loaded.where("cluster", "kubernetes", "image"), "--set cluster.kubernetes.image=IMAGE"
         why = "A pod runs in an image, which has TPrimat and its packages."
-        raise ConfigError(
-            "cluster.kubernetes.image is not set.", where=where, why=why, fix="--set cluster.kubernetes.image=IMAGE"
-        )
+        raise ConfigError("cluster.kubernetes.image is not set.", where=where, why=why, fix=fix)
     name = f"tprimat-{plan.run_id[:15]}"
     inside = dataclasses.replace(request, output=Path(kubernetes.RESULTS) / name)
     patience = ("--set", f"benchmarking.meeting_timeout_seconds={PODS_MEET_SECONDS}") if plan.nodes > 1 else ()

@@ -1,0 +1,161 @@
+"""One list for every call that makes runs: an entry a configuration, planned or refused, with a cell for each of its runs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tprimat.core import units
+from tprimat.core.errors import MissingLayoutError, UserError
+from tprimat.plan.schema import RunPlan
+from tprimat.records.store import as_document
+from tprimat.report.catalogue import per_rank
+from tprimat.report.screen import PLAIN, Painted, Screen
+from tprimat.report.tables import columns, wide, with_interval
+from tprimat.runner.request import RunRequest
+from tprimat.runner.run import TrainingRun
+from tprimat.runner.session import Session, prepare
+
+HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")
+DROP = ("why", "folder", "layout")
+"""Columns in the order in which a narrow terminal loses them; it lists the reasons below the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run to make."""
+
+    session: Session
+    plan: RunPlan
+    label: str = ""
+    """What tells it from others of its call, such as tp=2 micro_batch_size=4."""
+
+    @property
+    def name(self) -> str:
+        """Model and strategy, and what tells it from others."""
+        return f"{self.plan.model} {self.plan.strategy}" + (f" ({self.label})" if self.label else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """What became of a cell."""
+
+    cell: Cell
+    run: TrainingRun | None = None
+    """None: nothing could be started."""
+    reused: bool = False
+    """`run` is an earlier run of the same plan."""
+    cause: str | None = None
+    """Why nothing could be started, or why the run failed."""
+    stop_signal: int | None = None
+    """A signal that asked for an end, during the run or the wait after it."""
+    is_last: bool = False
+    """What kept it from starting would keep the others too."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is a run that an analysis may count."""
+        return self.run is not None and self.run.record.counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One model under one strategy."""
+
+    label: str
+    model: str
+    strategy: str
+    cells: tuple[Cell, ...] = ()
+    """One for each repetition; none where it cannot run here."""
+    refusal: UserError | None = None
+
+    @property
+    def left_out(self) -> bool:
+        """Return whether the strategy has no layout for the model, which is not a failure."""
+        return isinstance(self.refusal, MissingLayoutError)
+
+
+def planned(requests: Iterable[tuple[str, RunRequest]]) -> list[Entry]:
+    """Plan some requests, each with a label, as far as they can be planned here."""
+    entries = []
+    for label, request in requests:
+        try:
+            entries += entries_of(prepare(request), label)
+        except UserError as error:
+            entries.append(Entry(label=label, model=request.model, strategy=request.strategy or label, refusal=error))
+    return entries
+
+
+def entries_of(session: Session, label: str = "") -> list[Entry]:
+    """Return an entry for each model and strategy of a session."""
+    plans: dict[tuple[str, str], list[RunPlan]] = {}
+    for plan in session.plans:
+        plans.setdefault((plan.model, plan.strategy), []).append(plan)
+    return [
+        Entry(
+            label=label,
+            model=model,
+            strategy=strategy,
+            cells=tuple(Cell(session=session, plan=plan, label=label) for plan in same),
+        )
+        for (model, strategy), same in plans.items()
+    ]
+
+
+def table(entries: Sequence[Entry], results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
+    """Return the table of all cells, one line a repetition, and on a terminal the reasons below it, each once."""
+    by_id = {result.cell.plan.run_id: result for result in results}
+    rows = [row for entry in entries for row in _rows(entry, by_id)]
+    platforms = {cell.plan.platform for entry in entries for cell in entry.cells}
+    header = [per_rank(heading, platforms) for heading in HEADER]
+    if screen.width is None:
+        return wide(header, rows, left=len(header))
+    lines = [columns(header[:-1], [row[:-1] for row in rows], left=len(header) - 1, screen=screen, drop=DROP)]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row[-1] != units.ABSENT:
+            reasons.setdefault(row[-1], []).append(f"{row[1]} {row[2]}")
+    lines += [screen.prose(f"{', '.join(names)}: {why}", 2, "warning") for why, names in reasons.items()]
+    return "\n".join(lines)
+
+
+def _rows(entry: Entry, by_id: Mapping[str, CellResult]) -> list[tuple[str, ...]]:
+    head = (entry.label, entry.model, entry.strategy)
+    if entry.refusal is not None:
+        outcome = Painted("left out" if entry.left_out else "cannot run here", "quiet")
+        return [(*head, units.ABSENT, outcome, units.ABSENT, entry.refusal.what)]
+    return [(*head, *_outcome(cell, by_id.get(cell.plan.run_id))) for cell in entry.cells]
+
+
+def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]:
+    """Return layout, outcome, throughput with its interval, and the cause of a failure."""
+    degrees = cell.plan.workload.layout
+    layout = f"TP{degrees.tensor} PP{degrees.pipeline} DP{degrees.data}"
+    if result is None or result.run is None:
+        cause = "the sweep was stopped" if result is None else result.cause or units.ABSENT
+        return layout, Painted("not started", "refused"), units.ABSENT, cause
+    record, metrics = result.run.record, result.run.metrics
+    rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant)
+    why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured
+    outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
+    return layout, outcome if result.counts else Painted(outcome, "refused"), rate, why or units.ABSENT
+
+
+def document(entries: Sequence[Entry], results: Sequence[CellResult]) -> dict[str, Any]:
+    """Return the same as data."""
+    runs = {result.cell.plan.run_id: result.run for result in results if result.run is not None}
+    return {
+        "cells": [
+            {
+                "folder": entry.label,
+                "model": entry.model,
+                "strategy": entry.strategy,
+                "refused": None if entry.refusal is None else entry.refusal.what,
+                "runs": [
+                    {"run": as_document(run.record), "metrics": run.metrics and as_document(run.metrics)}
+                    for cell in entry.cells
+                    if (run := runs.get(cell.plan.run_id)) is not None
+                ],
+            }
+            for entry in entries
+        ]
+    }

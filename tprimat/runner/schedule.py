@@ -1,0 +1,302 @@
+"""Make the runs of cells in order: reuse earlier runs, cool down in between, and continue when one fails.
+
+The records are the only state: a stopped call continues from what is on disk.
+"""
+
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tprimat.core import units
+from tprimat.core.errors import LaunchError, RecordError, UserError
+from tprimat.engines.base import engine_named, require_worker_modules
+from tprimat.hardware.gpus import users_of
+from tprimat.hardware.nodes import gpus_of_ranks
+from tprimat.launch.agreement import Group, LostNodeError
+from tprimat.launch.process import Interrupts
+from tprimat.launch.run import with_outcome
+from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.records.environment import changed_variable, masked_environment, variables_of_run
+from tprimat.records.lock import locked
+from tprimat.records.schema import Failure, Machine, RunRecord
+from tprimat.records.store import RunDirectory
+from tprimat.report.screen import screen_of
+from tprimat.runner.cells import Cell, CellResult
+from tprimat.runner.nodes import follow, gathered
+from tprimat.runner.progress import outcome_line
+from tprimat.runner.run import TrainingRun, announcement, load_run, log_path, run_plan
+
+FREE_WITHIN_SECONDS = 30.0
+"""For an earlier run's processes to give their memory back."""
+COOLDOWN_SECONDS_ON_A_GPU = 20.0
+"""Between runs, for drivers to release memory and for clocks and temperature to settle."""
+RESULTS = {"failed", "out_of_memory", "diverged", "timed_out", "hung"}
+"""Outcomes that say something about a cell. Interrupted runs, those cut off, and those without an end do not."""
+SAME_SOFTWARE = ("torch", "megatron-core", "nemo-toolkit", "transformer-engine", "triton", "torchao", "torchtitan", "primus")
+"""Packages whose versions make two runs different measurements."""
+RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "trainer", "command", "prediction"}
+"""Fields of a plan that differ between two runs of the same configuration, and what older plans lack."""
+
+ABANDONED = Failure(
+    outcome="interrupted",
+    cause="The launcher ended before it could record how: it was killed, or the disk was full.",
+    hint="--resume repeats the run",
+)
+
+
+def run_cells(cells: Sequence[Cell], *, resume: bool, retry_failed: bool = True) -> list[CellResult]:
+    """Make the runs of cells, with progress on stderr. Repetitions are interleaved.
+
+    Raises:
+        LaunchError: an output folder cannot be written, another launcher is writing to it, or training lacks a package; nothing
+            has been started then.
+        SystemExit: this is another node than the first: with the first one's status, once its runs have ended.
+    """
+    session, plan = cells[0].session, cells[0].plan
+    seconds = session.loaded.config.benchmarking.meeting_timeout_seconds
+    if engine_named(plan.engine).runs_worker:
+        require_worker_modules()
+    if session.place.rank != 0:
+        sys.exit(follow(session.place, plan, seconds, say))
+    with contextlib.ExitStack() as open_until_the_end:
+        for output in dict.fromkeys(cell.session.output for cell in cells):
+            open_until_the_end.enter_context(locked(output))
+            for run_id in end_abandoned(output):
+                say(f"run {run_id} has no end recorded, and its launcher is gone: now {ABANDONED.outcome}")
+        group = open_until_the_end.enter_context(gathered(session.place, plan, seconds, say))
+        schedule = Schedule(interleaved(cells), group, resume=resume, retry_failed=retry_failed)
+        results = schedule.run()
+        if group is not None:
+            group.status = 0 if complete(results, cells) else 1
+        return results
+
+
+def say(text: str) -> None:
+    """Tell the user."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Schedule:
+    """Makes the runs of some cells one after the other, on one node or on all of a group."""
+
+    def __init__(
+        self, cells: Sequence[Cell], group: Group | None = None, *, resume: bool = True, retry_failed: bool = True
+    ) -> None:
+        """Without `retry_failed`, a cell whose newest run failed is not made again: a failure is a result too."""
+        self.cells, self.group = cells, group
+        self.resume, self.retry_failed = resume, retry_failed
+        self.cooldown_seconds = max((cooldown(cell) for cell in cells), default=0.0)
+        self._fresh_logs: set[Path] = set()
+
+    def notify(self, text: str) -> None:
+        """Tell the user."""
+        say(text)
+
+    def run(self) -> list[CellResult]:
+        """Run all cells in order. A failure stops no other cell; a lost node or the user's stop leaves the rest without a result.
+
+        With `resume`, an earlier run of a plan that counts is reused, the newest first; without one the plan runs. Where a plan
+        occurs more than once (repetitions), each cell gets its own run.
+        """
+        earlier = earlier_runs(self.cells) if self.resume else []
+        results: list[CellResult] = []
+        seconds: list[float] = []
+        with Interrupts() as interrupts:  # so that a signal breaks off no writing between two runs
+            for place, cell in enumerate(self.cells):
+                record = self._earlier(earlier, cell)
+                if record is not None and (record.counts or (not self.retry_failed and is_result(record))):
+                    results.append(self._reuse(cell, record))
+                    continue
+                if seconds:
+                    self._cool_down(interrupts)
+                if interrupts.first is not None:
+                    break
+                began = time.monotonic()
+                results.append(self._start(place, cell))
+                if results[-1].is_last or results[-1].stop_signal:
+                    break
+                seconds.append(time.monotonic() - began)
+                if left := len(self.cells) - place - 1:
+                    rest = units.seconds(left * (statistics.mean(seconds) + self.cooldown_seconds))
+                    self.notify(f"{place + 1} of {len(self.cells)} done, {rest} left if the others take as long.")
+        if results and interrupts.first is not None:
+            results[-1] = replace(results[-1], stop_signal=interrupts.first)
+        return results
+
+    def _earlier(self, earlier: list[tuple[RunPlan, RunRecord]], cell: Cell) -> RunRecord | None:
+        """Return the newest earlier run of a plan that says something about this machine."""
+        while (record := take_first(earlier, cell.plan)) is not None:
+            if (why := self.differs(cell, record)) is None:
+                return record
+            if record.counts:
+                self.notify(f"{cell.name}: run {record.run_id} does not count here: {why}.")
+        return None
+
+    def _reuse(self, cell: Cell, record: RunRecord) -> CellResult:
+        ended = f"ended: {record.outcome.replace('_', ' ')}. --resume repeats it."
+        how = f"of {record.started_at} counts." if record.counts else ended
+        self.notify(f"{cell.name}: skipped, run {record.run_id} {how}")
+        return CellResult(cell=cell, run=self.load(cell, record), reused=True, cause=record.cause)
+
+    def _start(self, place: int, cell: Cell) -> CellResult:
+        try:
+            run = self.start(place, cell)
+        except UserError as error:  # this cell cannot start; the next one may
+            self.notify(f"{cell.name}: not started. {error}")
+            return CellResult(cell=cell, cause=error.what, is_last=isinstance(error, LostNodeError))
+        return CellResult(cell=cell, run=run, cause=run.record.cause, stop_signal=run.stop_signal)
+
+    def _cool_down(self, interrupts: Interrupts) -> None:
+        if self.cooldown_seconds > 0:
+            self.notify(f"cooling down for {self.cooldown_seconds:g} s.")
+        end = time.monotonic() + self.cooldown_seconds
+        while (left := end - time.monotonic()) > 0 and not interrupts.count:
+            time.sleep(min(left, 0.1))
+
+    def start(self, place: int, cell: Cell) -> TrainingRun:
+        """Make the run of a cell.
+
+        Raises:
+            UserError: it cannot start.
+        """
+        plan, log = cell.plan, log_path(cell.session, cell.plan.model)
+        if log not in self._fresh_logs:  # an earlier call wrote it; every run keeps a log of its own as well
+            with contextlib.suppress(OSError):  # what cannot be removed is reported when it cannot be written
+                log.unlink(missing_ok=True)
+        self._fresh_logs.add(log)
+        which = f"run {place + 1} of {len(self.cells)}, " if len(self.cells) > 1 else ""
+        self.notify(f"{which}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}")
+        self.wait_until_free(plan)
+        ended = run_plan(cell.session, plan, self.group)
+        if len(self.cells) > 1:
+            self.notify(outcome_line(ended.record, ended.metrics, screen_of(sys.stderr)))
+        return ended
+
+    def load(self, cell: Cell, record: RunRecord) -> TrainingRun:
+        """Read an earlier run of a cell."""
+        return load_run(cell.session, record)
+
+    def differs(self, cell: Cell, record: RunRecord) -> str | None:
+        """Return why an earlier run is from another environment than this one; None: it was not."""
+        software = engine_named(cell.plan.engine).software(cell.plan)
+        return changed_since(record, cell.session.machine_of(cell.plan), software, variables_of_run(cell.plan.environment))
+
+    def wait_until_free(self, plan: RunPlan) -> None:
+        """Wait until no other program holds memory of the GPUs of a run here, such as the rest of an earlier run.
+
+        Raises:
+            LaunchError: a program does not end: its load would distort the measurement.
+        """
+        if plan.platform != "nvidia":  # AMD's tools list processes by GPU only on some systems
+            return
+        gpus, began, said = gpus_of_ranks(plan.gpus_per_node), time.monotonic(), False
+        with Interrupts() as interrupts:  # a stop is recorded by the run, which ends at once
+            while (users := users_of(gpus)) and not interrupts.count:
+                listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
+                if time.monotonic() > began + FREE_WITHIN_SECONDS:
+                    why, fix = "Its load would distort the measurement.", "end it, or choose others with CUDA_VISIBLE_DEVICES"
+                    raise LaunchError(f"In use: {listed}.", where="the GPUs", why=why, fix=fix)
+                if not said:
+                    self.notify(f"waiting for GPUs in use: {listed}")
+                    said = True
+                time.sleep(1.0)
+
+
+def is_result(record: RunRecord) -> bool:
+    """Return whether a run that failed says something about its plan; one that a time limit or a lost node cut off does not."""
+    return record.outcome in RESULTS and not record.cut_off
+
+
+def interleaved(cells: Sequence[Cell]) -> list[Cell]:
+    """Return cells in the order A B C, C B A, A B C: what drifts over hours (heat, other users) then falls on all alike."""
+    kinds: list[tuple[dict[str, Any], list[Cell]]] = []
+    for cell in cells:
+        wanted = configuration(cell.plan)
+        same = next((repetitions for kind, repetitions in kinds if kind == wanted), None)
+        if same is None:
+            kinds.append((wanted, [cell]))
+        else:
+            same.append(cell)
+    rounds = itertools.zip_longest(*(repetitions for _, repetitions in kinds))
+    ordered = (one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds))
+    return [cell for one in ordered for cell in one if cell is not None]
+
+
+def changed_since(record: RunRecord, here: Machine, software: Mapping[str, str], variables: Mapping[str, str]) -> str | None:
+    """Return what differs here from a run's environment: accelerator, driver, a library's version, a variable; None: nothing."""
+    there = record.nodes[0].accelerator if record.nodes else record.machine.accelerator
+    pairs = [("accelerator", there, here.accelerator), ("driver", record.machine.driver, here.driver)]
+    pairs += [(name, record.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
+    words = (f"{name} {was or 'unknown'} there, {now or 'none'} here" for name, was, now in pairs if was != now)
+    return next(words, None) or changed_variable(record.environment, variables)
+
+
+def complete(results: Sequence[CellResult], cells: Sequence[Cell]) -> bool:
+    """Return whether every cell has a run that counts and whose benchmark file could be written."""
+    return len(results) == len(cells) and all(one.counts and one.run and one.run.benchmark_file for one in results)
+
+
+def exit_status(results: Sequence[CellResult], *, success: bool) -> int:
+    """Return 0 for success, 128 and the number of the signal that stopped the runs, or 1."""
+    stopped_by = next((result.stop_signal for result in results if result.stop_signal), None)
+    return 0 if success else 128 + stopped_by if stopped_by else 1
+
+
+def cooldown(cell: Cell) -> float:
+    """Return the seconds to wait between two runs."""
+    configured = cell.session.loaded.config.benchmarking.cooldown_seconds
+    if isinstance(configured, str):
+        return 0.0 if cell.session.platform == "cpu" else COOLDOWN_SECONDS_ON_A_GPU
+    return configured
+
+
+def end_abandoned(output: Path) -> list[str]:
+    """Record an end for the runs of a folder whose launchers ended without one, and return their ids."""
+    ended = []
+    for path in sorted((output / "runs").glob("*/run.json")):
+        directory = RunDirectory(path.parent)
+        with contextlib.suppress(RecordError):  # damaged, or not ours to write: reported when the results are read
+            record = directory.read_run()
+            if record.outcome == "running":
+                directory.release_space()
+                directory.write_run(with_outcome(record, ABANDONED))
+                ended.append(record.run_id)
+    return ended
+
+
+def configuration(plan: RunPlan) -> dict[str, Any]:
+    """Return what two plans must share for their runs to be repetitions of each other."""
+    fields = asdict(plan)
+    fields["environment"] = masked_environment(plan.environment)  # as plan.json has it
+    return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
+
+
+def earlier_runs(cells: Iterable[Cell]) -> list[tuple[RunPlan, RunRecord]]:
+    """Return the runs in the cells' output folders whose plan, record and steps are whole: those that count, the newest first."""
+    folders = dict.fromkeys(Path(cell.plan.output_directory) / "runs" for cell in cells)
+    files = (path for folder in folders for path in folder.glob("*/run.json"))
+    pairs = [pair for path in files for pair in read_pair(RunDirectory(path.parent))]
+    # Runs that count come first, whatever the clock said: it may have been set back since.
+    return sorted(pairs, key=lambda pair: (pair[1].counts, pair[1].started_at or ""), reverse=True)
+
+
+def read_pair(directory: RunDirectory) -> Iterator[tuple[RunPlan, RunRecord]]:
+    """Yield plan and record, or nothing where one is missing or damaged: such a run is repeated."""
+    with contextlib.suppress(RecordError):
+        yield read_plan(directory.plan_file), directory.read_whole()[0]
+
+
+def take_first(earlier: list[tuple[RunPlan, RunRecord]], plan: RunPlan) -> RunRecord | None:
+    """Remove the first of the earlier runs of a plan from the list and return its record."""
+    wanted = configuration(plan)
+    for index, (former, record) in enumerate(earlier):
+        if configuration(former) == wanted:
+            del earlier[index]
+            return record
+    return None

@@ -15,7 +15,7 @@ from speed_layouts import Layout
 
 from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF
 from tprimat.core.errors import LaunchError, UserError
-from tprimat.engines import embedded, nemo, torchtitan
+from tprimat.engines import bridge, embedded, nemo, torchtitan
 from tprimat.engines.base import Here, engine_named, is_installed
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.benchmark_file import RunResult
@@ -34,6 +34,13 @@ TRANSFORMER_ENGINE = "transformer_engine"
 """The program that is the embedded engine with Transformer Engine's layers."""
 GRAPHS = "-graphs"
 """Ends the name of a program that is an embedded engine whose micro-batches are launched as CUDA graphs."""
+TUNED_RECIPES = {
+    ("llama", "bf16"): "perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config",
+    ("llama", "fp8"): "perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_fp8cs_config",
+    ("qwen3_moe", "bf16"): "perf_recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config",
+    ("qwen3_moe", "fp8"): "perf_recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config",
+}
+"""Model and precision -> the recipe that NVIDIA tuned for it, for the program bridge."""
 CURRENT_SCALING = "engine_options.fp8_scaling=current"
 """How the embedded engine's own layers scale in fp8, so that programs differ in speed only."""
 REFUSED = 2
@@ -110,6 +117,10 @@ def _as_graphs(name: str, options: argparse.Namespace) -> Program:
     return replace(program, name=name, settings=(*program.settings, "engine_options.cuda_graphs=true"))
 
 
+def _bridge(name: str, options: argparse.Namespace) -> Program:
+    return replace(_this_python(name, options), settings=(CURRENT_SCALING,))
+
+
 def _torchtitan(name: str, options: argparse.Namespace) -> Program:
     return replace(_this_python(name, options), data="mock", least_steps=options.peer_steps)
 
@@ -136,6 +147,7 @@ FINDERS: Mapping[str, Callable[[str, argparse.Namespace], Program]] = {
     TRANSFORMER_ENGINE: _transformer_engine,
     embedded.ENGINE.name + GRAPHS: _as_graphs,
     TRANSFORMER_ENGINE + GRAPHS: _as_graphs,
+    bridge.ENGINE.name: _bridge,
     torchtitan.ENGINE.name: _torchtitan,
     nemo.ENGINE.name: _nemo,
 }
@@ -213,6 +225,8 @@ def request_of(job: Job, options: argparse.Namespace) -> RunRequest:
     ]
     if layout.virtual:
         settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
+    if program.name == bridge.ENGINE.name and (recipe := TUNED_RECIPES.get((layout.model, layout.precision))):
+        settings.append(f"{optimizations}.bridge.recipe={recipe}")
     if layout.recompute != "none":
         settings.append(f"{optimizations}.recompute={layout.recompute}")
     if layout.optimizer_states != "fp32":

@@ -243,6 +243,15 @@ class NemoOptions(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeOptions(RefuseUnknownKeys):
+    """For the engine bridge."""
+
+    recipe: Annotated[str, Field(pattern=r"^(perf_)?recipes(\.\w+)+:\w+$")] | None = None
+    """MODULE:FUNCTION below megatron.bridge, such as
+    perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config; None: the plain recipe of this kind of model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformOptimizations(RefuseUnknownKeys):
     """Choices that differ between platforms."""
 
@@ -257,6 +266,7 @@ class PlatformOptimizations(RefuseUnknownKeys):
     """Variables for the framework's processes, such as NCCL_*."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
     nemo: NemoOptions = field(default_factory=NemoOptions)
+    bridge: BridgeOptions = field(default_factory=BridgeOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,8 @@ MEGATRON_TUNED = replace(
 ranks (Megatron-LM's README; src/megatron/bridge/perf_recipes of Megatron-Bridge)."""
 NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True, late_host_seconds=0.0)
 """NeMo's recipes."""
+BRIDGE = replace(NEMO, name="Megatron-Bridge with Transformer Engine", loss="in_place")
+"""Bridge's recipes."""
 NEMO_ON_TORCH = replace(
     MEGATRON_LOCAL,
     name="NeMo without Transformer Engine",

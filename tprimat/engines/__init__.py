@@ -3,6 +3,7 @@
 AUTO = "auto"
 MODULES = {
     "megatron": "tprimat.engines.embedded",
+    "bridge": "tprimat.engines.bridge",
     "nemo": "tprimat.engines.nemo",
     "primus": "tprimat.engines.primus",
     "torchtitan": "tprimat.engines.torchtitan",

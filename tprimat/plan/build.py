@@ -82,6 +82,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         optimizer=config.training.optimizer,
         engine_options=optimizations.engine_options,
         nemo=optimizations.nemo,
+        bridge=optimizations.bridge,
         profiling=config.profiling,
         environment=optimizations.environment,
         run_directory=request.run_directory,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tprimat.config.options import REMOVED
 from tprimat.config.schema import (
+    BridgeOptions,
     EngineOptions,
     NemoOptions,
     OptimizerConfig,
@@ -83,6 +84,7 @@ class RunPlan(RefuseUnknownKeys):
     engine_options: EngineOptions
     nemo: NemoOptions = field(default_factory=NemoOptions)
     """For the engine nemo."""
+    bridge: BridgeOptions = field(default_factory=BridgeOptions)
     profiling: ProfilingConfig
     environment: dict[str, str]
     run_directory: str

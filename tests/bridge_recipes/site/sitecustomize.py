@@ -1,0 +1,85 @@
+"""Packages that Megatron-Bridge imports and a training on a CPU does not use, as empty stand-ins that only Bridge can import.
+
+Python runs this file at every start where its folder is on PYTHONPATH. Bridge declares Python 3.12; what it needs of that is one
+name of `typing`.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+import typing
+
+PACKAGES = ("transformer_engine", "megatron.energon", "diffusers", "modelopt", "nvidia_resiliency_ext", "datasets")
+CORE = """fp8_utils fp4_utils extensions.transformer_engine optimizer distributed models.gpt models.gpt.gpt_layer_specs
+transformer.moe.moe_layer transformer.moe.experts transformer.moe.shared_experts transformer.multi_latent_attention
+transformer.cuda_graphs pipeline_parallel dist_checkpointing datasets.gpt_dataset models.hybrid.hybrid_model
+models.hybrid.hybrid_layer_specs ssm.mamba_mixer inference.utils transformer.transformer_block tensor_parallel
+rerun_state_machine post_training.modelopt.layers quantization.utils utils models.T5 models.bert models.multimodal models.vision"""
+"""Modules of Megatron-Core that look for these packages: imported first, they find none."""
+
+if not hasattr(typing, "override"):
+    typing.override = lambda function: function
+
+
+def asked_by_bridge() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("megatron.bridge")
+
+
+class StandIn(types.ModuleType):
+    __version__ = "0"
+    __path__: list = []
+
+    def __getattr__(self, name):
+        if name.startswith("__") or (self.__name__ == "transformer_engine.pytorch" and name not in SOME_OF_TE):
+            raise AttributeError(name)
+        if name == "ops":
+            return importlib.import_module(f"{self.__name__}.ops")
+        value = decorator if name[0].islower() else type(name, (Empty,), {})
+        setattr(self, name, value)
+        return value
+
+
+class Empty:
+    def __init__(self, *arguments, **named):
+        pass
+
+    def __class_getitem__(cls, _):
+        return cls
+
+
+SOME_OF_TE = ("Linear", "LayerNormLinear", "FrozenState", "ops")
+
+
+def decorator(*arguments, **named):
+    if len(arguments) == 1 and callable(arguments[0]) and not named:
+        return arguments[0]
+    return (lambda function: function) if named and not arguments else None
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    ready = False
+
+    def find_spec(self, name, path=None, target=None):
+        if not any(name == package or name.startswith(f"{package}.") for package in PACKAGES):
+            return None
+        if not (self.ready or asked_by_bridge()):
+            return None
+        if not self.ready:
+            for module in CORE.split():
+                importlib.import_module(f"megatron.core.{module}")
+            Finder.ready = True
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return StandIn(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.append(Finder())

@@ -1,0 +1,1 @@
+"""The engine bridge inside torchrun: Megatron-Bridge's own recipes and its pretrain()."""

@@ -1,0 +1,299 @@
+"""RunPlan -> Megatron-Bridge's ConfigContainer: one of its recipes, with the plan's model, layout, batch and schedule set on it.
+
+A recipe asks Hugging Face's hub for its model's dimensions. Here it gets those of the plan instead, so that no run needs the hub.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from megatron.bridge import AutoBridge
+from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
+from megatron.bridge.training import mixed_precision
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from tprimat.core.errors import LaunchError
+from tprimat.core.models import ModelShape
+from tprimat.engines.bridge import model_kind, recipe_name
+from tprimat.plan.schema import RunPlan
+from tprimat.train.data import Sequences, open_sequences
+
+HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], str]] = {
+    "llama": (LlamaConfig, "LlamaForCausalLM"),
+    "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
+    "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
+    "qwen3_moe": (Qwen3MoeConfig, "Qwen3MoeForCausalLM"),
+}
+"""Kind of model -> Hugging Face's configuration of it, and the architecture by which Bridge finds its own."""
+PRECISIONS = {
+    "bf16": "bf16_mixed",
+    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "current": "bf16_with_fp8_current_scaling_mixed",
+}
+"""bf16, or how fp8 scales -> Bridge's name."""
+
+
+def build_config(plan: RunPlan, *, on_gpu: bool, transformer_engine: bool) -> Any:
+    """Return the ConfigContainer that trains a plan.
+
+    Raises:
+        LaunchError: this Bridge has no such recipe.
+    """
+    cfg = recipe_of(plan)
+    _set_layout(cfg.model, plan)
+    _set_model(cfg.model, plan)
+    cfg.mixed_precision = _precision(plan, cfg)
+    _set_training(cfg, plan, on_gpu=on_gpu)
+    _set_optimizer(cfg, plan)
+    if cfg.model.moe_token_dispatcher_type == "flex" and find_spec("deep_ep") is None:
+        _exchange_tokens_by_nccl(cfg.model)
+    if not transformer_engine:
+        _without_transformer_engine(cfg)
+    if not on_gpu:
+        cfg.model.use_cpu_initialization = True
+        cfg.dist.distributed_backend, cfg.dist.use_gloo_process_groups = "gloo", True
+    return cfg
+
+
+def recipe_of(plan: RunPlan) -> Any:
+    """Return the container of the plan's recipe as Bridge makes it, but for the dimensions of the model.
+
+    Raises:
+        LaunchError: this Bridge has no such recipe.
+    """
+    module, _, function = recipe_name(plan).partition(":")
+    try:
+        recipe = getattr(import_module(f"megatron.bridge.{module}"), function)
+    except (ImportError, AttributeError) as error:
+        where = f"platform_optimizations.{plan.platform}.bridge.recipe"
+        what = f"This Megatron-Bridge has no recipe {module}:{function}."
+        raise LaunchError(what, where=where, why=str(error), fix="recipe: null, or one that its folder has") from error
+    with _dimensions_of(plan.workload.shape):
+        return recipe()
+
+
+@contextmanager
+def _dimensions_of(shape: ModelShape) -> Iterator[None]:
+    """Within this context, a recipe that asks the hub for a model gets this shape."""
+    genuine = AutoBridge.from_hf_pretrained
+
+    def from_shape(cls: type[AutoBridge], *_: Any, **__: Any) -> AutoBridge:
+        return cls.from_hf_config(hf_config(shape))
+
+    AutoBridge.from_hf_pretrained = classmethod(from_shape)
+    try:
+        yield
+    finally:
+        AutoBridge.from_hf_pretrained = genuine
+
+
+def hf_config(shape: ModelShape) -> PretrainedConfig:
+    """Return a shape as Hugging Face's configuration; what Bridge does not take from it, `model_fields` sets."""
+    kind, architecture = HF_CONFIGS[model_kind(shape)]
+    dimensions: dict[str, Any] = {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocabulary,
+        "rms_norm_eps": shape.norm_epsilon,
+        "max_position_embeddings": shape.context_tokens,
+        "tie_word_embeddings": shape.tied_embeddings,
+    }
+    if shape.experts is not None:
+        dimensions |= {
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "moe_intermediate_size": shape.expert_ffn,
+        }
+    return kind(architectures=[architecture], **dimensions)
+
+
+def model_fields(shape: ModelShape) -> dict[str, Any]:
+    """Return a shape in the names of Megatron-Core's TransformerConfig and of Bridge's provider."""
+    fields: dict[str, Any] = {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "ffn_hidden_size": shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_heads,
+        "kv_channels": shape.head_dim,
+        "layernorm_epsilon": shape.norm_epsilon,
+        "add_qkv_bias": shape.qkv_bias,
+        "qk_layernorm": shape.qk_norm,
+        "rotary_base": shape.rope_base,
+        "share_embeddings_and_output_weights": shape.tied_embeddings,
+        "vocab_size": shape.vocabulary,
+        "should_pad_vocab": True,
+        "rope_scaling": shape.rope_scaling is not None,
+    }
+    if shape.rope_scaling is not None:
+        fields["rope_scaling_factor"] = shape.rope_scaling.factor
+    if shape.experts is not None:
+        fields |= {
+            "num_moe_experts": shape.experts,
+            "moe_router_topk": shape.experts_per_token,
+            "moe_ffn_hidden_size": shape.expert_ffn,
+            "moe_aux_loss_coeff": shape.balance_loss,
+        }
+    return fields
+
+
+def _set_layout(model: Any, plan: RunPlan) -> None:
+    layout = plan.workload.layout
+    model.tensor_model_parallel_size = layout.tensor
+    model.pipeline_model_parallel_size = layout.pipeline
+    model.virtual_pipeline_model_parallel_size = layout.virtual_pipeline
+    model.pipeline_model_parallel_layout = None
+    model.context_parallel_size = layout.context
+    model.expert_model_parallel_size = layout.expert
+    model.expert_tensor_parallel_size = 1 if plan.workload.shape.experts else None
+    model.sequence_parallel = layout.sequence_parallel
+    wide = plan.workload.matmul_dtype == "fp32"
+    model.pipeline_dtype = None if layout.pipeline == 1 else torch.float32 if wide else torch.bfloat16
+
+
+def _set_model(model: Any, plan: RunPlan) -> None:
+    work = plan.workload
+    for name, value in model_fields(work.shape).items():
+        setattr(model, name, value)
+    model.seq_length = work.sequence_tokens
+    if work.shape.experts:
+        model.moe_router_force_load_balancing = work.routing == "balanced"
+        model.moe_expert_capacity_factor = work.expert_capacity_factor
+    if work.recompute == "full":
+        model.recompute_granularity = "full"
+        model.recompute_method = "uniform" if work.recompute_layers is None else "block"
+        model.recompute_num_layers = work.recompute_layers or 1
+        model.recompute_modules = None
+    else:
+        model.recompute_granularity = None if work.recompute == "none" else "selective"
+        model.recompute_modules = list(work.recompute_modules or ()) or None
+        model.recompute_method = model.recompute_num_layers = None
+
+
+def _precision(plan: RunPlan, cfg: Any) -> Any:
+    """Return Bridge's object for the plan's precision; how gradients are reduced stays as the recipe has it."""
+    if plan.workload.matmul_dtype == "fp32":
+        cfg.model.bf16, cfg.model.params_dtype = False, torch.float32
+        return None
+    asked = plan.engine_options.fp8_scaling if plan.workload.matmul_dtype == "fp8" else "bf16"
+    former, precision = cfg.mixed_precision, mixed_precision.get_mixed_precision_config(PRECISIONS[asked])
+    if not isinstance(former, str) and former is not None:
+        precision.grad_reduce_in_fp32 = former.grad_reduce_in_fp32
+        if asked == "current":
+            precision.first_last_layers_bf16 = former.first_last_layers_bf16
+    return precision
+
+
+def _set_training(cfg: Any, plan: RunPlan, *, on_gpu: bool) -> None:
+    work = plan.workload
+    cfg.train.train_iters = plan.steps
+    cfg.train.micro_batch_size, cfg.train.global_batch_size = work.micro_batch_sequences, work.global_batch_sequences
+    cfg.validation.eval_iters, cfg.validation.eval_interval = 0, None
+    cfg.checkpoint.save = cfg.checkpoint.load = None
+    cfg.logger.tensorboard_dir, cfg.logger.log_timers_to_tensorboard = None, False
+    cfg.logger.log_interval, cfg.logger.log_throughput = 1, True
+    cfg.rng.seed = plan.seed
+    cfg.tokenizer.tokenizer_type, cfg.tokenizer.tokenizer_model = "NullTokenizer", None
+    cfg.tokenizer.vocab_size, cfg.tokenizer.use_tokenizer_vocab_size = work.shape.vocabulary, False
+    cfg.dataset = PlannedSequences(plan=plan, pin_memory=on_gpu)
+
+
+def _set_optimizer(cfg: Any, plan: RunPlan) -> None:
+    settings = plan.optimizer
+    optimizer, schedule = cfg.optimizer, cfg.scheduler
+    optimizer.lr, optimizer.min_lr = settings.learning_rate, settings.min_learning_rate
+    optimizer.weight_decay, optimizer.clip_grad = settings.weight_decay, settings.gradient_clipping
+    optimizer.adam_beta1, optimizer.adam_beta2, optimizer.adam_eps = settings.beta1, settings.beta2, settings.epsilon
+    schedule.start_weight_decay = schedule.end_weight_decay = settings.weight_decay
+    schedule.lr_decay_style = settings.schedule
+    schedule.lr_warmup_iters, schedule.lr_decay_iters = min(settings.warmup_steps, max(plan.steps - 1, 0)), plan.steps
+
+
+def _exchange_tokens_by_nccl(model: Any) -> None:
+    """Exchange the experts' tokens as Megatron-Core itself does: DeepEP and HybridEP are packages apart."""
+    model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend = "alltoall", None
+
+
+def _without_transformer_engine(cfg: Any) -> None:
+    """Take Megatron-Core's local layers and no kernel of Transformer Engine or Apex."""
+    from megatron.bridge.models.gpt_provider import local_layer_spec
+
+    model = cfg.model
+    model.transformer_layer_spec, model.transformer_impl, model.attention_backend = local_layer_spec, "local", None
+    for name in (
+        "apply_rope_fusion",
+        "persist_layer_norm",
+        "masked_softmax_fusion",
+        "gradient_accumulation_fusion",
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "cross_entropy_loss_fusion",
+        "use_te_rng_tracker",
+        "moe_permute_fusion",
+        "moe_grouped_gemm",
+        "moe_router_fusion",
+    ):
+        setattr(model, name, False)
+    model.cross_entropy_fusion_impl, model.cuda_graph_impl = "native", "none"
+    if model.num_moe_experts:
+        _exchange_tokens_by_nccl(model)
+    cfg.rng.te_rng_tracker, cfg.comm_overlap = False, None
+    optimizer = cfg.optimizer
+    optimizer.use_precision_aware_optimizer = False
+    optimizer.main_grads_dtype = optimizer.main_params_dtype = torch.float32
+    optimizer.exp_avg_dtype = optimizer.exp_avg_sq_dtype = torch.float32
+
+
+# The sequences of the embedded engine, in the same order.
+
+
+@dataclass
+class PlannedSequences(DatasetProvider):  # type: ignore[misc]
+    """The plan's sequences behind Megatron's sampler, which gives each replica its micro-batches."""
+
+    plan: RunPlan | None = None
+    seq_length: int = 0
+    description: str | None = None
+    dataloader_type: str = "single"
+    num_workers: int = 0
+    persistent_workers: bool = False
+    skip_getting_attention_mask_from_dataset: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.plan is not None
+        self.seq_length = self.plan.workload.sequence_tokens
+
+    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any, None, None]:
+        """Open the sequences; a benchmark neither validates nor tests."""
+        del context
+        assert self.plan is not None
+        sequences = open_sequences(self.plan, self.plan.workload.shape.vocabulary)
+        self.description = sequences.description
+        return _Items(sequences, self.plan), None, None
+
+
+class _Items(Dataset[dict[str, Tensor]]):
+    """Sequences in the fields that Bridge's forward step reads."""
+
+    def __init__(self, sequences: Sequences, plan: RunPlan) -> None:
+        self.sequences = sequences
+        self.count = plan.steps * plan.workload.global_batch_sequences
+        self.loss_mask = torch.ones(plan.workload.sequence_tokens)
+        self.position_ids = torch.arange(plan.workload.sequence_tokens)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        tokens = torch.from_numpy(self.sequences.sequence(index))
+        return {"tokens": tokens[:-1], "labels": tokens[1:], "loss_mask": self.loss_mask, "position_ids": self.position_ids}

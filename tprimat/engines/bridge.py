@@ -1,0 +1,98 @@
+"""Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; redirected to the CPU to check that they run."""
+
+import sys
+from typing import Any, ClassVar
+
+from tprimat.core.errors import LaunchError, UserError
+from tprimat.core.implementations import BRIDGE, Implementation
+from tprimat.core.models import ModelShape
+from tprimat.engines.base import (
+    Availability,
+    Here,
+    Settings,
+    Where,
+    WorkerEngine,
+    is_installed,
+    refuse_own_switches,
+    refuse_search,
+)
+from tprimat.plan.schema import PlatformName, RunPlan
+
+REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "megatron.bridge", "transformers")
+INSTALL = "NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer, or pip install megatron-bridge; or --engine megatron"
+OTHER_ENGINE = "--engine megatron"
+RECIPES = {
+    "llama": "recipes.llama.h100.llama3:llama31_8b_pretrain_2gpu_h100_bf16_config",
+    "qwen2": "recipes.qwen.h100.qwen2:qwen25_7b_pretrain_2gpu_h100_bf16_config",
+    "qwen3": "recipes.qwen.h100.qwen3:qwen3_8b_pretrain_4gpu_h100_bf16_config",
+    "qwen3_moe": "recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config",
+}
+"""Kind of model -> module and function below megatron.bridge. The recipe's settings besides model, layout, batch, schedule and
+precision stay."""
+
+
+class BridgeEngine(WorkerEngine):
+    """Bridge's recipes in our worker."""
+
+    name: ClassVar[str] = "bridge"
+    trainer: ClassVar[str | None] = "tprimat.bridge.run"
+    automatic_on: ClassVar[PlatformName | None] = "nvidia"
+    automatic_if_it_fits: ClassVar[bool] = True
+
+    def available(self, here: Here) -> Availability:
+        """Look for the modules that the recipes import."""
+        del here
+        missing = [name for name in REQUIRED_MODULES if not is_installed(name)]
+        if not missing:
+            return Availability(reason="Megatron-Bridge is installed")
+        what = f"The engine bridge needs {', '.join(missing)}, not installed for {sys.executable}."
+        reason = f"Megatron-Bridge needs {', '.join(missing)}, not installed here"
+        return Availability(reason=reason, error=LaunchError(what, why="Its recipes import it.", fix=INSTALL))
+
+    def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Refuse what no recipe can express."""
+        return refuse_own_switches(self.name, plan, where) or refuse_search(self.name, plan, where) or inexpressible(plan)
+
+    def implementation(self, settings: Settings) -> Implementation | None:
+        """Return how Transformer Engine's layers use memory under a recipe."""
+        del settings
+        return BRIDGE
+
+    def options(self, plan: RunPlan) -> dict[str, Any]:
+        """Return the recipe that the plan names, or that its model has."""
+        return {"recipe": recipe_name(plan)}
+
+
+def model_kind(shape: ModelShape) -> str:
+    """Return which of RECIPES has the layers of a shape."""
+    if shape.experts is not None:
+        return "qwen3_moe"
+    return "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+
+
+def recipe_name(plan: RunPlan) -> str:
+    """Return MODULE:FUNCTION below megatron.bridge."""
+    return plan.bridge.recipe or RECIPES[model_kind(plan.workload.shape)]
+
+
+def inexpressible(plan: RunPlan) -> LaunchError | None:
+    """Say why Bridge's recipes cannot express the plan; None: they can."""
+    shape = plan.workload.shape
+    lacking = {
+        f"norm: {shape.norm}": shape.norm != "rmsnorm",
+        f"position: {shape.position}": shape.position != "rope",
+        "gated: false": not shape.gated,
+        "linear_bias: true": shape.linear_bias,
+        f"kv_lora_rank: {shape.kv_lora_rank}": shape.kv_lora_rank is not None,
+        f"shared_experts: {shape.shared_experts}": bool(shape.shared_experts),
+        f"dense_first_layers: {shape.dense_first_layers}": bool(shape.dense_first_layers),
+        f"router_score: {shape.router_score}": shape.experts is not None and shape.router_score != "softmax",
+        "qkv_bias with qk_norm": shape.qkv_bias and shape.qk_norm,
+    }
+    if features := [words for words, so in lacking.items() if so]:
+        what = f"The engine bridge does not set {', '.join(features)} of {shape.name} on Bridge's recipes."
+        return LaunchError(what, where=f"models.{plan.model}.architecture", fix=OTHER_ENGINE)
+    return None
+
+
+ENGINE = BridgeEngine()

@@ -7,6 +7,7 @@ name of `typing`.
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
 import typing
@@ -83,3 +84,6 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.append(Finder())
+if importlib.util.find_spec("tensorboard") is None:
+    for module in ("torch.utils.tensorboard", "torch.utils.tensorboard.writer"):
+        sys.modules[module] = StandIn(module)

@@ -1,4 +1,4 @@
-"""Every private name of Megatron-Bridge that its trainer uses, all of them for the CPU: replacements for its CUDA calls."""
+"""Every private name of Megatron-Bridge that its trainer replaces: most of them CUDA calls, where there is no GPU."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,12 +16,16 @@ require("megatron-bridge", initialize, "_warmup_jit_function", ())
 require("megatron-bridge", setup, "initialize_megatron", ("cfg", "allow_no_cuda"))
 
 
+def skip_dataset_helpers() -> None:
+    """Leave out the compilation of Megatron-Core's data set helpers: its wheel lacks the Makefile, and our sequences need none."""
+    initialize.compile_helpers = lambda: None
+
+
 def redirect_to_cpu() -> None:
     """Replace what Bridge sends to CUDA on top of Megatron-Core; call after `bootstrap.redirect_to_cpu` has returned True."""
     _replace_cuda()
     genuine = setup.initialize_megatron
     setup.initialize_megatron = lambda **arguments: genuine(allow_no_cuda=True, **arguments)
-    initialize.compile_helpers = lambda: None
     initialize._warmup_jit_function = lambda *_, **__: None
     initialize._set_random_seed = _with_megatrons_generators(initialize._set_random_seed)
     token_dispatcher.maybe_move_tensor_to_cpu = _on_the_host

@@ -22,9 +22,10 @@ def train(plan: RunPlan) -> None:
     """
     usable = startup.transformer_engine_is_usable()  # before anything imports megatron.core
     redirected = bootstrap.redirect_to_cpu()
-    if redirected:
-        from tprimat.bridge import compat
+    from tprimat.bridge import compat
 
+    compat.skip_dataset_helpers()
+    if redirected:
         compat.redirect_to_cpu()
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain

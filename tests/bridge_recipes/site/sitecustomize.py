@@ -17,7 +17,8 @@ CORE = """fp8_utils fp4_utils extensions.transformer_engine optimizer distribute
 transformer.moe.moe_layer transformer.moe.experts transformer.moe.shared_experts transformer.multi_latent_attention
 transformer.cuda_graphs pipeline_parallel dist_checkpointing datasets.gpt_dataset models.hybrid.hybrid_model
 models.hybrid.hybrid_layer_specs ssm.mamba_mixer inference.utils transformer.transformer_block tensor_parallel
-rerun_state_machine post_training.modelopt.layers quantization.utils utils models.T5 models.bert models.multimodal models.vision"""
+rerun_state_machine post_training.modelopt.layers quantization.utils utils models.T5 models.bert models.multimodal
+models.vision"""
 """Modules of Megatron-Core that look for these packages: imported first, they find none."""
 
 if not hasattr(typing, "override"):

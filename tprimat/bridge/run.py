@@ -21,6 +21,7 @@ def train(plan: RunPlan) -> None:
         LaunchError: this Bridge lacks the recipe.
     """
     usable = startup.transformer_engine_is_usable()  # before anything imports megatron.core
+    bootstrap.offer_wgrad_extension()  # NVIDIA's container has Apex's
     redirected = bootstrap.redirect_to_cpu()
     from tprimat.bridge import compat
 

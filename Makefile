@@ -13,7 +13,7 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help audit benchmark doctor test test-quick test-pages lint install install-dev nemo test-nemo test-core19 notice
+.PHONY: help audit benchmark doctor test test-quick test-pages lint install install-dev nemo test-nemo test-core19 test-bridge notice
 
 help:  ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -93,6 +93,16 @@ $(VENV)-core19/installed: $(VENV)/installed-dev
 	packages=$$($(VENV)-core19/bin/python -c '$(PACKAGES)') && $(VENV)/bin/python -c '$(PACKAGES)' >$$packages/venv.pth && \
 	    $(PIP) --quiet --no-deps --ignore-requires-python --upgrade --target $$packages megatron-core==0.19.2
 	@touch $@
+
+# The packages that a recipe imports are few; pip's own choice would be a hundred, and another torch.
+$(VENV)-bridge/installed: requirements-bridge.txt $(VENV)/installed-dev
+	$(VENV)/bin/python -m venv --without-pip $(VENV)-bridge
+	packages=$$($(VENV)-bridge/bin/python -c '$(PACKAGES)') && $(VENV)/bin/python -c '$(PACKAGES)' >$$packages/venv.pth && \
+	    $(PIP) --quiet --no-deps --ignore-requires-python --upgrade --target $$packages --requirement requirements-bridge.txt
+	@touch $@
+
+test-bridge: $(VENV)-bridge/installed  ## recipes of Megatron-Bridge, shrunk, in .venv-bridge
+	PYTHONPATH=tests/bridge_recipes/site $(VENV)-bridge/bin/python -m pytest tests/bridge_recipes $(ARGS)
 
 test-core19: $(VENV)-core19/installed  ## trainings on the newest known Megatron-Core, in .venv-core19
 	$(VENV)-core19/bin/python -m pytest tests/train/test_core_versions.py tests/train/test_compat.py $(ARGS)

@@ -1,7 +1,6 @@
 """Bridge's training loop as seen by BenchmarkCallback, and evidence of what it runs."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ from megatron.core import parallel_state
 
 from tprimat.megatron.evidence import capacity_of, count_parameters, dtype_name, matmul_dtype, parallel_sizes, routing_of
 from tprimat.megatron.transformer_engine import multiplied_in_fp8, scaling_and_attention, te_modules
-from tprimat.train.first_batch import FirstBatchHook
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
@@ -20,6 +18,7 @@ from tprimat.records.evidence import REDIRECTED, graded, with_facts
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.train.callback import BenchmarkCallback, launched_record
 from tprimat.train.device import local_rank
+from tprimat.train.first_batch import FirstBatchHook
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
 

@@ -34,7 +34,7 @@ def asked_by_bridge() -> bool:
 
 class StandIn(types.ModuleType):
     __version__ = "0"
-    __path__: list = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__") or (self.__name__ == "transformer_engine.pytorch" and name not in SOME_OF_TE):

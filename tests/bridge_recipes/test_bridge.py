@@ -1,0 +1,112 @@
+"""Recipes of Megatron-Bridge, shrunk, train on a CPU through ./benchmark.py and torchrun. Their speed says nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from changes import replace
+from planning import make_plan
+
+from tprimat.core.flops import parameters
+from tprimat.core.models import model_shape, padded_vocabulary
+from tprimat.records.store import RunDirectory
+
+pytestmark = pytest.mark.skipif(
+    find_spec("megatron.bridge") is None,
+    reason="Megatron-Bridge is not installed in this environment; it has one of its own: make test-bridge",
+)
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 4
+TUNED = "perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
+
+
+def benchmark(folder, model, **settings):
+    """The run and the steps of two ranks."""
+    layout = f"parallelism.minimal_communication.{model}.cpu"
+    words = [f"{key.replace('LAYOUT', layout).replace('__', '.')}={value}" for key, value in settings.items()]
+    command = [
+        sys.executable,
+        "benchmark.py",
+        "--model",
+        model,
+        "--engine",
+        "bridge",
+        "--platform",
+        "cpu",
+        "--gpus",
+        "2",
+        "--json",
+    ]
+    command += ["--steps", str(STEPS), "--global-batch-size", "4", "--sequence-length", "32", "--output-dir", str(folder)]
+    command += [word for setting in words for word in ("--set", setting)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    log = folder / f"training_{model}.log"
+    assert done.returncode == 0, done.stderr[-2000:] + (log.read_text(encoding="utf8")[-6000:] if log.exists() else "")
+    directory = RunDirectory(folder / "runs" / json.loads(done.stdout)["runs"][0]["run"]["run_id"])
+    return directory.read_run(), directory.read_steps()
+
+
+def test_a_tuned_recipe_trains_two_stages_as_planned(tmp_path):
+    run, steps = benchmark(
+        tmp_path, "llama", LAYOUT__pipeline_model_parallel_size=2, platform_optimizations__cpu__bridge__recipe=TUNED
+    )
+    assert (run.engine, run.outcome, run.mismatches) == ("bridge", "completed", ())
+    seen = run.evidence.workload
+    assert (seen.pipeline_parallel, seen.data_parallel, seen.global_batch_sequences, seen.sequence_tokens) == (2, 1, 4, 32)
+    assert seen.matmul_dtype == "fp32"
+    shape = run.workload.shape
+    assert run.evidence.parameters == parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
+    assert run.engine_options["grad_reduce_in_fp32"] is False  # as NVIDIA tuned it
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert steps[-1].loss < steps[0].loss
+    assert all(step.grad_norm and step.tokens == 4 * 32 and step.peak_allocated_bytes for step in steps)
+    assert [step.learning_rate for step in steps] == sorted(step.learning_rate for step in steps)
+
+
+def test_experts_over_two_ranks_are_balanced_by_our_own_key(tmp_path):
+    run, steps = benchmark(tmp_path, "mixtral", LAYOUT__expert_model_parallel_size=2, training__routing="balanced")
+    assert (run.outcome, run.mismatches) == ("completed", ())
+    assert (run.evidence.workload.expert_parallel, run.evidence.workload.routing) == (2, "balanced")
+    assert len(steps) == STEPS
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen-2.5-7b", "qwen3-30b-a3b", "mixtral-8x7b"])
+def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
+    from tprimat.bridge.recipe import build_config, model_fields
+
+    settings = {
+        "models.llama.architecture": name,
+        "training.duration.max_steps": 7,
+        "training.optimizer.learning_rate": 5e-4,
+        "experiment.seed": 3,
+        "parallelism.minimal_communication.llama.cpu.micro_batch_size": 2,
+    }
+    plan = make_plan(tmp_path, "llama", settings, engine="bridge", layers=None)
+    plan = replace(plan, shape=model_shape(name))
+    cfg = build_config(plan, on_gpu=True, transformer_engine=True)
+    assert {key: getattr(cfg.model, key) for key in model_fields(model_shape(name))} == model_fields(model_shape(name))
+    assert (cfg.train.train_iters, cfg.train.micro_batch_size, cfg.rng.seed, cfg.optimizer.lr) == (7, 2, 3, 5e-4)
+    assert cfg.checkpoint.save is None
+    assert cfg.model.transformer_impl == "transformer_engine"
+
+
+def test_a_rank_starts_again_with_the_variables_of_its_recipe(tmp_path):
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from tprimat.bridge.run import restart_with
+os.environ.setdefault("STARTS", "0")
+os.environ["STARTS"] = str(int(os.environ["STARTS"]) + 1)
+restart_with({{"NCCL_NVLS_ENABLE": "0", "NVTE_FWD_LAYERNORM_SM_MARGIN": "20"}})
+print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["NVTE_FWD_LAYERNORM_SM_MARGIN"])
+"""
+    file = tmp_path / "rank.py"
+    file.write_text(program, encoding="utf8")
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": "1"}
+    done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "1", "20"]

@@ -13,6 +13,7 @@ from planning import make_plan
 
 from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
+from tprimat.megatron import bootstrap
 from tprimat.records.store import RunDirectory
 
 pytestmark = pytest.mark.skipif(
@@ -77,6 +78,7 @@ def test_experts_over_two_ranks_are_balanced_by_our_own_key(tmp_path):
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen-2.5-7b", "qwen3-30b-a3b", "mixtral-8x7b"])
 def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
+    bootstrap.redirect_to_cpu()
     from tprimat.bridge.recipe import build_config, model_fields
 
     settings = {

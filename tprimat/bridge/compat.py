@@ -17,7 +17,7 @@ require("megatron-bridge", setup, "initialize_megatron", ("cfg", "allow_no_cuda"
 
 
 def skip_dataset_helpers() -> None:
-    """Leave out the compilation of Megatron-Core's data set helpers: its wheel lacks the Makefile, and our sequences need none."""
+    """Compile no data set helpers of Megatron-Core: its wheel lacks the Makefile, and our sequences need none."""
     initialize.compile_helpers = lambda: None
 
 

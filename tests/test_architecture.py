@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "train": {"core", "plan", "records"},
     "megatron": {"core", "plan", "records", "train"},
     "nemo": {"core", "plan", "records", "train", "engines"},
+    "bridge": {"core", "plan", "records", "train", "engines", "megatron"},
     "probe": {"core", "records", "hardware"},
     "analyze": {"core", "records"},
     "report": {"core", "records", "analyze", "predict"},
@@ -30,7 +31,7 @@ MAY_IMPORT["cli"] = set(MAY_IMPORT)
 ANY_PACKAGE = "all but cli"
 """How the table in the docs writes the rows of runner and cli."""
 HEAVY = {"torch", "lightning", "pytorch_lightning", "megatron", "nemo", "nemo_run", "fiddle", "transformer_engine"}
-HEAVY_PACKAGES = {"train", "megatron", "nemo", "probe"}
+HEAVY_PACKAGES = {"train", "megatron", "nemo", "bridge", "probe"}
 LAZILY = {"launch"}
 """May import them inside a function: a launcher of one node starts without torch."""
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")

@@ -88,6 +88,6 @@ def test_an_unknown_engine_is_refused_with_the_names_that_there_are():
     assert caught.value.fix == f"one of: {AUTO}, {', '.join(ENGINE_NAMES)}"
 
 
-def test_each_platform_has_at_most_one_preferred_engine():
-    preferred = [engine_named(name).automatic_on for name in ENGINE_NAMES if engine_named(name).automatic_on]
-    assert sorted(preferred) == ["amd", "nvidia"]
+def test_auto_prefers_bridge_then_nemo_on_nvidia_and_primus_on_amd():
+    preferred = {name: engine_named(name).automatic_on for name in ENGINE_NAMES if engine_named(name).automatic_on}
+    assert list(preferred.items()) == [("bridge", "nvidia"), ("nemo", "nvidia"), ("primus", "amd")]

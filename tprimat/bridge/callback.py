@@ -9,16 +9,16 @@ import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core import parallel_state
 
-from tprimat.megatron.evidence import capacity_of, count_parameters, dtype_name, matmul_dtype, parallel_sizes, routing_of
-from tprimat.megatron.transformer_engine import multiplied_in_fp8, scaling_and_attention, te_modules
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
-from tprimat.records.evidence import REDIRECTED, graded, with_facts
+from tprimat.records.evidence import REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.train.callback import BenchmarkCallback, launched_record
 from tprimat.train.device import local_rank
+from tprimat.train.expert_loads import mean_loads
 from tprimat.train.first_batch import FirstBatchHook
+from tprimat.train.observed import common_evidence, dtype_name, layers_in_bf16, scaling_and_attention, te_matmul_dtype, te_modules
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
 
@@ -58,7 +58,9 @@ class Reporter(Callback):  # type: ignore[misc]
         self.context = context
         self.trainer.global_step = context.state.train_state.step + 1
         seen = self.batch.seen
+        experts = self.batch.models[0].config.num_moe_experts is not None
         outputs = {
+            **(mean_loads(self.batch.models, self.module.device) if experts else {}),
             "loss": self._loss(context),
             "grad_norm": context.grad_norm,
             "tokens": None if seen is None else seen.tokens_per_step,
@@ -84,8 +86,8 @@ class Reporter(Callback):  # type: ignore[misc]
 
     def _what_runs(self, trainer: Any, module: Any) -> RunRecord:
         del trainer, module
-        evidence = observe(self.context, self.batch, self.plan, self.module.device, redirected=self.redirected)
-        evidence = with_facts(evidence, data=self.cfg.dataset.description)
+        notes = (REDIRECTED,) if self.redirected else ()
+        evidence = observe(self.context, self.batch, self.plan, data=self.cfg.dataset.description, notes=notes)
         return replace(
             launched_record(self.plan),
             software=software_versions(),
@@ -127,43 +129,29 @@ class _Trainer:
         return values[0]
 
 
-def observe(
-    context: CallbackContext, batch: FirstBatchHook, plan: RunPlan, device: torch.device, *, redirected: bool
-) -> Evidence:
-    """Return evidence of a running pretrain(). Every rank must call it: the parameter count is summed over all of them."""
-    models, seen, layer = batch.models, batch.seen, batch.layer
-    parameters = [parameter for model in models for parameter in model.parameters()]
-    config, first = models[0].config, parameters[0]
-    fused = te_modules(models)
-    in_fp8 = multiplied_in_fp8(fused) if fused else False
-    dtype = "fp8" if in_fp8 else None if in_fp8 is None and plan.workload.matmul_dtype == "fp8" else matmul_dtype(first.dtype)
+def observe(context: CallbackContext, batch: FirstBatchHook, plan: RunPlan, **own: Any) -> Evidence:
+    """Return evidence of a running pretrain(), with further facts. Every rank must call it: parameters are summed over all."""
+    first, config = next(batch.models[0].parameters()), batch.models[0].config
+    wide = layers_in_bf16(config)
+    kept = [layer for model in batch.models for layer in model.decoder.layers if layer.layer_number in wide]
+    fused = te_modules(batch.models, without=kept)
+    dtype = te_matmul_dtype(fused, first.dtype, fp8_asked=plan.workload.matmul_dtype == "fp8" and bool(fused))
     scaling, attention = scaling_and_attention(fused) if dtype == "fp8" else (None, None)
-    again = layer.recomputed(device) if layer else None
-    evidence = with_facts(
-        parallel_sizes(),
-        sequence_parallel=layer.sequence_parallel(seen.sequence_tokens) if seen and layer else None,
-        micro_batch_sequences=seen.micro_batch_sequences if seen else None,
-        global_batch_sequences=seen.global_batch_sequences if seen else None,
-        sequence_tokens=seen.sequence_tokens if seen else None,
-        tokens_per_step=seen.tokens_per_step if seen else None,
+    return common_evidence(
+        batch.models,
+        config,
+        batch.seen,
+        batch.layers,
         parameter_dtype=dtype_name(first.dtype),
         matmul_dtype=dtype,
         attention_dtype=attention,
+        layers_in_bf16=len(wide) if dtype == "fp8" else None,
         fp8_scaling=scaling,
         gradient_dtype=dtype_name(first.main_grad.dtype),
-        parameters=count_parameters(parameters, device),
-        recompute=again.recompute if again else None,
-        recompute_modules=again.modules if again else None,
-        recompute_layers=again.layers if again else None,
-        routing=routing_of(config),
-        expert_capacity=capacity_of(config),
         attention="Transformer Engine" if fused else "Megatron-Core's local attention",
-        transformer_engine=bool(fused),
         optimizer=_optimizer(context.optimizer),
-        first_sequence=seen.first_sequence if seen else None,
-        notes=(REDIRECTED,) if redirected else (),
+        **own,
     )
-    return graded(evidence, dict.fromkeys(("routing", "expert_capacity", "attention_dtype"), "resolved"))
 
 
 def _optimizer(megatron: Any) -> str:

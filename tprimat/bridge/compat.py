@@ -9,7 +9,7 @@ from megatron.bridge.training import initialize, setup
 from megatron.core import tensor_parallel
 from megatron.core.transformer.moe import token_dispatcher
 
-from tprimat.megatron.compat import require
+from tprimat.train.compat import require
 
 require("megatron-bridge", initialize, "_set_random_seed", ("seed_",))
 require("megatron-bridge", initialize, "_warmup_jit_function", ())

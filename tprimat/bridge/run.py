@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from tprimat.megatron import bootstrap
@@ -20,7 +21,8 @@ def train(plan: RunPlan) -> None:
     Raises:
         LaunchError: this Bridge lacks the recipe.
     """
-    usable = startup.transformer_engine_is_usable()  # before anything imports megatron.core
+    # Before anything imports megatron.core.
+    usable = find_spec(startup.TRANSFORMER_ENGINE) is not None and startup.transformer_engine_is_usable()
     bootstrap.offer_wgrad_extension()  # NVIDIA's container has Apex's
     redirected = bootstrap.redirect_to_cpu()
     from tprimat.bridge import compat

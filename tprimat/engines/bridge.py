@@ -14,7 +14,6 @@ from tprimat.engines.base import (
     WorkerEngine,
     is_installed,
     refuse_own_switches,
-    refuse_search,
 )
 from tprimat.plan.schema import PlatformName, RunPlan
 
@@ -41,8 +40,8 @@ class BridgeEngine(WorkerEngine):
 
     def available(self, here: Here) -> Availability:
         """Look for the modules that the recipes import."""
-        del here
-        missing = [name for name in REQUIRED_MODULES if not is_installed(name)]
+        needed = (*REQUIRED_MODULES, *(() if here.platform == "cpu" else ("transformer_engine",)))
+        missing = [name for name in needed if not is_installed(name)]
         if not missing:
             return Availability(reason="Megatron-Bridge is installed")
         what = f"The engine bridge needs {', '.join(missing)}, not installed for {sys.executable}."
@@ -51,7 +50,7 @@ class BridgeEngine(WorkerEngine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""
-        return refuse_own_switches(self.name, plan, where) or refuse_search(self.name, plan, where) or inexpressible(plan)
+        return refuse_own_switches(self.name, plan, where) or inexpressible(plan)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Return how Transformer Engine's layers use memory under a recipe."""

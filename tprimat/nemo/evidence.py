@@ -2,58 +2,17 @@
 
 from typing import Any
 
-import torch
-from megatron.core import parallel_state
-from megatron.core.models.gpt import GPTModel
-from megatron.core.num_microbatches_calculator import get_num_microbatches
-
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Evidence
-from tprimat.train.expert_loads import watch_routers
-from tprimat.train.layer_watch import LayerWatch, before_first_call
+from tprimat.train.first_batch import FirstBatchHook
 from tprimat.train.observed import (
-    ObservedBatch,
     common_evidence,
     dtype_name,
-    name_of_tokens,
+    layers_in_bf16,
     scaling_and_attention,
     te_matmul_dtype,
     te_modules,
 )
-
-
-class FirstBatchHook:
-    """Observes the first micro-batch that a model gets, and how its layers treat it.
-
-    Only the first pipeline stage, and so rank 0, gets tokens.
-    """
-
-    def __init__(self) -> None:
-        self.seen: ObservedBatch | None = None
-        self.layers: LayerWatch
-        self.models: list[Any] = []
-        """Megatron's model of each chunk on this rank, once attached."""
-
-    def attach(self, strategy: Any) -> None:
-        """Hook into the model of a running strategy."""
-        self.models = _gpt_models(strategy)
-        before_first_call(self.models[0], self._observe)
-        self.layers = LayerWatch([list(chunk.decoder.layers) for chunk in self.models])
-        for model in self.models:
-            watch_routers(model)
-
-    def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tokens = args[0] if args else kwargs.get("input_ids")
-        if isinstance(tokens, torch.Tensor):
-            (rows, part), ranks = tokens.shape, parallel_state.get_context_parallel_world_size()
-            sequences = rows * int(get_num_microbatches()) * parallel_state.get_data_parallel_world_size()
-            self.seen = ObservedBatch(
-                micro_batch_sequences=rows,
-                global_batch_sequences=sequences,
-                sequence_tokens=part * ranks,
-                tokens_per_step=sequences * part * ranks,
-                first_sequence=name_of_tokens(tokens[0]) if ranks == 1 else None,
-            )
 
 
 def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan) -> Evidence:
@@ -82,9 +41,9 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan) -> Evidence:
     )
 
 
-def running_options(trainer: Any) -> dict[str, Any]:
+def running_options(trainer: Any, watch: FirstBatchHook) -> dict[str, Any]:
     """Return the options of NeMo's that run, under their names, read from the built model and from the wrappers of its chunks."""
-    config, replicas = _gpt_models(trainer.strategy)[0].config, trainer.strategy.megatron_parallel[0].ddp_config
+    config, replicas = watch.models[0].config, trainer.strategy.megatron_parallel[0].ddp_config
     return {
         "cross_entropy_fusion_impl": config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else None,
         "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
@@ -95,19 +54,6 @@ def running_options(trainer: Any) -> dict[str, Any]:
         "first_last_layers_bf16": bool(layers_in_bf16(config)),
         **({"fp8_recipe": config.fp8_recipe} if config.fp8 else {}),
     }
-
-
-def layers_in_bf16(config: Any) -> set[int]:
-    """Return the numbers, from 1, of the layers of the model that stay in bf16 under fp8: in some recipes first and last."""
-    if not config.fp8 or not config.first_last_layers_bf16:
-        return set()
-    last = config.num_layers - config.num_layers_at_end_in_bf16
-    return set(range(1, config.num_layers + 1)) - set(range(config.num_layers_at_start_in_bf16 + 1, last + 1))
-
-
-def _gpt_models(strategy: Any) -> list[Any]:
-    """Return Megatron's own model of each chunk, from inside the wrappers for precision and gradients."""
-    return [module for chunk in strategy.megatron_parallel for module in chunk.modules() if isinstance(module, GPTModel)]
 
 
 def _optimizer(optimizer: Any) -> str:

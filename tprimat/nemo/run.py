@@ -43,7 +43,7 @@ class NemoCallback(BenchmarkCallback):
     """BenchmarkCallback that reads from the running NeMo how many tokens a step has, and what runs."""
 
     def __init__(self, plan: RunPlan) -> None:
-        from tprimat.nemo.evidence import FirstBatchHook
+        from tprimat.train.first_batch import FirstBatchHook
 
         super().__init__(plan.run_directory, describe=self._what_runs, log=StepLog(plan, slowed_steps(plan)))
         self.plan = plan
@@ -51,7 +51,7 @@ class NemoCallback(BenchmarkCallback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Observe the first batch, too, and where routers send tokens."""
-        self.watch.attach(trainer.strategy)
+        self.watch.attach(list(trainer.strategy.megatron_parallel))
         super().on_train_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -74,7 +74,7 @@ class NemoCallback(BenchmarkCallback):
     def _what_runs(self, trainer: Any, _: Any) -> RunRecord:
         from tprimat.nemo.evidence import observe, running_options
 
-        evidence, running = observe(trainer, self.watch, self.plan), running_options(trainer)
+        evidence, running = observe(trainer, self.watch, self.plan), running_options(trainer, self.watch)
         asked = {name: value for name, value in asdict(self.plan.nemo).items() if value is not None}
         ignored = (
             f"{name}: {value} was asked for, {running[name]} ran" for name, value in asked.items() if running[name] != value

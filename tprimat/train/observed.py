@@ -128,6 +128,14 @@ def matmul_dtype(dtype: torch.dtype) -> str:
     return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
 
 
+def layers_in_bf16(config: Any) -> set[int]:
+    """Return the numbers, from 1, of the layers of the model that stay in bf16 under fp8: in some recipes first and last."""
+    if not config.fp8 or not config.first_last_layers_bf16:
+        return set()
+    last = config.num_layers - config.num_layers_at_end_in_bf16
+    return set(range(1, config.num_layers + 1)) - set(range(config.num_layers_at_start_in_bf16 + 1, last + 1))
+
+
 # Transformer Engine's modules.
 
 PACKAGE = "transformer_engine"

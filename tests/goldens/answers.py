@@ -415,7 +415,7 @@ def export():
 
 # dry_run: what each engine would be started with, for both models and five strategies.
 
-ENGINES = ("megatron", "nemo", "primus", "torchtitan")
+ENGINES = ("megatron", "bridge", "nemo", "primus", "torchtitan")
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 OF_THIS_CALL = ("shape", "run_id", "command", "step_seconds", "time", "rates")
 """What a plan holds of this machine and moment, or what other goldens have."""

@@ -90,12 +90,6 @@ def test_the_tiny_workload_lies_over_the_real_one_and_keeps_the_rest(tmp_path):
     assert full.optimizer == tiny.optimizer
 
 
-def test_the_tiny_workload_can_be_set_too(tmp_path):
-    settings = [parse_setting("training.tiny.data.sequence_length=16")]
-    assert read_config(written(tmp_path), size="tiny", settings=settings).config.training.data.sequence_length == 16
-    assert read_config(written(tmp_path), size="full", settings=settings).config.training.data.sequence_length == 64
-
-
 def test_the_environment_chooses_strategy_folder_and_logs_and_empty_is_unset():
     chosen = environment_choices({"PARALLEL": "balanced", "OUTPUT_DIR": "/o", "QWEN_LOG": "/q.log", "PRIMUS_PATH": "/p"})
     assert (chosen.strategy, chosen.output_directory, chosen.primus_path) == ("balanced", "/o", "/p")

@@ -1,7 +1,5 @@
 """Every mistake in a configuration is answered with what, where, why and the way out."""
 
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +36,7 @@ training.data.sequence_length is 'long'.
 cluster.slurm.account is 83.
   at    --set cluster.slurm.account
   why   It must be text.
-  try   --set cluster.slurm.account='"..."', since the shell takes away one kind of quotes""",
+  try   account: "...", in quotes; after --set, in two kinds of quotes""",
         ),
         (
             "training.speed=3",
@@ -61,27 +59,6 @@ num_attention_heads (4) must be a multiple of tensor_model_parallel_size (8).
   why   m has 4 attention heads, 2 key/value heads and a feed-forward width of 128; each rank needs whole heads of both and \
 an equal share of the width.
   try   tensor_model_parallel_size: 1 or 2""",
-        ),
-        (
-            "training.tiny.data.sequence_length=0",
-            """\
-training.tiny.data.sequence_length is 0.
-  at    --set training.tiny.data.sequence_length
-  why   It must be greater than or equal to 1.""",
-        ),
-        (
-            'platform_optimizations.cpu.environment={A: "x\\0y"}',
-            """\
-platform_optimizations.cpu.environment is '{A: "x\\\\0y"}'.
-  at    --set platform_optimizations.cpu.environment
-  why   It must be keys with values.""",
-        ),
-        (
-            "training.tiny=&a {data: *a}",
-            """\
-training.tiny is '&a {data: *a}'.
-  at    --set training.tiny
-  why   It must be keys with values.""",
         ),
         (
             "training.duration.max_steps=2026-13-45",
@@ -113,7 +90,7 @@ def test_a_wrong_setting_names_the_flag(setting, says, tmp_path):
         ),
         (
             "training: {}\n",
-            "models is missing.\n  at    my.yaml models\n        (wrong as well: parallelism)\n"
+            "models is missing.\n  at    my.yaml models\n"
             "  why   It has no default.\n  try   add models: ...",
         ),
     ],
@@ -137,37 +114,3 @@ def test_a_setting_without_key_or_value_is_shown_how(text, tmp_path):
     with pytest.raises(ConfigError) as caught:
         parse_setting(text)
     assert str(caught.value) == (f"--set {text} is not KEY=VALUE.\n  at    --set\n  try   --set training.duration.max_steps=30")
-
-
-BOMB = "a: &a [1, 1]\n" + "".join(
-    f"{new}: &{new} [*{old}, *{old}]\n" for old, new in zip("abcdefghijklmnopqrst", "bcdefghijklmnopqrstu", strict=True)
-)
-MERGES = "a: &a {x: 1}\n" + BOMB.partition("\n")[2].replace("[", "{<<: [").replace("]", "]}")
-
-
-@pytest.mark.parametrize(
-    ("text", "where", "why"),
-    [
-        ("a: " + "[" * 100_000, "my.yaml:1", "It has at most 32 levels."),
-        ("".join("  " * depth + "a:\n" for depth in range(200)), "my.yaml:32", "It has at most 32 levels."),
-        (BOMB, "my.yaml:1", "Its aliases make more than 20,000 keys and values."),
-        (MERGES, "my.yaml:2", "Its aliases make more than 20,000 keys and values."),
-        ("a: 1\n" * 100_000, "my.yaml", "It has at most 262,144 bytes."),
-        ("experiment: &a\n  - *a", "my.yaml:1 experiment.0", "Its alias names a key that contains it."),
-        ("experiment: {seed: 1" + "0" * 400 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
-        ("experiment: {seed: 0x1" + "0" * 5000 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
-    ],
-    ids=["brackets", "levels", "aliases", "merges", "large", "itself", "seed", "hexadecimal"],
-)
-def test_what_would_never_end_is_refused_at_once(text, where, why, tmp_path):
-    before = time.process_time()
-    said = complaint(written(tmp_path, text)).replace(f"{tmp_path}/", "")
-    assert f"\n  at    {where}" in said
-    assert f"\n  why   {why}" in said
-    assert time.process_time() - before < 5
-
-
-def test_a_device_and_a_pipe_are_no_configuration(tmp_path):
-    os.mkfifo(tmp_path / "my.yaml")
-    assert "is not a file" in complaint(tmp_path / "my.yaml")
-    assert "too large" in complaint(Path("/dev/zero"))

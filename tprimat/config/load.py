@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,13 +22,6 @@ from tprimat.core.models import ModelShape
 T = TypeVar("T")
 
 TINY = ("training", "tiny")
-NAMES_BELOW = {
-    "platforms": ("PLATFORM",),
-    "platform_optimizations": ("PLATFORM",),
-    "models": ("MODEL",),
-    "parallelism": ("STRATEGY", "MODEL", "PLATFORM"),
-}
-"""Key -> what the keys below it name, level by level."""
 DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
 """In a checkout a link to the config.yaml at the top; in a wheel a copy of it."""
 DEFAULT_STRATEGY = "minimal_communication"
@@ -124,14 +117,9 @@ def read_config(
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment, file.name if file == DEFAULT_FILE else None)
-    ordered = sorted(settings, key=lambda setting: setting.path[:2] != TINY)  # the overlay's own settings apply before it is used
-    for setting in ordered:
-        if setting.path[:2] == TINY:
-            put(tree, setting.path, setting.value, setting.origin)
     _apply_tiny(tree, size)
-    for setting in ordered:
-        if setting.path[:2] != TINY:
-            put(tree, setting.path, setting.value, setting.origin)
+    for setting in settings:
+        put(tree, setting.path, setting.value, setting.origin)
     config = _checked(Config, tree)
     _check_learning_rates(config, tree)
     return LoadedConfig(config=config, tree=tree, path=file)
@@ -228,22 +216,14 @@ def _place_of_shape(tree: Tree) -> str | None:
     return None
 
 
-MOST_MISTAKES = 5
-"""Named besides the first."""
-
-
 def _explained(error: ValidationError, tree: Tree, below: KeyPath = ()) -> ConfigError:
-    """Turn the first mistake in the order of the file into an error that a user can act on, and name the others."""
-    found: dict[KeyPath, list[ErrorDetails]] = {}
+    """Turn the first mistake in the order of the file into an error that a user can act on."""
+    wrong: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in _without_other_branches(error.errors(include_url=False)):
-        found.setdefault(_key_path((*below, *detail["loc"]), tree.values), []).append(detail)
-    (path, details), *others = found.items()
-    names = [".".join(other) for other, _ in others]
-    names[MOST_MISTAKES:] = [f"and {len(names) - MOST_MISTAKES} more"] if len(names) > MOST_MISTAKES else []
-    more = f"\n(wrong as well: {', '.join(names)})" if names else ""
-    where = tree.where(path)
-    what, why, fix = _sentences(path, details, typed=where.startswith("--set"))
-    return ConfigError(what, where=where + more, why=why, fix=fix)
+        wrong.setdefault(_key_path((*below, *detail["loc"]), tree.values), []).append(detail)
+    path, details = next(iter(wrong.items()))
+    what, why, fix = _sentences(path, details)
+    return ConfigError(what, where=tree.where(path), why=why, fix=fix)
 
 
 def _without_other_branches(details: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -273,7 +253,7 @@ def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
     return tuple(path)
 
 
-def _sentences(path: KeyPath, details: Sequence[ErrorDetails], *, typed: bool) -> tuple[str, str | None, str | None]:
+def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str | None, str | None]:
     key, detail = ".".join(path), details[0]
     if detail["loc"][-1:] == ("[key]",) and detail["type"] != "name":
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
@@ -284,16 +264,14 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails], *, typed: bool) -
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)
-        fix = close[0] if close else " or ".join(_places_of(path[-1])) or f"one of: {', '.join(known)}"
+        fix = close[0] if close else f"one of: {', '.join(known)}"
         return f"{path[-1]} is not a key of {'.'.join(path[:-1]) or 'the configuration'}.", None, fix
     if detail["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
         return f"{key} is missing.", "It has no default.", f"add {path[-1]}: ..."
     wanted = " or ".join(dict.fromkeys(_wanted(item) for item in details))
     number = wanted == "text" and isinstance(detail["input"], int | float) and not isinstance(detail["input"], bool)
-    quoted = (
-        f"""--set {key}='"..."', since the shell takes away one kind of quotes""" if typed else f'{path[-1]}: "...", in quotes'
-    )
-    return f"{key} is {_shown(detail['input'])}.", f"It must be {wanted}.", quoted if number else None
+    quoted = f"""{path[-1]}: "...", in quotes; after --set, in two kinds of quotes""" if number else None
+    return f"{key} is {_shown(detail['input'])}.", f"It must be {wanted}.", quoted
 
 
 def _wanted(detail: ErrorDetails) -> str:
@@ -329,19 +307,6 @@ def _known_keys(path: KeyPath) -> list[str]:
     for key in (TINY[0], *path[2:]) if path[:2] == TINY else path:
         kind = _field_type(kind, key)
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-
-
-def _places_of(key: str, path: KeyPath = (), kind: Any = Config, names: KeyPath = ()) -> Iterator[str]:
-    """Yield where a key belongs, with capitals for the names that a reader fills in."""
-    if len(get_args(kind)) == 2:
-        yield from _places_of(key, (*path, *names[:1]), _field_type(kind, ""), names[1:])
-    elif dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            place = (*path, field.name)
-            if field.name == key:
-                yield ".".join(place)
-            else:
-                yield from _places_of(key, place, _field_type(kind, field.name), NAMES_BELOW.get(field.name, ("NAME",)))
 
 
 def _field_type(kind: Any, key: str) -> Any:

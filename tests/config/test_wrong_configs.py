@@ -90,8 +90,7 @@ def test_a_wrong_setting_names_the_flag(setting, says, tmp_path):
         ),
         (
             "training: {}\n",
-            "models is missing.\n  at    my.yaml models\n"
-            "  why   It has no default.\n  try   add models: ...",
+            "models is missing.\n  at    my.yaml models\n  why   It has no default.\n  try   add models: ...",
         ),
     ],
 )

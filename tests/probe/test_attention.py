@@ -38,7 +38,7 @@ def test_flop_are_half_of_what_torch_counts_without_the_mask():
 
 def test_a_processor_is_not_asked_for_kernels_of_gpus_and_refuses_them_with_torchs_reason():
     messages = []
-    bench, log = open_bench(device=CPU), open_log(None, resume=False, seconds=None, tell=messages.append)
+    bench, log = open_bench(device=CPU), open_log(None, resume=False, tell=messages.append)
     measured = records("attention", Choice(), bench, log)
     assert {record.variant: record.error for record in measured} == {"flash": None, "math": None}
     assert messages[0] == "attention: cudnn and efficient are left out, which a CPU does not have."

@@ -73,7 +73,7 @@ def test_a_refusal_is_recorded_with_its_reason_and_followed_by_its_alternative(b
     good = gemm.case_of(PRODUCT, "fp32", "torch.matmul")
     case = Case(kind="gemm", variant="absent", shape={}, dtype="fp32", prepare=refuse, fallback=good)
     messages = []
-    log = open_log(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=messages.append)
+    log = open_log(tmp_path / "probes.jsonl", resume=False, tell=messages.append)
     refused, measured, last = run([case, good], bench, log)
     assert [message.split()[0] for message in messages] == ["1/2", "1/2", "2/2"], "an alternative is no further case"
     assert refused.error == "RuntimeError: No available kernel. Aborting execution."
@@ -85,8 +85,8 @@ def test_a_second_run_measures_only_what_is_new(bench, tmp_path):
     messages = []
     file = tmp_path / "probes.jsonl"
     first, second = (gemm.case_of(PRODUCT, "fp32", call) for call in gemm.CALLS)
-    (kept,) = run([first], bench, open_log(file, resume=True, seconds=None, tell=messages.append))
-    again, added = run([first, second], bench, open_log(file, resume=True, seconds=None, tell=messages.append))
+    (kept,) = run([first], bench, open_log(file, resume=True, tell=messages.append))
+    again, added = run([first, second], bench, open_log(file, resume=True, tell=messages.append))
     assert again == kept
     assert read_probes(file) == (kept, added)
     assert [message.partition(" fp32 ")[0] for message in messages] == ["1/1 gemm torch.matmul", "2/2 gemm F.linear"]
@@ -97,7 +97,7 @@ def test_progress_says_how_long_the_rest_takes(bench, monkeypatch):
     ticks = iter(range(0, 1000, 30))
     monkeypatch.setattr("tprimat.probe.case.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     cases = [gemm.case_of(PRODUCT, "fp32", variant) for variant in ("torch.matmul", "F.linear", "torch.matmul")]
-    list(run(cases, bench, open_log(None, resume=False, seconds=None, tell=messages.append)))
+    list(run(cases, bench, open_log(None, resume=False, tell=messages.append)))
     assert messages[0].endswith(", about 60 s left")
     assert "left" not in messages[2]
     titles = [Case(kind="ddp_step", shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: None).title for ranks in (1, 2)]
@@ -105,14 +105,14 @@ def test_progress_says_how_long_the_rest_takes(bench, monkeypatch):
 
 
 def test_the_search_measures_its_winner_anew(bench, tmp_path):
-    log = open_log(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=lambda _: None)
+    log = open_log(tmp_path / "probes.jsonl", resume=False, tell=lambda _: None)
     *candidates, winner = gemm.search("bf16", bench, log)
     assert {record.kind for record in candidates} == {"gemm_search"}
     assert (winner.kind, winner.variant) == ("gemm", "torch.matmul searched")
     fastest = max(candidates, key=gemm.rate)
     assert fastest.shape == winner.shape
     assert fastest.seconds != winner.seconds
-    later = open_log(tmp_path / "probes.jsonl", resume=True, seconds=None, tell=lambda _: None)
+    later = open_log(tmp_path / "probes.jsonl", resume=True, tell=lambda _: None)
     assert list(gemm.search("bf16", bench, later)) == [winner]
 
 

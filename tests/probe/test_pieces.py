@@ -78,7 +78,7 @@ def test_every_piece_is_measured_or_refused_with_a_reason(bench):
 
 def test_a_processor_is_asked_for_all_pieces_but_those_of_gpus():
     messages = []
-    log = open_log(None, resume=False, seconds=None, tell=messages.append)
+    log = open_log(None, resume=False, tell=messages.append)
     found = list(records("pieces", Choice(), open_bench(device=CPU, small=True), log))
     assert [record.error for record in found if record.error] == []
     assert messages[0] == "pieces: attention by cudnn and grouped products in fp8 are left out, which a CPU does not have."

@@ -1,7 +1,7 @@
 """Measure how fast this machine is, from single operations to small training loops.
 
 tprimat probe gemm,memory
-tprimat probe all --output output --time-budget 240     and one page about it, output/probes.md
+tprimat probe all --output output                       and one page about it, output/probes.md
 tprimat probe gemm --dtype bf16,fp8 --json
 tprimat probe rounds --dtype bf16,fp8                   the same products three times, warm and under sustained load
 tprimat probe pieces,overlap                            the operations that predictions add up
@@ -17,7 +17,7 @@ from tprimat.cli.common import positive
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.schema import ProbeRecord
 from tprimat.runner import probes
-from tprimat.runner.probes import KINDS, ON_REQUEST, ProbeRequest, tell
+from tprimat.runner.probes import DTYPES, KINDS, ON_REQUEST, ProbeRequest, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,14 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("output"), metavar="DIR", help=f"folder of {PROBES_FILE} and the page (./output)"
     )
-    parser.add_argument("--time-budget", type=float, metavar="S", help="start no measurement after this many seconds")
     parser.add_argument("--ranks", type=positive, metavar="N", help="ranks of collectives and ddp (every GPU; 2 on a CPU)")
-    sizes = "full sizes even on a CPU; --no-full: small ones even on a GPU"
-    parser.add_argument("--full", action=argparse.BooleanOptionalAction, help=sizes)
     parser.add_argument(
         "--dtype", metavar="LIST", help="dtypes of matrix products: bf16,fp8,fp16,tf32,fp32 (all; on a CPU bf16,fp16,fp32)"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="measure the matrix products of its models (config.yaml)")
     parser.add_argument("--resume", action="store_true", help=f"skip what {PROBES_FILE} contains for this machine and software")
     parser.add_argument("--json", action="store_true", help="print the records, one per line")
 
@@ -42,12 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, 1 if ranks failed, 130 after Ctrl-C, 143 after SIGTERM; the page holds what was measured."""
     request = ProbeRequest(
-        kinds=probes.parse_kinds(options.kinds),
+        kinds=probes.named(options.kinds, (*KINDS, *ON_REQUEST), "probe"),
         output=options.output,
-        small=None if options.full is None else not options.full,
-        seconds=options.time_budget,
-        dtypes=probes.parse_dtypes(options.dtype) if options.dtype else None,
-        config=options.config,
+        dtypes=probes.named(options.dtype, DTYPES, "dtype") if options.dtype else None,
         ranks=options.ranks,
         resume=options.resume,
     )
@@ -63,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
 def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool) -> int:
     """Print the results and write the page; return 1 if ranks failed. An operation that a device refuses is a result."""
     from tprimat.records.store import to_json
+    from tprimat.report.probes import on_a_screen
+    from tprimat.report.screen import screen_of
     from tprimat.report.tables import plural
 
     began = datetime.now(timezone.utc).replace(microsecond=0)  # records have whole seconds
@@ -77,9 +72,6 @@ def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool
         tell("stopped; --resume continues from here")
         raise
     if measured and not as_json:
-        from tprimat.report.probes import on_a_screen
-        from tprimat.report.screen import screen_of
-
         print(on_a_screen(measured, screen_of(sys.stdout)))
     new = sum(datetime.fromisoformat(record.started_at) >= began for record in measured)
     earlier = f" and {len(measured) - new} earlier ones" if new < len(measured) else ""

@@ -240,6 +240,7 @@ REMOVED = {
     "--retry-failed": ("", "--resume, which in a sweep repeats what failed"),
     "--scaling-mode": ("", "--scaling strong:1,2,4,8"),
     "--table": ("", "results of measured runs"),
+    "--time-budget": ("", "fewer kinds of probes"),
     "--until-sure": ("", "--fail-if-slower, which says how many runs would decide"),
     "benchmarking.micro_batch_memory_bytes": ("", "remove the key; tprimat plan names the largest micro-batch that fits"),
     "slurm.array_tasks": ("Runs of a job follow each other.", "remove the key; a call for each strategy makes several jobs"),

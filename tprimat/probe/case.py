@@ -307,14 +307,7 @@ class ProbeLog:
     file: Path | None
     """probes.jsonl; None writes nothing."""
     known: dict[Identity, ProbeRecord]
-    deadline: float | None = None
-    """On time.monotonic: no case starts after it."""
     tell: Callable[[str], None] = print
-
-    @property
-    def out_of_time(self) -> bool:
-        """Whether the time budget is spent."""
-        return self.deadline is not None and time.monotonic() > self.deadline
 
     def write(self, record: ProbeRecord) -> None:
         """Append one record."""
@@ -322,33 +315,29 @@ class ProbeLog:
             append_probe(self.file, record)
 
 
-def open_log(file: Path | None, *, resume: bool, seconds: float | None, tell: Callable[[str], None]) -> ProbeLog:
-    """Read what was measured before if `resume`, and set a time budget.
+def open_log(file: Path | None, *, resume: bool, tell: Callable[[str], None]) -> ProbeLog:
+    """Read what was measured before if `resume`.
 
     Raises:
         RecordError: the file is damaged.
     """
     known = {identity(record): record for record in read_probes(file)} if file and resume else {}
-    deadline = None if seconds is None else time.monotonic() + seconds
-    return ProbeLog(file=file, known=known, deadline=deadline, tell=tell)
+    return ProbeLog(file=file, known=known, tell=tell)
 
 
 def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure the cases in order, except known ones, until the time budget is spent; write each record at once.
+    """Measure the cases in order, except known ones; write each record at once.
 
     Of several ranks, the first one's log decides. Progress counts the cases, each with its fallback, and says how long the rest
     takes at this pace.
     """
-    remaining, measured, every = 0, 0, list(cases)
+    measured, every = 0, list(cases)
     known: dict[Identity, ProbeRecord] = bench.gather(log.known)[0]
     started = time.monotonic()
     for number, planned in enumerate(every, 1):
         case: Case | None = planned
         while case:
             record = known.get(identity(case, bench))
-            if record is None and bench.gather(log.out_of_time)[0]:
-                remaining += 1
-                break
             if record is None:
                 record = measure(case, bench)
                 log.write(record)
@@ -358,9 +347,6 @@ def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRec
                 log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}{rest}")
             yield record
             case = case.fallback if record.error else None
-    if remaining:
-        left_over = "1 case is" if remaining == 1 else f"{remaining} cases are"
-        log.tell(f"The time budget is spent: {left_over} left; --resume continues.")
 
 
 WORTH_TELLING = 5.0

@@ -12,9 +12,9 @@ from tprimat.config.schema import Config
 from tprimat.core import units
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, MetricError, RecordError
-from tprimat.core.models import ModelShape, model_shape
 from tprimat.logs.claims import Claims
 from tprimat.logs.read import FailedBeforeStepOneError, Run, read_log
+from tprimat.plan.build import shape_of
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
 from tprimat.records.schema import RunMetrics, RunRecord
@@ -34,7 +34,7 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
         RecordError: the log cannot be read or is not that of a training run, or the file cannot be written.
     """
     config = load_config()
-    shapes = {name: known_shape(model.architecture) for name, model in config.models.items()}
+    shapes = {name: shape_of(model, "full") for name, model in config.models.items()}
     try:
         run = read_log(path, claims, known_models=shapes)
     except FailedBeforeStepOneError as error:
@@ -45,11 +45,6 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
     _print_remarks(run, metrics)
     print("\n".join(summary(run, metrics, written)))
     return 0 if run.record.outcome in {"completed", "interrupted"} else 1
-
-
-def known_shape(architecture: str | ModelShape) -> ModelShape:
-    """Return the shape of a model of config.yaml, which may be named."""
-    return model_shape(architecture) if isinstance(architecture, str) else architecture
 
 
 def checked(run: Run, config: Config) -> Run:

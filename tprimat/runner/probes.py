@@ -1,8 +1,7 @@
-"""Run probes: in this process, on several ranks of this machine, or several in order, each in its own process; and their page."""
+"""Run probes, in this process or on several ranks of this machine, and write their page."""
 
 import importlib.util
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.engines.base import Command
 from tprimat.hardware.nodes import this_machine
-from tprimat.launch.command import python_environment, run_command, run_ranks
+from tprimat.launch.command import run_ranks
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.lock import locked
 from tprimat.records.schema import ProbeRecord
-from tprimat.records.store import append_probe, from_json, read_probes, write_atomically
+from tprimat.records.store import append_probe, read_probes, write_atomically
 from tprimat.report.probes import page
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from tprimat.probe.gemm import ModelProducts
 
 KINDS = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
-"""In order. The probes that other results are compared with come first, in case the time runs out."""
+"""In order. The probes that other results are compared with come first."""
 RANK_KINDS = ("collectives", "ddp", "overlap")
 """Measured on several ranks."""
 ON_REQUEST = ("rounds", "pieces", "overlap")
@@ -44,17 +42,11 @@ class ProbeRequest:
 
     kinds: tuple[str, ...]
     output: Path
-    small: bool | None
-    """Sizes for a processor; None: if the device is one."""
-    seconds: float | None
-    """Time budget: no measurement starts after it."""
     dtypes: tuple[str, ...] | None = None
     """Of matrix products; None: all that the device multiplies."""
-    config: Path | None = None
-    """Configuration whose models' products are measured; None: TPrimat's own."""
-    ranks: int | None
+    ranks: int | None = None
     """None: every GPU, or RANKS_ON_A_PROCESSOR."""
-    resume: bool
+    resume: bool = False
 
     @property
     def file(self) -> Path:
@@ -62,32 +54,17 @@ class ProbeRequest:
         return self.output / PROBES_FILE
 
 
-def parse_kinds(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of probes; `all` is KINDS.
+def named(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Split a comma-separated list of names; of probes, `all` is KINDS.
 
     Raises:
-        ConfigError: one of them does not exist.
+        ConfigError: one of them does not exist, or there is none.
     """
-    return KINDS if text == "all" else _names(text, (*KINDS, *ON_REQUEST), "probe", "--probe", ", or all")
-
-
-def parse_dtypes(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of dtypes of matrix products.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
-    return _names(text, DTYPES, "dtype", "--dtype")
-
-
-def _names(text: str, known: tuple[str, ...], what: str, where: str, more: str = "") -> tuple[str, ...]:
-    fix = f"one or more of {', '.join(known)}{more}"
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"There is no {what} {name!r}.", where=where, fix=fix)
-    if not names:
-        raise ConfigError(f"No {what} is named.", where=where, fix=fix)
+    names = KINDS if text == "all" else tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        said = f"There is no {what} {wrong[0]!r}." if wrong else f"No {what} is named."
+        raise ConfigError(said, where=f"--{what}", fix=f"one or more of {', '.join(known)}")
     return names
 
 
@@ -103,114 +80,59 @@ def require_torch() -> None:
 
 
 def measure(request: ProbeRequest) -> Iterator[ProbeRecord]:
-    """Measure the requested probes; of several, each in its own process, and a failure ends no other.
+    """Measure the requested probes; of several, a failure ends no other.
 
     Raises:
         LaunchError: another launcher is writing to the output folder.
         ConfigError: a single probe cannot be measured here.
-        SystemExit: a signal asked for an end.
     """
-    ends = None if request.seconds is None else time.monotonic() + request.seconds
-    several = len(request.kinds) > 1
     with locked(request.output):
         for kind in request.kinds:
-            left = None if ends is None else max(0.0, ends - time.monotonic())
-            if several and left == 0:
-                tell(f"{kind}: skipped, the time budget is spent")
-                continue
             try:
-                if kind in RANK_KINDS:
-                    yield from measure_on_ranks(kind, request, left)
-                else:
-                    yield from (measure_apart if several else measure_here)(kind, request, left)
+                yield from (measure_on_ranks if kind in RANK_KINDS else measure_here)(kind, request)
             except UserError as error:
-                if not several:
+                if len(request.kinds) == 1:
                     raise
                 tell(f"{kind}: {error}")
 
 
-def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator[ProbeRecord]:
-    """Measure one probe in this process, on one device; matrix products are those of a configuration's models.
-
-    Raises:
-        ConfigError: the file is not a valid configuration.
-    """
-    from tprimat.config.load import read_config
+def measure_here(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
+    """Measure one probe in this process, on one device; matrix products are those of config.yaml's models."""
+    from tprimat.config.load import load_config
     from tprimat.probe import case, catalogue
 
-    bench = shared_bench(request.small)
-    models = models_of(read_config(request.config).config, PLATFORM_OF[bench.machine.platform])
-    log = case.open_log(request.file, resume=request.resume, seconds=seconds, tell=tell)
+    bench = shared_bench()
+    models = models_of(load_config(), PLATFORM_OF[bench.machine.platform])
+    log = case.open_log(request.file, resume=request.resume, tell=tell)
     yield from catalogue.records(kind, catalogue.Choice(dtypes=request.dtypes, models=models), bench, log)
 
 
 @lru_cache(maxsize=1)
-def shared_bench(small: bool | None) -> "Bench":
+def shared_bench() -> "Bench":
     """Open one bench for all probes."""
     from tprimat.probe import case
 
-    return case.open_bench(small=small, detected=this_machine())
+    return case.open_bench(detected=this_machine())
 
 
-def measure_apart(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator[ProbeRecord]:
-    """Measure one probe in its own process, so that its crash ends no other and its memory is free afterwards."""
-    argv = (sys.executable, "-m", "tprimat", "probe", *words_of(kind, request, seconds), "--json")
-    records: list[ProbeRecord] = []
-
-    def read(line: str) -> None:
-        if line.startswith("{"):
-            records.append(from_json(ProbeRecord, line, where=kind))
-        else:
-            tell(line)
-
-    ending = run_command(Command(argv=argv, environment=python_environment()), read)
-    yield from records
-    if ending.stop_signal:
-        raise SystemExit(128 + ending.stop_signal)
-    if ending.exit_code:
-        tell(f"{kind} ended with status {ending.exit_code}; its measurements so far are kept")
-
-
-def measure_on_ranks(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator[ProbeRecord]:
+def measure_on_ranks(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
     """Measure one probe in processes started by torchrun, one per rank; they append to the same file."""
     from tprimat.probe import case, catalogue
 
-    known = case.open_log(request.file, resume=request.resume, seconds=None, tell=tell).known
+    known = case.open_log(request.file, resume=request.resume, tell=tell).known
     for ranks in rank_counts(kind, request.ranks):
         if known:
-            bench = case.open_bench(small=request.small, ranks=ranks, detected=this_machine())
+            bench = case.open_bench(ranks=ranks, detected=this_machine())
             if all(case.identity(one, bench) in known for one in catalogue.CASES[kind](catalogue.Choice(), bench)):
                 tell(f"{kind} on {ranks} ranks: everything is measured already.")
                 continue
-        if seconds is not None and seconds <= 0:
-            tell(f"The time budget is spent: {kind} on {ranks} ranks is left.")
-            return
-        before, began = len(read_probes(request.file)), time.monotonic()
-        failure = run_ranks("tprimat", ["probe", *words_of(kind, request, seconds)], ranks, tell)
-        if failure:
-            record_failure(kind, ranks, failure, request)
+        before = len(read_probes(request.file))
+        words = ["probe", kind, "--output", str(request.output), "--ranks", str(ranks), *["--resume"] * request.resume]
+        if failure := run_ranks("tprimat", words, ranks, tell):
+            failed = case.Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
+            append_probe(request.file, replace(case.empty_record(failed, shared_bench()), error=failure))
+            tell(f"{kind} on {ranks} ranks: {failure}")
         yield from read_probes(request.file)[before:]
-        seconds = None if seconds is None else seconds - (time.monotonic() - began)
-
-
-def record_failure(kind: str, ranks: int, failure: str, request: ProbeRequest) -> None:
-    """Write a record for ranks that failed; what they had measured before is kept."""
-    from tprimat.probe.case import Case, empty_record
-
-    case = Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
-    append_probe(request.file, replace(empty_record(case, shared_bench(request.small)), error=failure))
-    tell(f"{kind} on {ranks} ranks: {failure}")
-
-
-def words_of(kind: str, request: ProbeRequest, seconds: float | None) -> list[str]:
-    """Return the words after `tprimat probe` that measure one probe of a request in another process."""
-    words = [kind, "--output", str(request.output)]
-    words += ["--time-budget", str(seconds)] if seconds is not None else []
-    words += ["--ranks", str(request.ranks)] if request.ranks and kind in RANK_KINDS else []
-    words += ["--dtype", ",".join(request.dtypes)] if request.dtypes else []
-    words += ["--config", str(request.config)] if request.config else []
-    words += ["--resume"] if request.resume else []
-    return words + ([] if request.small is None else ["--no-full" if request.small else "--full"])
 
 
 def rank_counts(kind: str, requested: int | None) -> list[int]:
@@ -236,10 +158,10 @@ def measure_as_rank(request: ProbeRequest) -> None:
     """Measure as one of the ranks that torchrun started; the first one keeps the records."""
     from tprimat.probe import case, catalogue, collectives
 
-    with collectives.process_group(request.small, this_machine()) as bench:
-        log = case.open_log(None, resume=False, seconds=None, tell=lambda _: None)
+    with collectives.process_group(None, this_machine()) as bench:
+        log = case.open_log(None, resume=False, tell=lambda _: None)
         if collectives.is_first():
-            log = case.open_log(request.file, resume=request.resume, seconds=request.seconds, tell=tell)
+            log = case.open_log(request.file, resume=request.resume, tell=tell)
         for kind in request.kinds:
             for _ in catalogue.records(kind, catalogue.Choice(), bench, log):
                 pass

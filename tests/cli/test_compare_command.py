@@ -222,7 +222,7 @@ def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_p
         (("--output", "x.gif"), "no known suffix"),
         (("--fail-if-slower", "much"), "--fail-if-slower is 'much'."),
         (("--fail-if-slower", "150%"), "--fail-if-slower is '150%'."),
-        (("--set", "warmup=few"), "'few' is not a number of steps"),
+        (("--set", "warmup=few"), "--set warmup is 'few'"),
         (("--baseline", "nothing"), "matches 0 configurations"),
     ],
 )

@@ -98,8 +98,8 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nodes", "1,two"], "two is not a whole number from 1"),
-        (["--nodes", "1,2,"], "'' is not a whole number from 1"),
+        (["--nodes", "1,two"], "'two': It takes a whole number from 1"),
+        (["--nodes", "1,2,"], "'': It takes a whole number from 1"),
         (["--scaling-efficiency", "1.5"], "--scaling-efficiency is '1.5'."),
         (["--seed-conventions", "--set", "peak=sparse"], "already says"),
         (["--results-dir", "nowhere"], "There is no file or folder nowhere."),

@@ -46,7 +46,7 @@ def test_a_sample_is_the_time_of_the_call_alone(monkeypatch):
 
 def test_without_stopping_rules_every_rank_makes_the_same_number_of_calls():
     calls = []
-    effort = Effort(warmup=4, warmup_repetitions=7, relative_interval=None, seconds=None)
+    effort = Effort(warmup=4, warmup_seconds=None, repetitions=7, relative_interval=None, seconds=None)
     assert len(Stopwatch(CPU, cache_bytes=1024).measure(lambda: calls.append(1), effort)) == 7
     assert len(calls) == 4 + 7
     assert (reduced(effort, small=True).seconds, reduced(effort, small=True).warmup_seconds) == (None, None)

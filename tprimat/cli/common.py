@@ -6,9 +6,9 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tprimat.config.options import COUNTING, assignment, hints
+from tprimat.config.options import COUNTING, assignment, count, hints
 from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def varying_traits(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def add_picture(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of a picture."""
+def add_panels(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names panels of a picture."""
     parser.add_argument("--panels", metavar="A,B", help="draw these panels only; a wrong name lists them (all that have data)")
 
 
@@ -111,11 +111,10 @@ def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
     from tprimat.analyze.metrics import MetricOptions
 
     values = counted(options)
-    price = values.get("cost_per_gpu_hour")
     return MetricOptions(
         flops_convention=values.get("flops", "causal"),
-        warmup=warmup_steps(values.get("warmup", "auto")),
-        cost_per_gpu_hour=None if price is None else price_of(price),
+        warmup=values.get("warmup", "auto"),
+        cost_per_gpu_hour=values.get("cost_per_gpu_hour"),
         peak=values.get("peak", "dense"),
         **more,
     )
@@ -194,39 +193,12 @@ def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:
     return value
 
 
-def warmup_steps(text: str) -> int | Literal["auto"]:
-    """Parse a number of steps, or auto.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or len(text) > 9:
-        raise ConfigError(f"{text[:40]!r} is not a number of steps.", where="--set warmup", fix="a whole number, or auto")
-    return int(text)
-
-
-def price_of(text: str) -> float:
-    """Parse a price.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1e9:
-        raise ConfigError(f"{text[:40]!r} is not a price.", where="--set cost_per_gpu_hour", fix="--set cost_per_gpu_hour=2.50")
-    return value
-
-
 def positive(text: str) -> int:
-    """Parse a count from 1 to ten million, for argparse."""
-    if not text.isdecimal() or len(text) > 8 or not 1 <= int(text) <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"{text[:40] or repr(text)} is not a whole number from 1 to 10,000,000")
-    return int(text)
+    """Parse a count, for argparse."""
+    try:
+        return count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: {error}") from error
 
 
 def counts(text: str) -> tuple[int, ...]:

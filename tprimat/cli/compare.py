@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.common import (
     add_counting,
-    add_picture,
+    add_panels,
     add_results_dir,
     add_varying,
     fraction,
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 1 if a run is shown slower than the baseline by more than this or is not comparable, 3 if that is undecided",
     )
     parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
-    add_picture(parser)
+    add_panels(parser)
     add_counting(parser)
 
 

@@ -6,7 +6,6 @@ A command is a module of this package with `add_arguments(parser)` and `run(opti
 import argparse
 import difflib
 import itertools
-import os
 import re
 import shlex
 import sys
@@ -43,9 +42,6 @@ MODULE_HINT = "make install, or pip install -r requirements.txt"
 
 # A parser whose complaints are one line each and name what was probably meant.
 
-RESULTS = {"results", "folders", "reference"}
-"""Positional arguments that are folders of results."""
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that prints no usage with a complaint: --help has it."""
@@ -58,31 +54,18 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Parse a command line; exit with status 2 where it is wrong."""
-        self._refuse_results_dir(sys.argv[1:] if args is None else args)
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown[0].partition("=")[0]))
         return options
 
-    def _refuse_results_dir(self, words: Sequence[str]) -> None:
-        """Refuse the flag where folders of results are given by position, before such a word is called missing."""
-        places = [action for action in self._actions if not action.option_strings]
-        used = any(word.partition("=")[0] == "--results-dir" for word in words)
-        if used and "--results-dir" not in self._option_string_actions and places and places[0].dest in RESULTS:
-            order = " ".join(str(action.metavar or action.dest.upper()) for action in places)
-            self.error(f"leave out --results-dir and name the folders alone: {self.prog} {order}")
-
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            flag = next((name for name in ("--results-dir", "--model") if name in self._option_string_actions), None)
-            hint = f"; did you mean {flag} {word}?" if flag and (flag != "--model" or is_model(word)) else ""
-            return f"{word!r} is one word too many{hint}"
+            return f"unexpected argument {word!r}"
         if word in REMOVED:
             return f"{word} is gone; instead: {REMOVED[word][1]}"
         if instead := (self.get_default("hints") or {}).get(word):
             return f"there is no flag {word} here; instead: {instead}"
-        if word.partition("=")[0] == "--set" and self.prog.endswith(" plan"):
-            return "there is no flag --set; flags name what a plan needs"
         value = word.removeprefix("--")
         for action in self._actions:
             if action.option_strings and value in (action.choices or ()):
@@ -99,14 +82,6 @@ class Parser(argparse.ArgumentParser):
             message = f"{given} is gone; instead: {gone[1]}" if gone else message
         message = re.sub(r"'([^']{80})[^']{40,}'", r"'\1...'", message.removeprefix("argument "))
         self.exit(2, f"error: {message} ({self.prog} --help)\n")
-
-
-def is_model(word: str) -> bool:
-    """Whether a word is a model of the shipped configuration or of the table."""
-    from tprimat.core.models import models
-    from tprimat.records.legacy import MODELS
-
-    return word in MODELS or word in models()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -203,7 +178,7 @@ def check_words(words: Sequence[str]) -> None:
     """Refuse words that no flag can mean, before a default takes their place.
 
     Raises:
-        ConfigError: an empty word, which an unset variable in quotes leaves behind; bytes that are not UTF-8; ~NAME of no user.
+        ConfigError: an empty word, which an unset variable in quotes leaves behind; bytes that are not UTF-8.
     """
     former = ""
     for word in words:
@@ -216,8 +191,6 @@ def check_words(words: Sequence[str]) -> None:
         if any("\ud800" <= character <= "\udfff" for character in word):
             shown = word.encode("utf8", "surrogateescape").decode("utf8", "backslashreplace")
             raise ConfigError(f"{shown} is not UTF-8 text.", where=place, fix="rename it, or choose another one")
-        if value.startswith("~") and os.path.expanduser(value).startswith("~"):  # noqa: PTH111 (which raises no error)
-            raise ConfigError(f"There is no home directory for {value}.", where=place, fix="write out the whole path")
 
 
 def parser_of(command: ModuleType, prog: str) -> Parser:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.common import (
     add_counting,
-    add_picture,
+    add_panels,
     add_results_dir,
     counts,
     fraction,
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"file for the whole analysis ({SUMMARY_FILE}), or for the picture ({PICTURE})",
     )
-    add_picture(parser)
+    add_panels(parser)
     parser.add_argument("--json", action="store_true", help="print the analysis as one JSON document")
 
 

@@ -3,6 +3,7 @@
 Commands that do something else have their own flags in their own files.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -31,8 +32,8 @@ class Option:
     key: str | None = None
     """In the configuration; PLATFORM is the one that runs, STRATEGY and MODEL are those of the run. None: in none."""
     choices: tuple[str, ...] = ()
-    kind: type = str
-    """str, int from 1 on, or Path, of which there may be several."""
+    kind: Callable[[str], Any] = str
+    """Makes the value, or raises ValueError; of Path there may be several."""
     swept: bool = True
     field: str = ""
     """Of the request, where it has another name."""
@@ -54,18 +55,38 @@ class Option:
         """
         if self.choices and text not in self.choices:
             raise ConfigError(f"{origin} is {text[:40]!r}.", where=origin, fix=f"one of: {', '.join(self.choices)}")
-        if self.kind is int:
-            if not text.isdecimal() or len(text) > len(str(MOST)) or not 1 <= int(text) <= MOST:
-                why = f"It takes a whole number from 1 to {MOST:,}."
-                raise ConfigError(f"{origin} is {text[:40]!r}.", where=origin, why=why)
-            return int(text)
-        return self.kind(text)
+        try:
+            return self.kind(text)
+        except ValueError as error:
+            raise ConfigError(f"{origin} is {text[:40]!r}.", where=origin, why=str(error)) from error
+
+
+def count(text: str) -> int:
+    """Read a whole number from 1 on."""
+    if not text.isdecimal() or len(text) > len(str(MOST)) or not 1 <= int(text) <= MOST:
+        raise ValueError(f"It takes a whole number from 1 to {MOST:,}.")
+    return int(text)
+
+
+def steps(text: str) -> int | str:
+    """Read a number of steps, or auto."""
+    if text != "auto" and (not text.isdecimal() or len(text) > len(str(MOST))):
+        raise ValueError("It takes a whole number, or auto.")
+    return text if text == "auto" else int(text)
+
+
+def price(text: str) -> float:
+    """Read a price."""
+    value = float(text)
+    if not 0 < value <= 1e9:
+        raise ValueError("It takes a price such as 2.50.")
+    return value
 
 
 def _degree(name: str, what: str, commands: tuple[str, ...] = ()) -> Option:
     key = f"parallelism.STRATEGY.MODEL.PLATFORM.{what}_model_parallel_size".replace("context_model", "context")
     words = what.replace("_", " ")
-    return Option(name=name, help=f"{words} parallelism, instead of --parallel", commands=commands, key=key, kind=int)
+    return Option(name=name, help=f"{words} parallelism, instead of --parallel", commands=commands, key=key, kind=count)
 
 
 DEGREES = (
@@ -91,7 +112,7 @@ OPTIONS = (
         field="strategy",
     ),
     *DEGREES,
-    Option(name="runs", help="repetitions of each model (default: 1)", commands=BOTH, kind=int, swept=False),
+    Option(name="runs", help="repetitions of each model (default: 1)", commands=BOTH, kind=count, swept=False),
     Option(name="engine", help="default: auto", commands=BOTH),
     Option(name="platform", help="default: this machine's", commands=BOTH, choices=get_args(PlatformName), swept=False),
     Option(
@@ -105,14 +126,14 @@ OPTIONS = (
         help="ranks per node (default: all GPUs here; on a CPU, 8 processes)",
         commands=BOTH,
         key="hardware.platforms.PLATFORM.gpus_per_node",
-        kind=int,
+        kind=count,
     ),
     Option(
         name="nodes",
         help="machines; start the same command on each, or use srun",
         commands=RUN,
         key="hardware.platforms.PLATFORM.nodes",
-        kind=int,
+        kind=count,
         swept=False,
     ),
     Option(name="steps", help="optimizer steps", group=WORKLOAD, commands=BOTH, key="training.duration.max_steps"),
@@ -174,11 +195,12 @@ COUNTING = (
         name="warmup",
         help="steps to leave out, or auto: detected in the step times (auto)",
         key="benchmarking.warmup_steps",
+        kind=steps,
     ),
     Option(
         name="peak", help="what utilization divides by: dense, or sparse (dense)", metavar="PEAK", choices=("dense", "sparse")
     ),
-    Option(name="cost_per_gpu_hour", help="add a column of cost, in your currency", metavar="PRICE"),
+    Option(name="cost_per_gpu_hour", help="add a column of cost, in your currency", metavar="PRICE", kind=price),
     Option(
         name="prices",
         help="a configuration whose benchmarking.cloud_costs are prices of a GPU hour (./config.yaml)",

@@ -53,9 +53,9 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.core.errors import ConfigError
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import PlanRequest, answer, configured, configured_name, fewest_gpus
+    from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, fewest_gpus
 
-    request = PlanRequest(
+    request = LayoutsAsked(
         architecture=options.model or options.architecture,
         accelerator=options.accelerator,
         nodes=options.nodes,

@@ -1,10 +1,9 @@
 """Answer which layout is fastest and fits: from what a user asks to a question, the machine's rates, and all candidates."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
@@ -14,7 +13,7 @@ from tprimat.core.implementations import EMBEDDED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, model_shape, models
 from tprimat.core.workload import FullWorkload, Precision
 from tprimat.engines import embedded, primus
-from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
+from tprimat.engines.base import Engine, engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import EngineOptions, RunPlan
@@ -42,8 +41,8 @@ MEGATRON_LM = "megatron-lm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """What a user asks. None: this machine, or the usual."""
+class LayoutsAsked:
+    """The layouts that a user asks for. None: this machine, or the usual."""
 
     architecture: str | ModelShape
     """A model of the table, or any shape."""
@@ -57,7 +56,7 @@ class PlanRequest:
     probes: tuple[Path, ...] = ()
 
 
-def configured(request: PlanRequest) -> PlanRequest:
+def configured(request: LayoutsAsked) -> LayoutsAsked:
     """Return a request for a model of config.yaml, with its batch and sequence length where none was asked.
 
     Raises:
@@ -83,56 +82,60 @@ def configured_name(architecture: str) -> str | None:
     return next((name for name in loaded.config.models if shape_at(loaded, name, "full").name == architecture), None)
 
 
-def answer(request: PlanRequest) -> tuple[Answer, Rates]:
+def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     """Predict every legal layout of a model of the table.
 
-    Where no engine is named and nothing fits the embedded one, whose stages are equal, Megatron-LM's layouts are the answer.
+    Where no engine is named: the embedded one. Megatron-LM is the answer where nothing fits it, whose stages are equal,
+    and for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61. Where fp8 needs Primus, it is asked.
 
     Raises:
         ConfigError: a name or a number that makes no sense, or a batch that no layout divides.
     """
-    request = replace(request, engine=request.engine or _engine_for(request))
-    found = _answer_of(request)
-    if found[0].fitting or request.engine is not None:
-        return found
-    other = _answer_of(replace(request, engine=MEGATRON_LM))
-    return other if other[0].fitting else found
+    accelerator, _ = accelerator_of(asked.accelerator)
+    shape = asked.architecture if isinstance(asked.architecture, ModelShape) else model_shape(asked.architecture)
+    asked = replace(asked, architecture=shape)
+    if asked.engine is not None:
+        return _answer_by(asked.engine, asked)
+    if asked.precision == "fp8" and accelerator.name in WITH_OWN_FP8:
+        return _answer_by(primus.ENGINE.name, asked)
+    if shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4)):
+        return _answer_by(MEGATRON_LM, asked)
+    own = _answer_by(embedded.ENGINE.name, asked)
+    other = own if own[0].fitting else _answer_by(MEGATRON_LM, asked)
+    return other if other[0].fitting else own
 
 
-def _engine_for(request: PlanRequest) -> str | None:
-    """Return the engine where an accelerator decides it; None where it does not."""
-    accelerator, _ = accelerator_of(request.accelerator)
-    return primus.ENGINE.name if request.precision == "fp8" and accelerator.name in WITH_OWN_FP8 else None
-
-
-def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
-    shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
-    accelerator, found = accelerator_of(request.accelerator)
-    gpus, per_node = _gpus(request, found, accelerator.node_gpus)
+def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
+    assert isinstance(asked.architecture, ModelShape)  # `answer` has looked it up
+    shape = asked.architecture
+    accelerator, here = accelerator_of(asked.accelerator)
+    gpus, per_node = _gpus(asked, here, accelerator.node_gpus)
     work = FullWorkload(
         shape=shape,
-        global_batch_sequences=request.global_batch or _usual_batch(gpus),
-        sequence_tokens=request.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
-        matmul_dtype=request.precision,
+        global_batch_sequences=asked.global_batch or _usual_batch(gpus),
+        sequence_tokens=asked.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
+        matmul_dtype=asked.precision,
     )
-    question = Question(
-        gpus=gpus,
-        gpus_per_node=per_node,
-        memory_bytes=accelerator.usable_bytes,
-        **_asked_of(request.engine, work, accelerator, _transformer_engine_at(request.accelerator)),
-    )
-    return _answer(question, accelerator, request.probes)
+    plan = _usual_plan(work, embedded.ENGINE if engine == MEGATRON_LM else engine_named(engine), accelerator)
+    question = question_of(replace(plan, gpus_per_node=per_node, nodes=gpus // per_node), accelerator, asked.accelerator)
+    return _answer(by_megatron_lm(question) if engine == MEGATRON_LM else question, accelerator, asked.probes)
 
 
-def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS_OF_TWO, *, any_engine: bool) -> Candidate | None:
-    """Return a layout that fits on the fewest GPUs, of these ascending numbers above the question's; None where none does.
+def by_megatron_lm(question: Question) -> Question:
+    """Return the same question to Megatron-LM, which TPrimat does not start, and whose stages need not be equal."""
+    work = replace(question.work, implementation=MEGATRON_TUNED)
+    return replace(question, work=work, engine=None, equal_stages=False, refusal=None)
+
+
+def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candidate | None:
+    """Return a layout that fits on the fewest GPUs, of the powers of two above the question's number; None where none does.
 
     Its batch is that of the question. With any engine, Megatron-LM's layouts count as well.
     """
     kinds, accelerator = [question], accelerator_of(rates.accelerator)[0]
     if any_engine and question.equal_stages:
-        kinds.append(replace(question, **_asked_of(MEGATRON_LM, question.work, accelerator)))
-    for gpus in (count for count in counts if count > question.gpus):
+        kinds.append(by_megatron_lm(question))
+    for gpus in (count for count in POWERS_OF_TWO if count > question.gpus):
         per_node = max(question.gpus_per_node, min(gpus, accelerator.node_gpus))
         for kind in kinds:
             if found := smallest_that_fits(replace(kind, gpus=gpus, gpus_per_node=per_node), rates):
@@ -155,27 +158,24 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
         ConfigError: the accelerator is not known, or no layout divides the batch.
     """
     accelerator, _ = accelerator_of(accelerator_name)
-    question = question_of(plan, accelerator, _transformer_engine_at(accelerator_name))
-    return _answer(question, accelerator, probes)
+    return _answer(question_of(plan, accelerator, accelerator_name), accelerator, probes)
 
 
-def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: bool | None = None) -> Question:
-    """Return the layouts that a plan could have instead.
-
-    Args:
-        plan: the model, the batch, the engine and its switches.
-        accelerator: of the machine.
-        transformer_engine: as for implementation_of.
+def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = None) -> Question:
+    """Return the layouts that a plan could have instead; where an accelerator is `named`, on a machine that may be elsewhere.
 
     Raises:
         ConfigError: its engine cannot be predicted.
     """
-    implementation = implementation_of(plan, transformer_engine)
-    if implementation is None or plan.workload.matmul_dtype == "fp32":
+    machine = this_machine()
+    elsewhere = named is not None and (machine is None or find_accelerator(machine.accelerator) is not accelerator)
+    # Elsewhere a plan may count on Transformer Engine, as NeMo's container has it; None: look here.
+    code = implementation_of(plan, True if elsewhere else None)
+    if code is None or plan.workload.matmul_dtype == "fp32":
         what = f"The engine {plan.engine} in {plan.workload.matmul_dtype} cannot be predicted."
         raise ConfigError(what, where="--engine", fix="--engine megatron --precision bf16")
     return Question(
-        work=replace(plan.workload, implementation=implementation, recompute_modules=None, recompute_layers=None),
+        work=replace(plan.workload, implementation=code, recompute_modules=None, recompute_layers=None),
         gpus=plan.nodes * plan.gpus_per_node,
         gpus_per_node=plan.gpus_per_node,
         memory_bytes=accelerator.usable_bytes,
@@ -290,14 +290,7 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     return accelerator, machine.gpus_per_node if machine else None
 
 
-def _transformer_engine_at(accelerator_name: str | None) -> bool | None:
-    """Return whether a plan may count on Transformer Engine: elsewhere it may, as NeMo's container has it; None: look here."""
-    machine = this_machine()
-    elsewhere = machine is None or find_accelerator(machine.accelerator) is not find_accelerator(accelerator_name)
-    return True if accelerator_name is not None and elsewhere else None
-
-
-def _gpus(request: PlanRequest, found: int | None, usual: int) -> tuple[int, int]:
+def _gpus(request: LayoutsAsked, found: int | None, usual: int) -> tuple[int, int]:
     """Return the number of GPUs, and how many of them are in one node, which usually has so many."""
     gpus = request.gpus or ((found or usual) * request.nodes if request.nodes else found or USUAL_GPUS)
     nodes = request.nodes or max(1, -(-gpus // usual))
@@ -314,28 +307,3 @@ def _usual_batch(gpus: int) -> int:
     """Return two sequences per GPU, at least 128, as a power of two or a multiple of the GPUs."""
     wanted = max(SMALLEST_BATCH, SEQUENCES_PER_GPU * gpus)
     return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
-
-
-def _asked_of(
-    engine: str | None, work: FullWorkload, accelerator: Accelerator, transformer_engine: bool | None = None
-) -> dict[str, Any]:
-    """Return the fields of a question that an engine decides: how its layers use memory, and whether its stages are equal.
-
-    Without a choice: the embedded engine, but Megatron-LM for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61.
-    """
-    shape = work.shape
-    undivided = shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))
-    if engine == MEGATRON_LM or (engine is None and undivided):
-        return {"work": replace(work, implementation=MEGATRON_TUNED), "engine": None, "equal_stages": False, "refusal": None}
-    settings = Settings(shape=shape, options=asdict(EngineOptions()), transformer_engine=transformer_engine)
-    chosen = engine_named(engine or embedded.ENGINE.name)
-    implementation = chosen.implementation(settings)
-    if implementation is None:
-        raise ConfigError(f"The memory of the engine {engine} is not known.", where="--engine", fix=MEGATRON_LM)
-    refusal = refusal_by(_usual_plan(work, chosen, accelerator))
-    return {
-        "work": replace(work, implementation=implementation),
-        "engine": chosen.name,
-        "equal_stages": True,
-        "refusal": refusal,
-    }

@@ -154,13 +154,6 @@ def test_the_biggest_allocation_that_failed_is_the_one_told():
     assert "3.31 GiB" in classify(1, [CUDA_MEMORY, HIP_MEMORY, CUDA_MEMORY], []).cause
 
 
-def test_a_full_gpu_points_to_the_next_strategy_that_needs_less():
-    assert classify(1, [HIP_MEMORY], [], alternatives=("balanced", "maximum_performance")).hint.startswith(
-        "try --parallel balanced"
-    )
-    assert "--parallel" not in classify(1, [HIP_MEMORY], []).hint
-
-
 @pytest.mark.parametrize("code", [-9, 137])
 def test_sigkill_is_a_matter_of_memory_only_where_the_kernel_says_so(code):
     assert classify(code, [], [], oom_killed=True).outcome == "out_of_memory"

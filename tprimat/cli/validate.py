@@ -17,8 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all cells are valid, 1 some are not."""
-    from tprimat.config.load import read_config
-    from tprimat.plan.figures import doubtful_figures
     from tprimat.report.screen import screen_of
     from tprimat.runner.validate import check_configuration
 
@@ -35,8 +33,6 @@ def run(options: argparse.Namespace) -> int:
     for errors in alike.values():
         more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
         print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
-    for warning in doubtful_figures(read_config(options.config)):
-        print(f"warning: {warning}", file=sys.stderr)
     failures, defined = sum(map(len, alike.values())), sum(not cell.left_out for cell in cells)
     left_out = f", {len(cells) - defined} left out" if defined < len(cells) else ""
     print(f"{defined - failures} of {defined} valid{left_out}")

@@ -113,7 +113,7 @@ class ModelConfig(RefuseUnknownKeys):
     primus_config: str | None = None
     """Model file under Primus's configs/models/megatron, such as llama3.1_8B."""
     model_size_gb: Positive | None = None
-    """Weights, gradients and optimizer states in 1e9 bytes. Derived where absent; where stated, checked (plan/figures.py)."""
+    """Weights, gradients and optimizer states in 1e9 bytes, as older files state them; not used, as the two below."""
     memory_per_gpu_tp4: Positive | None = None
     """The same on each of 4 tensor-parallel ranks."""
     memory_per_gpu_tp4_pp2: Positive | None = None

@@ -5,7 +5,7 @@ The rows are in tprimat/data/models.yaml.
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
@@ -20,6 +20,13 @@ LARGEST = 2**31
 MOST_PARTS = 100_000
 """Of layers and experts, whose divisors are listed."""
 ROUTER_SCORES = ("softmax", "sigmoid")
+EXPERTS = ("experts", "experts_per_token", "expert_ffn")
+LATENT = ("kv_lora_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")
+GROUPS = ("router_groups", "router_best_groups")
+"""Dimensions that belong together."""
+POSITIVE = frozenset(
+    ["layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context_tokens", "experts", "expert_ffn"]
+)
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512
 TINY_CONTEXT_TOKENS = 2048
@@ -55,8 +62,7 @@ class ModelShape(RefuseUnknownKeys):
     Dense unless `experts` is given; grouped-query attention unless `kv_lora_rank` (multi-head latent attention) is given.
 
     Raises:
-        ConfigError: a dimension is not positive, the key/value heads do not divide the heads, or some but not all dimensions of
-            the experts, or of latent attention, are given.
+        ConfigError: a dimension is out of range, or dimensions contradict each other.
     """
 
     name: str
@@ -120,104 +126,50 @@ class ModelShape(RefuseUnknownKeys):
     """Model card, configuration file or paper of the figures."""
 
     def __post_init__(self) -> None:
-        self._check_dimensions()
-        self._check_router()
-        experts = {"experts": self.experts, "experts_per_token": self.experts_per_token, "expert_ffn": self.expert_ffn}
-        latent = {
-            "kv_lora_rank": self.kv_lora_rank,
-            "nope_head_dim": self.nope_head_dim,
-            "rope_head_dim": self.rope_head_dim,
-            "value_head_dim": self.value_head_dim,
-        }
-        if self.q_lora_rank is not None and self.kv_lora_rank is None:
-            raise ConfigError(
-                f"Model {self.name} has q_lora_rank but no kv_lora_rank.",
-                why="Only latent attention compresses its queries.",
-                fix="add kv_lora_rank, or remove q_lora_rank",
-            )
-        groups = {"router_groups": self.router_groups, "router_best_groups": self.router_best_groups}
-        for what, group in (("experts", experts), ("latent attention", latent), ("router's groups", groups)):
-            missing = [key for key, value in group.items() if value is None]
-            if missing and len(missing) < len(group):
-                raise ConfigError(
-                    f"Model {self.name} describes its {what} in part only.",
-                    why=f"{', '.join(group)} belong together.",
-                    fix=f"add {', '.join(missing)}, or remove the others",
-                )
+        for broken, what, fix in self._rules():
+            if broken:
+                raise ConfigError(f"Model {self.name} {what}.", fix=fix)
 
-    def _check_dimensions(self) -> None:
-        for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context_tokens"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"Model {self.name} has {key}: {getattr(self, key)}.", why="It must be 1 or more.")
+    def _rules(self) -> Iterator[tuple[bool, str, str]]:
+        """Yield each rule: whether it is broken, what is wrong, and the way out. Some are Megatron-Core's, in its names."""
         for key in (field.name for field in fields(self)):
-            value = getattr(self, key)
-            most = MOST_PARTS if key in {"layers", "experts"} else LARGEST
-            if isinstance(value, int | float) and not 0 <= value <= most:
-                raise ConfigError(f"Model {self.name} has {key}: {value!r:.20}.", why=f"It must be from 0 to {most:,}.")
-        if self.heads % self.kv_heads:
-            raise ConfigError(
-                f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",
-                why="Each key/value head serves the same number of heads.",
-                fix=f"kv_heads: {listed_divisors(self.heads)}",
-            )
+            value, least, most = getattr(self, key), int(key in POSITIVE), MOST_PARTS if key in {"layers", "experts"} else LARGEST
+            outside = isinstance(value, int | float) and not least <= value <= most
+            yield outside, f"has {key}: {value!s:.20}", f"{key}: {least} to {most:,}"
+        divide = f"has {self.heads} heads and {self.kv_heads} key/value heads, which must divide them"
+        yield self.heads % self.kv_heads != 0, divide, f"kv_heads: {listed_divisors(self.heads)}"
+        score = f"has router_score: {self.router_score!r:.40}"
+        yield self.router_score not in ROUTER_SCORES, score, f"one of {', '.join(ROUTER_SCORES)}"
+        biased = self.router_bias and self.router_score != "sigmoid"
+        yield biased, "has router_bias, which Megatron-Core supports with sigmoid scores only", "router_score: sigmoid"
+        for key in ("shared_experts", "dense_first_layers", "router_bias", "router_groups"):
+            ignored = self.experts is None and bool(getattr(self, key))
+            yield ignored, f"has {key} and no experts, so that it would be ignored", f"add {', '.join(EXPERTS)}, or remove {key}"
+        unlatent = self.q_lora_rank is not None and self.kv_lora_rank is None
+        yield unlatent, "has q_lora_rank but no kv_lora_rank", "add kv_lora_rank, or remove q_lora_rank"
+        for group in (EXPERTS, LATENT, GROUPS):
+            missing = [key for key in group if getattr(self, key) is None]
+            part = f"describes {', '.join(group)} in part only"
+            yield 0 < len(missing) < len(group), part, f"add {', '.join(missing)}, or remove the others"
+        dense = f"has {self.layers} layers, of which the first {self.dense_first_layers} are dense"
+        yield self.dense_first_layers > self.layers, dense, f"dense_first_layers: 0 to {self.layers}"
+        if self.experts and self.experts_per_token is not None:
+            chosen = f"has {self.experts} experts and {self.experts_per_token} for each token"
+            yield not 1 <= self.experts_per_token <= self.experts, chosen, f"experts_per_token: 1 to {self.experts}"
+        if self.experts and self.experts_per_token and self.router_groups is not None and self.router_best_groups is not None:
+            yield from self._rules_of_groups(self.experts, self.experts_per_token, self.router_groups, self.router_best_groups)
 
-    def _check_router(self) -> None:
-        if self.router_score not in ROUTER_SCORES:
-            raise ConfigError(
-                f"Model {self.name} has router_score: {self.router_score!r:.40}.", fix=f"one of {', '.join(ROUTER_SCORES)}"
-            )
-        if self.router_bias and self.router_score != "sigmoid":
-            why = "Expert bias for aux-loss-free routing only supports sigmoid score function."
-            raise ConfigError(
-                f"Model {self.name} has router_bias and {self.router_score} scores.", why=why, fix="router_score: sigmoid"
-            )
-        self._check_experts()
-        if self.dense_first_layers > self.layers:
-            what = f"Model {self.name} has {self.layers} layers, of which the first {self.dense_first_layers} are dense."
-            raise ConfigError(what, fix=f"dense_first_layers: 0 to {self.layers}")
-        self._check_groups()
-
-    def _check_experts(self) -> None:
-        """Check that there are experts, each with a width, and as many as a token chooses."""
-        if self.experts is None:
-            for key in ("shared_experts", "dense_first_layers", "router_bias", "router_groups"):
-                if getattr(self, key):
-                    raise ConfigError(
-                        f"Model {self.name} has {key}: {str(getattr(self, key)).lower()}, and no experts.",
-                        why="It would be ignored.",
-                        fix=f"add experts, experts_per_token and expert_ffn, or remove {key}",
-                    )
-        for key in ("experts", "expert_ffn"):
-            if getattr(self, key) == 0:
-                raise ConfigError(
-                    f"Model {self.name} has {key}: 0.", why="It must be 1 or more.", fix="leave it out without experts"
-                )
-        chosen = self.experts_per_token
-        if self.experts is not None and chosen is not None and not 1 <= chosen <= self.experts:
-            what = f"Model {self.name} has {self.experts} experts and {chosen} for each token."
-            raise ConfigError(what, why="A token chooses different experts.", fix=f"experts_per_token: 1 to {self.experts}")
-
-    def _check_groups(self) -> None:
-        """Check what Megatron-Core asserts of groups, in its words, and that the best groups have the experts that are chosen."""
-        groups, best, experts, chosen = self.router_groups, self.router_best_groups, self.experts, self.experts_per_token
-        if groups is None or best is None or experts is None or chosen is None:
-            return
-        name = f"Model {self.name}"
-        if groups < 1 or experts % groups:
-            what = f"{name}: num_moe_experts ({experts}) should be divisible by moe_router_num_groups ({groups})."
-            why = "Groups have the same number of experts."
-            raise ConfigError(what, why=why, fix=f"router_groups: {listed_divisors(experts)}")
-        if not 1 <= best <= groups:
-            what = f"{name}: moe_router_group_topk ({best}) should be smaller than moe_router_num_groups ({groups}), or equal."
-            raise ConfigError(what, why="A token uses the best of these groups.", fix=f"router_best_groups: 1 to {groups}")
-        if chosen % best:
-            what = f"{name}: moe_router_topk ({chosen}) is not a multiple of moe_router_group_topk ({best})."
-            why = f"A group is judged by its best {chosen} / {best} experts."
-            raise ConfigError(what, why=why, fix=f"router_best_groups: {listed_divisors(chosen)}")
-        if chosen > best * (experts // groups):
-            what = f"{name}: a token chooses {chosen} experts, and its {best} best groups have {best * (experts // groups)}."
-            why = f"Each of {groups} groups has {experts // groups} of {experts} experts."
-            raise ConfigError(what, why=why, fix="fewer router_groups, or more router_best_groups")
+    def _rules_of_groups(self, experts: int, chosen: int, groups: int, best: int) -> Iterator[tuple[bool, str, str]]:
+        """Yield what Megatron-Core asserts of groups, and that the best groups have the experts that are chosen."""
+        whole = f"has num_moe_experts ({experts}), which should be divisible by moe_router_num_groups ({groups})"
+        yield groups < 1 or experts % groups != 0, whole, f"router_groups: {listed_divisors(experts)}"
+        most = f"has moe_router_group_topk ({best}), which should be 1 to moe_router_num_groups ({groups})"
+        yield not 1 <= best <= groups, most, f"router_best_groups: 1 to {groups}"
+        even = f"has moe_router_topk ({chosen}), which is not a multiple of moe_router_group_topk ({best})"
+        yield chosen % best != 0, even, f"router_best_groups: {listed_divisors(chosen)}"
+        there = best * (experts // groups)
+        few = f"chooses {chosen} experts for each token, and its {best} best groups have {there}"
+        yield chosen > there, few, "fewer router_groups, or more router_best_groups"
 
     @property
     def moe_layers(self) -> int:

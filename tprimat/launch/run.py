@@ -58,8 +58,6 @@ class Launch:
     """The other nodes, where they take part."""
     error_logs: tuple[str, ...] = ()
     """Glob patterns of the ranks' own logs, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
-    alternatives: tuple[str, ...] = ()
-    """Strategies that need less memory than this one, the nearest first."""
     sampled_gpus: tuple[Gpu, ...] = ()
     """GPUs whose power, clock and temperature are sampled, in the order of the local ranks."""
 
@@ -431,12 +429,11 @@ class Attempt:
     def _cause_in_the_logs(self, ending: Ending, lines: list[str]) -> Failure | None:
         """Return why the ranks failed, on whichever node they failed first; None: they did not."""
         killed = (count_oom_kills() or 0) > (self._oom_kills_before or 0)
-        alternatives, planned = self._launch.alternatives, self._launch.planned_steps
-        steps = tuple(self._steps)
-        found = classify(ending.exit_code, lines, steps, alternatives=alternatives, oom_killed=killed)
+        planned, steps = self._launch.planned_steps, tuple(self._steps)
+        found = classify(ending.exit_code, lines, steps, oom_killed=killed)
         failures = [] if found is None else [(found, lines)]
         for _, name, ended in self._ends_elsewhere():
-            there = classify(ended.exit_code, ended.lines, steps, alternatives=alternatives) if ended.failed else None
+            there = classify(ended.exit_code, ended.lines, steps) if ended.failed else None
             if there is not None:
                 failures.append((dataclasses.replace(there, cause=f"{name}: {there.cause}"), list(ended.lines)))
         if failures:

@@ -74,12 +74,7 @@ LOSS_GROWTH = 1.5
 
 
 def classify(
-    exit_code: int | None,
-    lines: Iterable[str],
-    steps: Sequence[StepRecord],
-    *,
-    alternatives: Sequence[str] = (),
-    oom_killed: bool = False,
+    exit_code: int | None, lines: Iterable[str], steps: Sequence[StepRecord], *, oom_killed: bool = False
 ) -> Failure | None:
     """Find the cause of death of a run that the launcher did not stop.
 
@@ -91,7 +86,6 @@ def classify(
         exit_code: of the process; a negative number is a signal. Shells report 128 plus the signal number.
         lines: of the log and of the ranks' own logs.
         steps: the steps that were measured.
-        alternatives: strategies that need less memory, the nearest first.
         oom_killed: whether the kernel counted an out-of-memory kill during the run.
 
     Returns:
@@ -103,7 +97,7 @@ def classify(
     block = root_cause_block(texts)
     first_rank = of_rank(texts, block)
     number = signal_of(exit_code, block)
-    failure = (
+    return (
         search("causes", block)
         or search("causes", first_rank)
         or own_exception(first_rank)
@@ -118,9 +112,6 @@ def classify(
         or ended_by(number, set(signal.Signals))
         or last_line(exit_code, texts)
     )
-    if failure.kind != "out_of_memory" or not alternatives:
-        return failure
-    return replace(failure, hint=f"try --parallel {alternatives[0]}, which needs less memory; or {failure.hint}")
 
 
 AGAIN = "the same command with --resume makes this run again, and skips those that have ended"

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tprimat.config.load import LoadedConfig, absolute_path
 from tprimat.config.schema import EngineOptions, ModelConfig, PlatformOptimizations, RecomputeModule, Size
 from tprimat.core.accelerators import PlatformName
-from tprimat.core.errors import ConfigError, MissingLayoutError, UserError
+from tprimat.core.errors import ConfigError, MissingLayoutError
 from tprimat.core.models import ModelShape, model_shape, tiny
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.plan.layout import LayoutRequest, resolve
@@ -327,27 +327,3 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return close[0] if close else f"one of: {', '.join(names)}"
-
-
-def strategies_with_less_memory(loaded: LoadedConfig, plan: RunPlan) -> tuple[str, ...]:
-    """Return the strategies to try when this plan runs out of memory: valid ones with a smaller part of the model per rank.
-
-    Only the model's split counts: the global batch is the same, and the micro-batch must not be larger.
-
-    Returns:
-        Names, the smallest change first; equals in the configuration's order.
-    """
-    own, less = plan.workload, []
-    for name in loaded.config.parallelism:
-        try:
-            layout, micro = layout_of(loaded, replace(plan, strategy=name), own.shape, own.world_size)
-        except UserError:  # not for this model, platform or number of ranks
-            continue
-        if _model_ranks(layout) > _model_ranks(own.layout) and micro <= own.micro_batch:
-            less.append((_model_ranks(layout), name))
-    return tuple(name for _, name in sorted(less, key=lambda pair: pair[0]))
-
-
-def _model_ranks(layout: Layout) -> int:
-    """Return the number of ranks that share one copy of the model."""
-    return layout.tensor * layout.pipeline

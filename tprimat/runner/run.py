@@ -17,7 +17,6 @@ from tprimat.hardware.slurm import job_name
 from tprimat.launch.agreement import Group
 from tprimat.launch.run import Launch, run
 from tprimat.launch.watchdog import Limits
-from tprimat.plan.build import strategies_with_less_memory
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
@@ -90,7 +89,6 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
         limits=Limits(**{one.name: getattr(benchmarking, one.name) for one in dataclasses.fields(Limits)}),
         planned_steps=plan.steps,
         nodes=plan.nodes,
-        alternatives=strategies_with_less_memory(session.loaded, plan),
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
         logs=(log,),
         heading=announcement(plan),

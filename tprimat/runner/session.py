@@ -29,7 +29,6 @@ from tprimat.hardware.nodes import (
     told_nodes,
 )
 from tprimat.plan.build import STANDARD_LIBRARY, WORDS, PlanRequest, build_plan, count_ranks, new_run_id
-from tprimat.plan.figures import doubtful_figures
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
@@ -98,11 +97,7 @@ def prepare(request: RunRequest) -> Session:
     )
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output)
     plans, left_out = _plans(session, request, own, elsewhere=request.dry_run and platform not in {"cpu", here})
-    session = replace(
-        session,
-        probes=check_probes(request.probes),
-        notices=(*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded))),
-    )
+    session = replace(session, probes=check_probes(request.probes), notices=tuple(left_out))
     probes, _ = probes_in([output, *session.probes])
     session = replace(session, plans=tuple(predicted(plan, session.machine_of(plan), probes) for plan in plans))
     if not request.dry_run:

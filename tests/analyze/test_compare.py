@@ -68,24 +68,14 @@ def test_two_groups_that_differ_in_the_machine_only_are_named_by_it():
 
 def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
     (result,) = recorded("h100", "llama-0")
-    given = {"cudnn_attention": True, "fused_adam": True, "optimizer_states": "fp32"}
-    changes = ({}, {"fused_adam": False}, {"load_ahead": True})
+    given = {"fused_adam": True, "load_ahead": True}
+    changes = ({}, {"fused_adam": False}, {"layers": "local"})
     runs = [changed(result, engine_options=given | change) for change in changes]
-    runs.append(changed(result, engine_options={"cudnn_attention": True, "fused_adam": True}))
-    machine, other = "llama H100 SXM", "llama MI300X"
-    switches = ["", " fused_adam=False", " load_ahead=True", " optimizer_states not recorded"]
-    assert [group.label for group in groups_of(*runs, *recorded("mi300x"))] == [machine + words for words in switches] + [other]
-    two = [group.label for group in groups_of(*runs[:2])]
-    assert two == [f"{machine} fused_adam=True", f"{machine} fused_adam=False"]
-
-
-def test_a_run_that_records_no_options_is_told_from_one_that_does():
-    (result,) = recorded("h100", "llama-0")
-    pair = [changed(result, engine_options=options) for options in ({}, {"fused_adam": True, "optimizer_states": "fp32"})]
-    labels = [group.label for group in groups_of(*pair)]
-    assert sum("fused_adam and 1 more not recorded" in label for label in labels) == 1, labels
-    assert len(set(labels)) == 2
-    assert not any("default" in label for label in labels)
+    machine = "llama H100 SXM"
+    assert [group.label for group in groups_of(*runs)] == [machine, f"{machine} fused_adam=False", f"{machine} layers=local"]
+    assert [group.label for group in groups_of(*runs[:2])] == [f"{machine} fused_adam=True", f"{machine} fused_adam=False"]
+    silent = groups_of(changed(result, engine_options={}), runs[0])
+    assert [group.label for group in silent] == [f"{machine} options unknown", f"{machine} fused_adam=True and 1 more"]
 
 
 def test_a_label_has_no_word_that_tells_no_two_runs_apart():

@@ -122,7 +122,7 @@ def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_aske
     done = compare(*folders, cwd=tmp_path)
     assert "Not compared with the workload above, because they differ:" in done.stdout
     assert "tokens a step 262,144 against 131,072" in done.stdout
-    assert "dtype that ran not recorded in either" in done.stdout
+    assert "dtype that ran unknown" in done.stdout
     anyway = compare(*folders, "--even-if-different", "--output", tmp_path / "c.svg", cwd=tmp_path)
     assert "slower" in anyway.stdout
     assert "tokens a step 262,144 against 131,072. Also different:" in anyway.stdout

@@ -66,7 +66,7 @@ def test_nor_with_what_was_measured_on_h200(folders):
     with drawn(sheet_of(*(H200 / name for name in folders))) as picture:
         assert outside(picture) == []
         assert covered(picture) == []
-        assert not any(re.search(r"\w=\w|source", text) for text in words(picture))
+        assert not any("source" in text for text in words(picture))
 
 
 @pytest.mark.parametrize("machine", ["h100", "cpu"])
@@ -235,14 +235,6 @@ def test_labels_say_what_differs_in_the_words_of_the_field(tmp_path):
         "H100 SXM tp2_mbs4 (TP2 DP4) megatron",
         "MI300X dp_mbs4 (DP8) megatron",
     ]
-
-
-def test_switches_and_versions_tell_apart_what_nothing_else_does(tmp_path):
-    write(tmp_path, "a", 4.0, 1, engine_options={"fused_adam": True, "old": None}, software={"tprimat": "0.1.0+source.aaa"})
-    write(tmp_path, "b", 4.5, 2, engine_options={"fused_adam": False}, software={"tprimat": "0.1.0+source.bbb"})
-    (headline,) = sheet_of(tmp_path).headline
-    assert headline.startswith("fused_adam=True ran fastest: 12.")
-    assert headline.endswith(f"the next, fused_adam=False, old not recorded; {FEW}")
 
 
 def test_folders_that_are_compared_are_named_as_the_user_wrote_them(tmp_path, monkeypatch):

@@ -46,13 +46,10 @@ def test_no_difference_shown_names_no_winner():
 
 
 def test_a_refusal_lists_what_differs():
-    pairs = (("tokens", 262144, None), ("clock", "a", "b"))
-    traits = tuple(
-        DifferingTrait(key=key, first=one, second=other, words=(str(one), str(other)), effect="refuse")
-        for key, one, other in pairs
-    )
+    pairs = {"tokens": ("262,144 tokens a step", "tokens a step unknown"), "clock": ("clock a", "clock b")}
+    traits = tuple(DifferingTrait(key, words, "refuse") for key, words in pairs.items())
     verdict = replace(FASTER, outcome="refused", ratio=None, traits=traits)
-    assert "they differ: tokens a step not recorded against 262,144; clock b against a." in sentence(verdict)
+    assert "they differ: tokens a step unknown against 262,144; clock b against a." in sentence(verdict)
 
 
 def test_columns_that_nobody_filled_are_left_out_and_one_step_says_n_is_1():
@@ -84,7 +81,7 @@ def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
     out = text(comparison_of(ENGINE.parent / "repeated")).splitlines()
     assert out[0] == "llama H200 SXM, llama-3.1-8b, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
     assert re.fullmatch(r"dp_mbs4 is fastest: 9\.\d % \[8\.\d, 9\.\d\] ahead of the next, tp2_mbs4", out[1])
-    assert out[2].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel)")
+    assert out[2].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel=False | ")
     assert out[3].startswith("dp_mbs4 reaches 59.1 % of the GPU's dense peak of 989.4 TFLOP/s, draws 97 % of its limit of 700 W")
     names = [line.split()[0] for line in out[7:13]]
     assert names == ["dp_mbs4", "tp2_mbs4", "dp_mbs1", "tp2_pp2_mbs4", "tp2_pp2_vpp2_mbs4", "tp4_mbs4"]

@@ -10,7 +10,7 @@ import numpy as np
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.memory import tensor_memory
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
-from tprimat.analyze.traits import LATER_SWITCHES, LISTS, NO_OPTIONS, TRAITS, few, layout, name_of_part
+from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import MetricError
 from tprimat.core.statistics import mean_of_runs
@@ -166,51 +166,28 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[tuple[tuple[str, str],
     lists = {names.index(name) for name in LISTS}
     others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]
     words = {i: [str(kind[i]) for kind in kinds] for i in shown}
-    words |= {i: _distinctive_parts(words[i], others, names[i]) for i in lists & words.keys()}
+    words |= {i: _distinctive_parts(words[i], others) for i in lists & words.keys()}
     return [tuple((names[i], words[i][place]) for i in sorted(shown) if words[i][place]) for place in range(len(kinds))]
 
 
-def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], key: str) -> list[str]:
-    """Return what differs in each list of a trait, such as 'layers=local', from most lists with the same other words."""
+def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
+    """Return what is rare in each list of a trait, such as 'layers=local', among lists with the same other words.
+
+    A part that most of them have is told only where the others would not tell the lists apart, and one part where it does.
+    """
     found = [""] * len(lists)
     for other in set(others):
         places = [place for place, its in enumerate(others) if its == other]
-        parts = [[] if lists[place] in NO_OPTIONS else lists[place].split(", ") for place in places]
-        texts = _differences(parts, key, brief=True)
-        if len(set(texts)) < len(set(map(tuple, parts))):
-            texts = _differences(parts, key)
+        parts = [[] if lists[place] == DEFAULT_OPTIONS else lists[place].split(", ") for place in places]
+        times = Counter(part for several in parts for part in several)
+        texts: list[str] = []
+        for most, told in ((len(places) / 2, 1), (len(places) / 2, len(times)), (len(places) - 1, len(times))):
+            texts = [few([part for part in several if times[part] <= most], told) for several in parts]
+            if len(set(texts)) == len(set(map(tuple, parts))):
+                break
         for place, text in zip(places, texts, strict=True):
             found[place] = text
     return found
-
-
-def _differences(lists: Sequence[Sequence[str]], key: str, *, brief: bool = False) -> list[str]:
-    """Return the parts of each list that most do not have, and the names that it lacks and most have.
-
-    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone, and of several
-    variables the first is named. A variable, or a switch that only later versions have, is told of a half that has it: that half
-    is the unusual one.
-    """
-    half = len(lists) / 2
-    times = Counter(part for parts in lists for part in parts)
-    recorded = Counter(name for parts in lists for name in {name_of_part(part) for part in parts})
-    values = Counter(name_of_part(part) for part in times)
-    usual = {name for name, having in recorded.items() if having > half or (having == half and not _is_extra(key, name))}
-    texts = []
-    for parts in lists:
-        own = [part for part in parts if times[part] <= half]
-        if brief:
-            own = [part for part in own if values[name_of_part(part)] > 1 or name_of_part(part) not in usual]
-            own = [few(own, 1)] if key == "environment" and own else own
-        lacking = sorted(usual - {name_of_part(part) for part in parts})
-        lacks = "without {}" if all(_is_extra(key, name) for name in lacking) else LISTS[key]
-        texts.append(", ".join([*own, *([lacks.format(few(lacking, 1))] if lacking else [])]))
-    return texts
-
-
-def _is_extra(key: str, name: str) -> bool:
-    """Whether a name of a list is missing because it is off or unset, not because nobody recorded it."""
-    return key == "environment" or name in LATER_SWITCHES
 
 
 def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) -> Estimate | None:

@@ -6,8 +6,8 @@ which of them a series is, not its name.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -72,7 +72,7 @@ class Row:
 class LeftOut:
     """A configuration that was measured, and is a point of no series."""
 
-    label: str
+    name: str
     gpus: int | None
     why: str
 
@@ -85,8 +85,8 @@ class Series:
     kind: Kind
     points: tuple[Point, ...]
     """By number of GPUs, each number once, two or more."""
-    differing: tuple[str, ...] = ()
-    """Further traits in which the points differ, with their values."""
+    differing: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Further trait in which the points differ -> its values."""
     left_out: tuple[LeftOut, ...] = ()
     """Configurations that are in no series, at the series that is most like them."""
     on_cpu: bool = False
@@ -145,7 +145,8 @@ def series_of(groups: Sequence[Group]) -> list[Series]:
     for group in groups if made else ():
         if id(group) not in used:
             place = max(range(len(made)), key=lambda place: max(_likeness(group, member) for member in made[place][1]))
-            left[place].append(LeftOut(label=group.label, gpus=group.run.machine.gpus, why=_why_left_out(group, made[place][1])))
+            name = f"{model_name(group.run)} {group.run.strategy or layout(group.run)}".rstrip()
+            left[place].append(LeftOut(name=name, gpus=group.run.machine.gpus, why=_why_left_out(group, made[place][1])))
     return [replace(one, left_out=tuple(out)) for (one, _), out in zip(made, left, strict=True)]
 
 
@@ -228,14 +229,14 @@ def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | 
     return replace(made, differing=_differing([group.run for group in members]), on_cpu=on_cpu(members)), members
 
 
-def _differing(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+def _differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Return each further trait in which the points of a series differ, with its values."""
-    values: dict[str, dict[str, None]] = {}
+    values: dict[str, list[str]] = {}
     for run in runs[1:]:
         for trait in differing_traits(runs[0], run):
             if trait.key not in FOLLOWS_GPUS:
-                values.setdefault(trait.name, {}).update(dict.fromkeys(trait.words))
-    return tuple(f"{name} ({' | '.join(word.removeprefix(f'{name} ') for word in words)})" for name, words in values.items())
+                values.setdefault(trait.name, []).extend(trait.words)
+    return values
 
 
 def _point(group: Group) -> Point | None:

@@ -11,6 +11,7 @@ from tprimat.report import tables
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, with_interval
+from tprimat.report.words import values_in_words
 
 KINDS: dict[Kind, str] = {
     "weak": "Weak scaling: every GPU has the same work, and the batch grows.",
@@ -95,7 +96,8 @@ def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
         each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in series.points)
         lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
     if series.differing:
-        lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
+        traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
+        lines.append(f"Caution, the points also differ in {traits}.")
     if (largest := max(row.efficiency.value for row in series.rows)) > SUPERLINEAR:
         lines.append(f"More than proportional ({units.percent(largest)}): something else differs, or the first point is slow.")
     lines += [repetition(series), *_law(fit(series), len(series.points))]
@@ -116,7 +118,7 @@ def repetition(series: Series) -> str:
 
 def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[str]:
     """Name configurations that are no point, and why; count those beyond the first."""
-    lines = [f"Not a point here: {one.label} ({units.count(one.gpus)} GPUs): {one.why}." for one in some[:most]]
+    lines = [f"Not a point here: {one.name} ({units.count(one.gpus)} GPUs): {one.why}." for one in some[:most]]
     rest = 0 if most is None else len(some) - most
     return lines + [f"Not points here: {rest} more; --format json names each."] * (rest > 0)
 

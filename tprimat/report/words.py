@@ -1,12 +1,12 @@
 """Sentences about results: who leads and how surely, in what sides differ, and what a reader must know."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Ranking, Verdict, comparable
 from tprimat.analyze.findings import Shared
 from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.traits import LISTS, NO_OPTIONS, PROCESSES, TRAITS, DifferingTrait, few, name_of_part
+from tprimat.analyze.traits import TRAITS, DifferingTrait, few
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
@@ -172,17 +172,18 @@ def _clocks_of_many(groups: Sequence[Group], reasons: Collection[str]) -> list[s
 
 
 def _values(traits: Sequence[DifferingTrait]) -> str:
-    """Return a trait's values in parentheses, of a list the names of the parts that differ; nothing where there is no room."""
-    if traits[0].key in LISTS:
-        pairs = [pair for one in traits for pair in ((one.first, one.second), (one.second, one.first))]
-        sides = [[str(value or "").split(", ") for value in pair] for pair in pairs]
-        parts = [part for mine, theirs in sides for part in mine if part and part not in {*theirs, *NO_OPTIONS}]
-        words = [name_of_part(part) for part in parts]
-    else:
-        values = dict.fromkeys(value for one in traits for value in (one.first, one.second))
-        words = ["unknown" if value is None else str(value) for value in values]
-    text = " | ".join(dict.fromkeys(words))
+    """Return a trait's values in parentheses; nothing where there is no room."""
+    text = values_in_words(traits[0].name, [word for one in traits for word in one.words])
     return f" ({text})" if len(text) <= LONGEST_VALUES else ""
+
+
+def values_in_words(name: str, words: Iterable[str]) -> str:
+    """Return the values of a trait, each once, without its name: '4 | 1'."""
+    return " | ".join(_bare(name, word) for word in dict.fromkeys(words))
+
+
+def _bare(name: str, word: str) -> str:
+    return word.removeprefix(f"{name} ").removesuffix(f" {name}")
 
 
 def sides(verdict: Verdict) -> str:
@@ -232,16 +233,8 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
 
 def difference(entry: DifferingTrait) -> str:
     """Put a difference into words: the candidate's value against the baseline's."""
-    if entry.first is None and entry.second is None:
-        return f"{entry.name} not recorded in either"
-    first, second = ("not recorded" if value is None else _side(value) for value in (entry.first, entry.second))
-    return f"{second} against {first}" if entry.name == PROCESSES else f"{entry.name} {second} against {first}"
-
-
-def _side(value: object) -> str:
-    if isinstance(value, int):
-        return units.count(value)
-    return getattr(value, "name", None) or str(value)
+    baseline, candidate = (_bare(entry.name, word) for word in entry.words)
+    return f"{entry.name} {candidate}" + ("" if candidate == baseline else f" against {baseline}")
 
 
 def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> list[str]:

@@ -264,7 +264,7 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
             fix="run the same strategy with --gpus 1, 2, 4 and 8",
         )
     lost = [
-        LeftOut(label=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted.rstrip('.')}")
+        LeftOut(name=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted.rstrip('.')}")
         for item in measured
         if item.not_counted is not None
     ]

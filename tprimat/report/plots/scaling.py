@@ -11,8 +11,8 @@ from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, readable_log_ticks, save, wrapped
-from tprimat.report.scaling import cell, left_out, on_ranks, repetition
-from tprimat.report.tables import useful_ends
+from tprimat.report.scaling import cell, on_ranks, repetition
+from tprimat.report.tables import plural, useful_ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,8 @@ def draw_multiplier(found: Sequence[Series], path: Path) -> None:
             grid = np.geomspace(gpus[0], gpus[-1], 100)
             heights = [law.at(float(count)) / series.points[0].tokens_per_second.value for count in grid]
             name = "Amdahl's law, fitted" if law.coherency is None else "USL, fitted"
-            times.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8, label=name)
+            label = name if len(found) == 1 else None
+            times.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8, label=label)
         first, last = min(one.points[0].gpus for one in found), max(one.points[-1].gpus for one in found)
         times.plot([first, last], [1, last / first], color="#999999", linestyle=":", label="proportional")
         times.set(title="Scaling multiplier", ylabel="times the throughput of the smallest")
@@ -103,8 +104,10 @@ def _captions(picture: "Figure", found: Sequence[Series]) -> None:
         f"{len(found) - MOST_SERIES} more series are not drawn" if len(found) > MOST_SERIES else "",
     ]
     caution = [CPU_CAUTION] if any(series.on_cpu for series in found) else []
-    missing = left_out([one for series in found for one in series.left_out])
-    lines = [" · ".join(filter(None, parts)), *dict.fromkeys(map(repetition, found)), *caution, *missing]
+    repeated = dict.fromkeys(map(repetition, found))
+    missing = sum(len(series.left_out) for series in found)
+    left_out = [f"{plural(missing, 'configuration')} of these results: no point here; the text says why."] if missing else []
+    lines = [" · ".join(filter(None, parts)), *(repeated if len(repeated) == 1 else ()), *caution, *left_out]
     below = [part for line in lines for part in wrapped(line, room, SMALL, most=2)]
     picture.supxlabel("\n".join(below), x=LEFT, ha="left", fontsize=SMALL)
 

@@ -139,7 +139,7 @@ def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
     close = [slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.00001), ("c", 1.00002), ("d", 1.2))]
     (ranking,) = rankings(group_runs(close))
     (line,) = words.headline(ranking)
-    assert re.fullmatch(r"No winner: a leads, and b is within noise \(0\.0 % \[-\d\.\d, \d\.\d\]\); 1 within noise: c", line)
+    assert re.fullmatch(r"No winner: a leads, and b is within noise \(0\.0 % \[-\d\.\d, \d\.\d\]\); 1 more within noise", line)
     assert [winner.vs_fastest(ranking, place) for place in range(4)] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]
 
 

@@ -6,7 +6,7 @@ from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Ranking, Verdict,
 from tprimat.analyze.findings import Shared
 from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.traits import TRAITS, DifferingTrait, few
+from tprimat.analyze.traits import TRAITS, DifferingTrait
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
@@ -19,8 +19,6 @@ MOST_NAMED = 2
 """Runs that a note names; more are counted."""
 LONGEST_VALUES = 60
 """Letters of a trait's values; longer ones are in the table or in the records."""
-MOST_TIED = 3
-"""Names of configurations within noise; the rest are counted."""
 ANYWAY = "(--even-if-different compares anyway.)"
 UNLIKE_MODELS = f"Different models are not compared with each other: a token is not the same work. {ANYWAY}"
 
@@ -37,20 +35,21 @@ def headline(ranking: Ranking) -> list[str]:
         return _alone(best)
     first, second = names[id(best)], names[id(ranking.groups[1])]
     lead = ranking.lead.ratio
-    tied = [names[id(group)] for group in ranking.tied if group is not ranking.groups[1]]
+    others = sum(group is not ranking.groups[1] for group in ranking.tied)
+    tied = f"; {others} more within noise" if others else ""
     if lead is None or lead.low is None or lead.high is None:
         return [f"{first} leads {second} by {gain(lead)}; single steps have no interval"]
     ahead = "ahead of" if lead.value < 2 else "as fast as"
     rest = f"{gain(lead)} {ahead} the next, {second}"
     if proven(ranking):
-        return [f"{first} is fastest: {rest}{_within_noise(tied)}{although(ranking.lead)}"]
+        return [f"{first} is fastest: {rest}{tied}{although(ranking.lead)}"]
     if ranking.lead.outcome == "held back":
-        return [f"{first} ran fastest: {rest}{_within_noise(tied)}; no winner, since {held_words(ranking.lead, second)}"]
+        return [f"{first} ran fastest: {rest}{tied}; no winner, since {held_words(ranking.lead, second)}"]
     if ranking.lead.other_loss is not None:
-        return [f"{first} ran fastest: {rest}{_within_noise(tied)}", loss_words(ranking.lead)]
+        return [f"{first} ran fastest: {rest}{tied}", loss_words(ranking.lead)]
     if ranking.lead.outcome == "these runs differ":
-        return [f"{first} ran fastest: {rest}{_within_noise(tied)}; too few runs to call it the winner"]
-    return [f"No winner: {first} leads, and {second} is within noise ({gain(lead)}){_within_noise(tied)}"]
+        return [f"{first} ran fastest: {rest}{tied}; too few runs to call it the winner"]
+    return [f"No winner: {first} leads, and {second} is within noise ({gain(lead)}){tied}"]
 
 
 def held_words(verdict: Verdict, name: str) -> str:
@@ -79,10 +78,6 @@ def loss_words(verdict: Verdict) -> str:
     seeds = "on the same data and seed" if check.paired else f"on the same data, over {check.seeds} seeds or more per side,"
     first, last = check.steps
     return f"No win: {seeds} the loss {size} (steps {first} to {last})."
-
-
-def _within_noise(names: Sequence[str]) -> str:
-    return f"; {len(names)} within noise: {few(names, MOST_TIED)}" if names else ""
 
 
 def _alone(group: Group) -> list[str]:

@@ -14,7 +14,7 @@ from tprimat.report.tables import is_vague, plural
 
 MOST_LISTED = 3
 """Values of a trait that a subtitle lists; more are counted."""
-MOST_HEADLINES = 3
+MOST_HEADLINES = 2
 """Workloads that a headline speaks of."""
 
 

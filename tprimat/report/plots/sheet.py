@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH, COLUMNS = 14, 2
 """Inches of a picture; panels in a row."""
-BOLD = 1.1
+BOLD = 1.15
 """Width of bold letters over that of others."""
 SIMILAR = 2.3
 """Ratio of heights up to which panels share a row."""

@@ -60,7 +60,7 @@ from tprimat.engines import embedded  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.records.schema import RunMetrics  # noqa: E402
 from tprimat.records.store import as_document, write_atomically  # noqa: E402
-from tprimat.report.tables import wide, with_interval  # noqa: E402
+from tprimat.report.tables import columns, with_interval  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target")
 RATIO = "{} / peer"
@@ -345,7 +345,7 @@ def main() -> int:
         print("\n".join("  ".join(filter(None, cells(row))) for row in found), file=sys.stderr, flush=True)
         text = json.dumps([document(row) for row in rows], indent=2, allow_nan=False)
         write_atomically(options.output / "engine_speed.json", text + "\n")
-    print(wide((*HEADER, RATIO.format(options.engine)), [cells(row) for row in rows], left=3))
+    print(columns((*HEADER, RATIO.format(options.engine)), [cells(row) for row in rows], left=3))
     print("".join(f"\n{note}\n" for note in notes(rows, options.rounds)), end="")
     if series.too_long is not None:
         print(f"\nstopped after {series.done} of {wanted} runs: {AGAIN} (the next run may take {units.seconds(series.too_long)})")

@@ -16,7 +16,7 @@ from tprimat.report import winner, words
 from tprimat.report.catalogue import COLUMNS
 from tprimat.report.comparison import Comparison, rows_of, text
 from tprimat.report.screen import Screen
-from tprimat.report.tables import escaped, markdown_as_text, table
+from tprimat.report.tables import escaped, table
 from tprimat.report.words import sentence
 
 RUNS = Path(__file__).parent.parent / "runs"
@@ -196,7 +196,6 @@ def test_text_from_files_ends_no_cell_and_becomes_no_link(text, written):
     assert escaped(text) == written
     page = table(("name", "n"), [(text, "1")])
     assert len(page.splitlines()) == 3
-    assert text.replace("\n", " ") in markdown_as_text(page)
 
 
 def test_names_leave_out_what_is_equal_within_their_own_table():
@@ -212,7 +211,7 @@ def test_names_leave_out_what_is_equal_within_their_own_table():
         heading, *rest = block.splitlines()
         assert re.search(r"expert capacity (unlimited|1\.25),", heading)
         rule = next(number for number, line in enumerate(rest) if line.startswith("----"))
-        table = rest[rule + 1 : rest.index("", rule)]
+        table = rest[rule + 1 : rule + 3]
         names = " ".join(line.split("  ")[0] for line in table)  # a long one may take two lines
         assert names == "megatron megatron with Transformer Engine"
 

@@ -3,18 +3,14 @@
 A pipe, a file and NO_COLOR get plain text; a pipe and a file also get every column.
 """
 
+import os
 import textwrap
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
 Meaning = Literal["winner", "refused", "warning", "quiet", "heading"]
-STYLES: dict[Meaning, str] = {
-    "winner": "bold green",
-    "refused": "red",
-    "warning": "yellow",
-    "quiet": "dim",
-    "heading": "bold",
-}
+STYLES: dict[Meaning, str] = {"winner": "1;32", "refused": "31", "warning": "33", "quiet": "2", "heading": "1"}
+"""Codes of ANSI's select graphic rendition."""
 NARROWEST = 80
 """Columns for which tables are made; a narrower terminal wraps them."""
 
@@ -42,21 +38,16 @@ class Screen:
 
     def paint(self, text: str, meaning: Meaning) -> str:
         """Colour a text by what it means."""
-        if not self.colour or not text:
-            return text
-        from rich.color import ColorSystem
-        from rich.style import Style
-
-        return Style.parse(STYLES[meaning]).render(text, color_system=ColorSystem.STANDARD)
+        return f"\x1b[{STYLES[meaning]}m{text}\x1b[0m" if self.colour and text else text
 
     def prose(self, text: str, indent: int = 0, meaning: Meaning | None = None) -> str:
         """Break a line between words; lines after the first are indented. Paths and commands stay whole."""
+        lines = [text]
         if self.width is not None:
-            fitting = textwrap.wrap(
+            lines = textwrap.wrap(
                 text, self.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
             )
-            text = "\n".join(fitting)
-        return text if meaning is None else "\n".join(self.paint(line, meaning) for line in text.split("\n"))
+        return "\n".join(lines if meaning is None else (self.paint(line, meaning) for line in lines))
 
 
 PLAIN = Screen()
@@ -66,7 +57,9 @@ def screen_of(stream: TextIO | None) -> Screen:
     """Return what a stream can show: PLAIN unless it is a terminal."""
     if stream is None or not stream.isatty():
         return PLAIN
-    from rich.console import Console
-
-    console = Console(file=stream)
-    return Screen(width=max(console.width, NARROWEST), colour=bool(console.color_system) and not console.no_color)
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        width = NARROWEST
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    return Screen(width=max(width, NARROWEST), colour=colour)

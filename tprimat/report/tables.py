@@ -1,22 +1,17 @@
 """Tables of text: aligned columns for a terminal, and Markdown; numbers with their intervals."""
 
-import itertools
 import re
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.screen import PLAIN, Painted, Screen
 
-CELLS = re.compile(r" (?<!\\)\| ")
-"""What separates the cells of a row of Markdown."""
 MARKS = re.compile(r"[\\|]|<(?=[A-Za-z/!?])|\](?=[(\[:])|(?<=:)/(?=/)|(?<=www)\.")
 LABEL = 28
-"""Columns that the name of a row may keep before others drop out for it."""
-PIPED = 120
-"""Columns of a table in a pipe or a file."""
+"""Columns that text may keep before other columns drop out for it."""
 
 
 def columns(
@@ -27,150 +22,75 @@ def columns(
     screen: Screen = PLAIN,
     drop: Sequence[str] = (),
 ) -> str:
-    """Format a table for a terminal.
+    """Format a table for a terminal; a pipe and a file get every column, and one line for each row.
 
     Args:
         header: of the columns.
         rows: as many cells each.
         left: the number of columns of text, flush left; the others, of numbers, are flush right and never broken.
-        screen: what the table must fit; columns drop out until it does, then text is broken between words. A pipe and a file lose
-            none: text is broken, then the columns go into several tables below each other, each with the text.
+        screen: what the table must fit: columns drop out until it does, then text is broken between words.
         drop: headings in the order in which they drop out; then the last columns do.
     """
     cells = [list(column) for column in zip(header, *rows, strict=True)]
-    if screen.width is None:
-        return "\n\n".join(_table(part, left, max(PIPED, _narrowest(part, left)), screen, ()) for part in _parts(cells, left))
-    return _table(cells, left, screen.width, screen, drop)
-
-
-def wide(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> str:
-    """Format a table with one line for each row, however long, where a script may look for rows; arguments as of `columns`."""
-    return _table([list(column) for column in zip(header, *rows, strict=True)], left, sys.maxsize, PLAIN, ())
-
-
-def _parts(cells: Sequence[Sequence[str]], left: int) -> list[list[Sequence[str]]]:
-    """Divide the columns of figures so that each part fits PIPED beside the columns of text."""
-    text = max(left, 1)
-    parts = [list(cells[:text])]
-    for column in cells[text:]:
-        if len(parts[-1]) > text and _narrowest([*parts[-1], column], left) > PIPED:
-            parts.append(list(cells[:text]))
-        parts[-1].append(column)
-    return parts
-
-
-def _narrowest(cells: Sequence[Sequence[str]], left: int) -> int:
-    """Return the width of a table whose text is broken."""
-    return _total(
-        {index: _least(column, LABEL, PIPED) if index < left else max(map(len, column)) for index, column in enumerate(cells)}
-    )
-
-
-def _least(column: Sequence[str], label: int, limit: int) -> int:
-    """Return the width to which a column of text may shrink: its longest word stays whole, such as a name, up to half a line."""
-    word = max((len(word) for cell in column for word in cell.split()), default=0)
-    return min(max(map(len, column)), max(label, min(word, limit // 2)))
-
-
-def _table(cells: Sequence[Sequence[str]], left: int, limit: int, screen: Screen, drop: Sequence[str]) -> str:
-    kept = _fitting(cells, left, limit, drop)
-    broken = [
-        _broken(cells[index], width) if index < left else [[cell] for cell in cells[index]] for index, width in kept.items()
-    ]
-    widths = list(kept.values())
-    flush = sum(index < left for index in kept)
-    heading, *body = [_block(lines, widths, flush, screen) for lines in zip(*broken, strict=True)]
-    text = "\n".join([heading, _line(["-" * width for width in widths], widths, flush, screen), *body])
-    missing = [column[0] for index, column in enumerate(cells) if index not in kept]
-    if not missing:
-        return text
-    note = f"not shown here: {', '.join(dict.fromkeys(missing))}"
-    return f"{text}\n{screen.prose(note, 2, 'quiet')}"
-
-
-def _fitting(cells: Sequence[Sequence[str]], left: int, limit: int, drop: Sequence[str]) -> dict[int, int]:
-    """Return the columns that fit -> their widths. Text shrinks to LABEL or its share of the screen before columns drop out."""
-    label = min(LABEL, limit // (left + 1))
-    least = {index: _least(column, label, min(limit, PIPED)) for index, column in enumerate(cells[:left])}
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
+    if screen.width is not None:
+        _fit(widths, cells, left, screen.width, drop)
+    broken = {index: [_lines(cell, width) for cell in cells[index]] for index, width in widths.items()}
+    lines = []
+    for number in range(len(rows) + 1):
+        for row in zip_longest(*(column[number] for column in broken.values()), fillvalue=""):
+            padded = [_padded(cell, index, widths[index], left, screen) for cell, index in zip(row, widths, strict=True)]
+            lines.append("  ".join(padded).rstrip())
+        lines += ["  ".join("-" * width for width in widths.values())] if number == 0 else []
+    if missing := dict.fromkeys(column[0] for index, column in enumerate(cells) if index not in widths):
+        lines.append(screen.prose(f"not shown here: {', '.join(missing)}", 2, "quiet"))
+    return "\n".join(lines)
+
+
+def _fit(widths: dict[int, int], cells: Sequence[Sequence[str]], left: int, limit: int, drop: Sequence[str]) -> None:
+    """Drop columns, and narrow those of text, until a table fits."""
+    least = {index: min(width, max(8, min(LABEL, limit // (left + 1)))) for index, width in widths.items() if index < left}
     order = [index for name in drop for index in widths if cells[index][0] == name]
     order += [index for index in reversed(widths) if index > 1 and index not in order]
-    while order and _total(widths) - sum(widths[index] - least[index] for index in widths if index < left) > limit:
+
+    def over() -> int:
+        return sum(widths.values()) + 2 * (len(widths) - 1) - limit
+
+    while order and over() > sum(widths[index] - least[index] for index in least if index in widths):
         del widths[order.pop(0)]
-    for index in sorted((index for index in widths if index < left), key=lambda index: -widths[index]):
-        widths[index] = min(widths[index], max(least[index], widths[index] - (_total(widths) - limit)))
-    return widths
+    for index in sorted(least.keys() & widths.keys(), key=lambda index: -widths[index]):
+        widths[index] = max(least[index], widths[index] - max(0, over()))
 
 
-def _total(widths: Mapping[int, int]) -> int:
-    return sum(widths.values()) + 2 * (len(widths) - 1)
+def _lines(cell: str, width: int) -> list[str]:
+    if len(cell) <= width:
+        return [cell]
+    lines = textwrap.wrap(cell, width, break_on_hyphens=False)
+    return [Painted(line, cell.meaning) for line in lines] if isinstance(cell, Painted) else lines
 
 
-def _broken(cells: Sequence[str], width: int | None) -> list[list[str]]:
-    """Break each cell of a column of text into lines; a width of None leaves numbers whole."""
-    found: list[list[str]] = []
-    for cell in cells:
-        if width is None or len(cell) <= width:
-            found.append([cell])
-            continue
-        lines = textwrap.wrap(cell, width, break_on_hyphens=False)
-        found.append([Painted(line, cell.meaning) for line in lines] if isinstance(cell, Painted) else lines)
-    return found
+def _padded(cell: str, index: int, width: int, left: int, screen: Screen) -> str:
+    space = " " * (width - len(cell))
+    text = screen.paint(cell, cell.meaning) if isinstance(cell, Painted) else cell
+    return text + space if index < left else space + text
 
 
-def _block(cells: Sequence[Sequence[str]], widths: Sequence[int], left: int, screen: Screen) -> str:
-    """Format one row, of as many lines as its tallest cell has."""
-    return "\n".join(_line(line, widths, left, screen) for line in itertools.zip_longest(*cells, fillvalue=""))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], left: int, screen: Screen) -> str:
-    padded = []
-    for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        space = " " * (width - len(cell))
-        text = screen.paint(cell, cell.meaning) if isinstance(cell, Painted) else cell
-        padded.append(text + space if index < left else space + text)
-    return "  ".join(padded).rstrip()
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Format a Markdown table: the first `left` columns flush left, the others, of numbers, flush right."""
     rule = [":--" if number < left else "--:" for number in range(len(header))]
     return "\n".join("| " + " | ".join(map(escaped, row)) + " |" for row in (header, rule, *rows))
 
 
-def filled_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Format a Markdown table without the columns in which no row has a value; arguments as of `table`."""
-    kept = [number for number in range(len(header)) if any(row[number] != units.ABSENT for row in rows)]
+def filled(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> tuple[Sequence[str], Sequence[Sequence[str]], int]:
+    """Return a table without the columns in which no row has a value."""
+    kept = [number for number in range(len(header)) if any(row[number] not in {units.ABSENT, ""} for row in rows)]
     header, *rows = ([row[number] for number in kept] for row in (header, *rows))
-    return table(header, rows, left=sum(number < left for number in kept))
+    return header, rows, sum(number < left for number in kept)
 
 
 def escaped(text: str) -> str:
     """Return text for a line of Markdown in which names and causes from files end no cell and become no link and no HTML."""
     return MARKS.sub(r"\\\g<0>", text.replace("\n", " "))
-
-
-def markdown_as_text(page: str, screen: Screen = PLAIN, drop: Sequence[str] = ()) -> str:
-    """Return Markdown for a terminal: aligned tables that fit, titles without hashes, paragraphs broken between words.
-
-    Columns drop out of tables in the order of the headings in `drop`.
-    """
-    found = []
-    for block in page.split("\n\n"):
-        lines = block.split("\n")
-        if len(lines) > 1 and lines[0].startswith("| ") and set(lines[1]) <= set("|:- "):
-            header, rule, *rows = [[_without_marks(cell) for cell in CELLS.split(line[2:-2])] for line in lines]
-            found.append(columns(header, rows, left=sum(not cell.endswith(":") for cell in rule), screen=screen, drop=drop))
-        elif block.startswith("#"):
-            found.append(screen.prose(block.lstrip("# "), meaning="heading"))
-        else:
-            items = lines if block.startswith("- ") else [" ".join(lines)]
-            found.append("\n".join(screen.prose(_without_marks(line), 2 if line.startswith("- ") else 0) for line in items))
-    return "\n\n".join(found)
-
-
-def _without_marks(text: str) -> str:
-    return re.sub(r"\\([\\|<\]/.])", r"\1", text.replace("**", "").replace("`", ""))
 
 
 VAGUE = 10

@@ -1,10 +1,8 @@
 """Streams whose reader stalls, leaves, or would be misled by control characters."""
 
 import os
-import re
 import subprocess
 import sys
-import time
 
 import pytest
 from commands import ROOT
@@ -12,66 +10,38 @@ from commands import ROOT
 from tprimat.report.console import ESCAPES
 
 PRINT = """
-import sys, time
+import sys
 from tprimat.report.console import run_as_script
 
 def program():
     for number in range(int(sys.argv[1])):
         print(f"line {number}", "x" * 80, file=sys.stderr)
-    print("the result", "y" * 300_000)
     open(sys.argv[2], "x").close()
-    return int(sys.argv[3])
+    return 3
 
 sys.exit(run_as_script(program))
 """
 
 
-def printing(tmp_path, count, status=0):
-    """A program with an unread pipe, which says by a file that it got to its end; and the other end of the pipe."""
+def printing(tmp_path, count, **streams):
+    """A program that prints so many lines, and says by a file that it got to its end."""
+    return subprocess.Popen([sys.executable, "-c", PRINT, str(count), str(tmp_path / "done")], cwd=ROOT, **streams)
+
+
+def test_a_program_passes_a_reader_who_stalls(tmp_path):
     reading, writing = os.pipe()
-    command = [sys.executable, "-c", PRINT, str(count), str(tmp_path / "done"), str(status)]
-    process = subprocess.Popen(command, stdout=writing, stderr=writing)
+    process = printing(tmp_path, 20_000, stderr=writing)
     os.close(writing)
-    ends = time.monotonic() + 60
-    while not (tmp_path / "done").exists():
-        assert time.monotonic() < ends, "printing waits for its reader"
-        time.sleep(0.01)
-    return process, reading
-
-
-def read_all(descriptor):
-    with os.fdopen(descriptor, encoding="utf8") as file:
-        return file.read()
-
-
-def test_a_program_passes_a_reader_who_stalls_and_says_how_much_of_its_progress_is_missing(tmp_path):
-    process, reading = printing(tmp_path, 20_000)
-    assert process.poll() is None, "the result waits for the reader"
-    text = read_all(reading)
-    assert process.wait(60) == 0
-    shown = len(re.findall(r"^line \d+ x+$", text, re.MULTILINE))
-    missing = re.findall(r"^\(([\d,]+) lines are missing here: nobody read them in time\)$", text, re.MULTILINE)
-    assert shown + sum(int(count.replace(",", "")) for count in missing) == 20_000
-    assert "the result " + "y" * 300_000 + "\n" in text
+    assert process.wait(60) == 3
+    with os.fdopen(reading, encoding="utf8") as file:
+        shown = file.read().splitlines()
+    assert 0 < len(shown) < 20_000
+    assert (tmp_path / "done").exists()
 
 
 def test_a_reader_who_reads_gets_every_line(tmp_path):
-    command = [sys.executable, "-c", PRINT, "5000", str(tmp_path / "done"), "0"]
-    shown = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True).stderr
-    assert shown == "".join(f"line {number} {'x' * 80}\n" for number in range(5000))
-
-
-def test_a_program_that_a_signal_ends_does_not_wait_for_a_reader_who_stalls(tmp_path):
-    process, reading = printing(tmp_path, 20_000, status=143)
-    assert process.wait(60) == 143
-    os.close(reading)
-
-
-def test_ctrl_c_ends_a_program_that_waits_for_its_reader(tmp_path):
-    process, reading = printing(tmp_path, 20_000)
-    process.send_signal(2)
-    assert process.wait(60) == 130
-    os.close(reading)
+    with printing(tmp_path, 5000, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.read() == "".join(f"line {number} {'x' * 80}\n" for number in range(5000))
 
 
 @pytest.mark.parametrize(

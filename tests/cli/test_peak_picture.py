@@ -14,12 +14,13 @@ from report.pictures import axes_titled, covered, outside, titles, words
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.peak import analyse_peaks
 from tprimat.core.models import model_shape
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import RunDirectory, append_probe
 from tprimat.report.plots import peak
 from tprimat.report.plots.sheet import drawn
-from tprimat.runner.analysis import analyse_peaks, read_results
+from tprimat.runner.analysis import read_results
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"

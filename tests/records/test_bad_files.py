@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.peak import analyse_peaks
 from tprimat.records.benchmark_file import benchmark_document
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
 from tprimat.report.comparison import as_json, text
 from tprimat.report.peak import text as peak_text
-from tprimat.runner.analysis import analyse_peaks, compare_runs, read_results, report_page
+from tprimat.runner.analysis import compare_runs, read_results, report_page
 
 RUNS = Path(__file__).parents[1] / "runs"
 GOOD = RUNS / "cpu" / "runs" / "cpu-llama-0"

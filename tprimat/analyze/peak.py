@@ -5,22 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tprimat.analyze.compare import Question, Verdict, comparable, verdict
-from tprimat.analyze.groups import Group, Measured, group_estimate, measure
+from tprimat.analyze.compare import Question, Ranking, Verdict, rankings, verdict
+from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure, on_cpu
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.traits import (
-    DifferingTrait,
-    dtype_that_ran,
-    layout,
-    machine_name,
-    model_and_shape,
-    routing_words,
-    tokens_per_step,
-    work_words,
-)
+from tprimat.analyze.traits import layout, machine_name, model_and_shape
 from tprimat.analyze.window import Warmup
 from tprimat.core.statistics import mean_of_runs
-from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord
 
 SECONDS_PER_DAY = 86_400
@@ -96,12 +86,11 @@ def entry_of(group: Group) -> Entry | None:
     metrics = [item.metrics for item in group.runs if item.metrics is not None]
     if per_gpu is None or gpus is None:
         return None
-    on_cpu = group.run.machine.platform == "cpu"
     return Entry(
         group=group,
         gpus=gpus,
         per_gpu=per_gpu,
-        flops_per_gpu=None if on_cpu else group_estimate(group, lambda found: found.model_flops_per_second_per_gpu),
+        flops_per_gpu=None if on_cpu([group]) else group_estimate(group, lambda found: found.model_flops_per_second_per_gpu),
         utilization=group_estimate(group, lambda found: found.mfu),
         utilization_absent_because=metrics[0].mfu_absent_because,
         peak_flops=metrics[0].peak_dense_flops,
@@ -143,12 +132,6 @@ def best_of_models(best: Sequence[Entry]) -> list[Entry]:
     for entry in best:
         found.setdefault(entry.model, entry)
     return list(found.values())
-
-
-def unlike(entry: Entry, entries: Sequence[Entry]) -> list[tuple[DifferingTrait, ...]]:
-    """Return what forbids comparing a configuration with others of its model, for each that did other work."""
-    likes = (other for other in entries if other.model == entry.model and other is not entry)
-    return [found for other in likes if (found := comparable(entry.run, other.run))]
 
 
 def against_the_best(best: Sequence[Entry], *, even_if_different: bool = False) -> list[Verdict]:
@@ -199,7 +182,7 @@ CONVENTIONS = {
 """Every way of counting FLOP and peaks, by name."""
 
 
-def by_convention(entry: Entry, warmup: Warmup = "auto") -> dict[str, Entry]:
+def by_convention(entry: Entry, warmup: Warmup) -> dict[str, Entry]:
     """Count the same runs by every convention, under its name."""
     counted = {name: entry_of(recounted(entry.group, replace(options, warmup=warmup))) for name, options in CONVENTIONS.items()}
     return {name: one for name, one in counted.items() if one is not None}
@@ -211,39 +194,47 @@ def recounted(group: Group, options: MetricOptions) -> Group:
     return replace(group, runs=tuple(runs))
 
 
-def remarks(best: Sequence[Entry]) -> list[str]:
-    """Return notes on the peaks: different workloads behind them, and dtypes that are not observed."""
-    believed = [f"{entry.model} on {entry.platform}" for entry in best if grade_of(entry.run, "matmul_dtype") == "stated"]
-    stated = [f"The dtype is stated, not observed: {', '.join(believed)}."] if believed else []
-    return unlike_workloads(best) + stated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakAnalysis:
+    """The results of one analysis; without entries where no run counts."""
+
+    options: MetricOptions
+    """How FLOP were counted, and which peak they were divided by."""
+    entries: Sequence[Entry]
+    """Fastest first."""
+    rankings: Sequence[Ranking]
+    """Of the entries, by their work."""
+    peaks: Sequence[Entry]
+    verdicts: Sequence[Verdict]
+    projections: Sequence[Projection]
+    """Of the overall peak."""
+    efficiency: float
+    without_rate: Sequence[str]
+    """Configurations that ran but have no throughput."""
+    not_counted: Sequence[Measured]
 
 
-def other_work(entries: Sequence[Entry], best: Sequence[Entry]) -> list[str]:
-    """Name what else ran on the machine of a peak with its model, and did other work: no rank among them says which is faster."""
-    notes = []
-    for entry in best:
-        place = (entry.platform, entry.model)
-        likes = [other for other in entries if (other.platform, other.model) == place]
-        apart = unlike(entry, likes)
-        if apart:
-            fields = ", ".join(dict.fromkeys(one.name for found in apart for one in found))
-            count = f"{len(apart)} other configuration{'s' * (len(apart) > 1)}"
-            notes.append(f"{entry.model} on {entry.platform}: {count} did other work than the peak ({fields}).")
-    return notes
-
-
-def unlike_workloads(best: Sequence[Entry]) -> list[str]:
-    """Return, for each model, the workloads behind its peaks where they differ."""
-    notes = []
-    for model in dict.fromkeys(entry.model for entry in best):
-        same = [entry for entry in best if entry.model == model]
-        workloads = {(tokens_per_step(entry.run), entry.run.ran.sequence_tokens, dtype_that_ran(entry.run)) for entry in same}
-        if len(workloads) > 1:
-            each = "; ".join(f"{entry.platform} {workload(entry.run)}" for entry in same)
-            notes.append(f"The peaks of {model} come from different work: {each}.")
-    return notes
-
-
-def workload(run: RunRecord) -> str:
-    """Describe what one step works on."""
-    return ", ".join(filter(None, (*work_words(run), routing_words(run))))
+def analyse_peaks(
+    measured: Sequence[Measured],
+    options: MetricOptions,
+    *,
+    nodes: Sequence[int] = (1,),
+    efficiency: float = 1.0,
+    even_if_different: bool = False,
+) -> PeakAnalysis:
+    """Find the peaks, and project the overall one to more nodes at an efficiency (0..1)."""
+    groups = group_runs(measured)
+    entries = ranked_entries(groups)
+    best = peaks(entries)
+    ranked = {id(entry.group) for entry in entries}
+    return PeakAnalysis(
+        options=options,
+        entries=entries,
+        rankings=rankings([entry.group for entry in entries]),
+        peaks=best,
+        verdicts=against_the_best(best, even_if_different=even_if_different),
+        projections=project(best[0], nodes, efficiency) if best and not on_cpu([best[0].group]) else (),
+        efficiency=efficiency,
+        without_rate=[group.label for group in groups if id(group) not in ranked],
+        not_counted=[item for item in measured if item.not_counted is not None],
+    )

@@ -28,7 +28,7 @@ from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
     from tprimat.analyze.metrics import MetricOptions
-    from tprimat.report.peak import PeakAnalysis
+    from tprimat.analyze.peak import PeakAnalysis
     from tprimat.runner.analysis import Results
 
 SUMMARY_FILE = Path("peak_throughput_summary.txt")
@@ -61,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad or no run counts."""
+    from tprimat.analyze.peak import analyse_peaks
     from tprimat.records.store import write_atomically
     from tprimat.report.peak import as_document, text
     from tprimat.report.screen import screen_of
-    from tprimat.runner.analysis import analyse_peaks
 
     efficiency = efficiency_of(options.scaling_efficiency)
     results, metrics = read_peak_results(options)

@@ -1,20 +1,13 @@
 """Report an analysis of peak throughput as text (peak_throughput_summary.txt) and as JSON."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tprimat.analyze.compare import Ranking, Verdict
+from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured, on_cpu
-from tprimat.analyze.peak import (
-    SECONDS_PER_DAY,
-    Entry,
-    Projection,
-    best_of_models,
-    unlike,
-    workload,
-)
-from tprimat.analyze.traits import dtype_that_ran
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, PeakAnalysis, best_of_models, by_convention
+from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape, routing_words, work_words
 from tprimat.core import units
 from tprimat.report.catalogue import (
     COST,
@@ -36,54 +29,36 @@ from tprimat.report.catalogue import (
 from tprimat.report.comparison import REPEAT, run_name
 from tprimat.report.names import configurations
 from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.tables import columns, plural, with_interval
-from tprimat.report.words import sentence
+from tprimat.report.tables import columns, filled, plural, with_interval
+from tprimat.report.words import headline, sentence, told
+
+MOST_MODELS = 3
+"""Models whose best configuration is described in full; the table has them all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakAnalysis:
-    """The results of one analysis; without entries where no run counts."""
-
-    counted_as: str
-    """How FLOP were counted and which peak they were divided by, in whole sentences."""
-    flops_words: str
-    """The same for an axis: causal FLOP count."""
-    peak_words: str
-    """dense matrix peak."""
-    entries: Sequence[Entry]
-    """Fastest first."""
-    peaks: Sequence[Entry]
-    verdicts: Sequence[Verdict]
-    projections: Sequence[Projection]
-    """Of the overall peak."""
-    efficiency: float
-    by_convention: Sequence[tuple[Entry, Mapping[str, Entry]]]
-    """Each peak, counted in every way."""
-    notes: Sequence[str]
-    rankings: Sequence[Ranking]
-    """Of the entries, by their work."""
-    leads: Mapping[str, str]
-    """Model -> by how much its peak leads the next configuration of its work; without those that lead none."""
-    without_rate: Sequence[str]
-    """Configurations that ran but have no throughput."""
-    not_counted: Sequence[Measured]
+def counted_as(options: MetricOptions) -> str:
+    """Say in words how metrics are counted."""
+    if options.seed_conventions:
+        return (
+            "Counted as the first TPrimat did: FLOP 6n of rounded sizes; utilization of the sparse peak on NVIDIA, of the dense "
+            "one on AMD.\nThese figures do not compare between the two; the other conventions below do."
+        )
+    return (
+        f"FLOP counted {options.flops_convention}, utilization of the {options.peak} peak of the dtype that ran. "
+        "[low, high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."
+    )
 
 
 Cell = Callable[[Entry], str]
 
 
 def step_time(entry: Entry) -> str:
-    """Format the mean step time of a table, whose interval is that of tokens/s."""
-    return _seconds(entry.mean_step.value)
-
-
-def _seconds(value: float) -> str:
-    """Format with four digits from a second to a minute, since steps differ by less than one percent."""
-    return f"{units.significant(value, 4)} s" if 1 <= value < 60 else units.seconds(value)
+    """Format the mean step time, with a digit more than in other tables."""
+    return f"{entry.mean_step.value:.3f} s"
 
 
 def _column(metric: Metric) -> tuple[str, Cell]:
-    return metric.heading, lambda entry: metric.text(entry.group)
+    return metric.heading, lambda entry: metric.text(entry.group) if metric.fills(entry.group) else units.ABSENT
 
 
 PLACE: tuple[tuple[str, Cell], ...] = (("platform", lambda entry: entry.platform), ("model", lambda entry: entry.model))
@@ -93,67 +68,33 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
     ("TFLOP/s", lambda entry: tera(entry.flops)),
     ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
-    _column(MATMUL_SHARE),
-    ("mean step", step_time),
-    *map(_column, (PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY, RUNS, STEPS)),
-)
-SPEED = 4
-"""Figures of FIGURES without "TFLOP/s" that a wide table shows first: those which rank."""
-CONFIGURATION: tuple[tuple[str, Cell], ...] = (
-    (
-        "sequences",
-        lambda entry: f"{units.count(entry.run.ran.global_batch_sequences)} x {units.count(entry.run.ran.sequence_tokens)}",
-    ),
+    ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT),
+    ("sequence", lambda entry: units.count(entry.run.ran.sequence_tokens)),
     ("micro", lambda entry: units.count(entry.run.ran.micro_batch_sequences)),
+    ("mean step", step_time),
+    *map(_column, (MATMUL_SHARE, PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY, RUNS, STEPS)),
 )
-DTYPE: tuple[str, Cell] = ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT)
-OPTIONAL = {
-    *("TFLOP/s", "TFLOP/s/GPU", "utilization"),
-    *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY)),
-}
-"""Left out where no row has them."""
 DROP = (
-    STEPS.heading,
-    RUNS.heading,
-    "TFLOP/s",
-    ENERGY.heading,
-    COST.heading,
-    "mean step",
-    "micro",
-    "sequences",
-    MATMUL_SHARE.heading,
-    RESERVED_MEMORY.heading,
-    PEAK_MEMORY.heading,
-    "TFLOP/s/GPU",
-    "dtype",
-    "utilization",
+    *(STEPS.heading, RUNS.heading, "TFLOP/s", ENERGY.heading, COST.heading, "mean step", "micro", "sequence"),
+    *(MATMUL_SHARE.heading, RESERVED_MEMORY.heading, PEAK_MEMORY.heading, "TFLOP/s/GPU", "dtype", "utilization"),
     TOKENS_OF_ALL.heading,
 )
 """Columns in the order in which a narrow terminal loses them."""
 
 
 def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int, screen: Screen = PLAIN) -> str:
-    """Format columns of text, optional ones only where a row has a value."""
-    cells = {name: [cell(entry) for entry in entries] for name, cell in shown}
-    headings = [name for name in cells if name not in OPTIONAL or any(cell != units.ABSENT for cell in cells[name])]
-    if RESERVED_MEMORY.heading in headings and not any(RESERVED_MEMORY.fills(entry.group) for entry in entries):
-        headings.remove(RESERVED_MEMORY.heading)
+    """Format columns of text, without those in which no row has a value."""
     per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
-    return columns(
-        [per_gpu if name == TOKENS.heading else name for name in headings],
-        [list(row) for row in zip(*(cells[name] for name in headings), strict=True)],
-        left=left,
-        screen=screen,
-        drop=DROP,
-    )
+    names = [per_gpu if name == TOKENS.heading else name for name, _ in shown]
+    header, rows, left = filled(names, [[cell(entry) for _, cell in shown] for entry in entries], left)
+    return columns(header, rows, left=left, screen=screen, drop=DROP)
 
 
 def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> str:
     """Format the whole analysis, with every configuration or with the peaks only."""
     parts = [_overall(analysis, screen), *_tables(analysis, show_all, screen)]
     parts += [*_projection(analysis, screen), *_conventions(analysis, screen)]
-    remarks = [screen.prose(line, 2) for line in (*map(sentence, analysis.verdicts), *analysis.notes)]
-    if remarks:
+    if remarks := [screen.prose(line, 2) for line in _remarks(analysis)]:
         parts.append(_section("Remarks", "\n".join(remarks), screen))
     left_out = [f"{run_name(item)}: {item.not_counted}" for item in analysis.not_counted]
     left_out += [f"{label}: no throughput, since its tokens or its GPUs are not recorded" for label in analysis.without_rate]
@@ -167,6 +108,16 @@ def _section(title: str, body: str, screen: Screen) -> str:
     return f"{screen.paint(title, 'heading')}\n{'=' * len(title)}\n{body}"
 
 
+def _remarks(analysis: PeakAnalysis) -> list[str]:
+    """Return the verdicts on the peaks of one model, and what to know of the peaks."""
+
+    def place(item: Measured) -> str:
+        return f"{model_and_shape(item.result.run)} on {machine_name(item.result.run)}"
+
+    known = findings((entry.group for entry in analysis.peaks), place)
+    return [*map(sentence, analysis.verdicts), *told([one for one in known if one.kind != "no MFU"])]
+
+
 def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if not analysis.peaks:
         way_out = f" {REPEAT}" if analysis.not_counted else ""
@@ -177,48 +128,29 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if len(best) > 1:
         more = f" {plural(len(best) - MOST_MODELS, 'more model')} in the table." if len(best) > MOST_MODELS else ""
         words.append(f"Models do not compare by tokens/s: these are the best of each.{more}")
-    words.append(analysis.counted_as)
+    words.append(counted_as(analysis.options))
     return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]), screen)
-
-
-MOST_MODELS = 3
-"""Models whose best configuration is described in full; the table has them all."""
 
 
 def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
     """Describe the best configuration of a model."""
-    runs = plural(len(best.group.runs), "run")
-    lead = analysis.leads.get(best.model)
+    runs, run = plural(len(best.group.runs), "run"), best.run
+    ranking = next(one for one in analysis.rankings if best.group in one.groups)
+    lead = [("lead", " ".join(headline(ranking)))] if ranking.lead is not None and ranking.best is best.group else []
+    step = with_interval(best.mean_step, lambda value: f"{value:.4g} s")
     rows = [
-        ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
-        *_work(analysis, best),
+        ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}"),
+        ("work", ", ".join(filter(None, (*work_words(run), routing_words(run))))),
         ("throughput", f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s"),
-        (per_rank("per GPU", {best.run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
+        (per_rank("per GPU", {run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
         *_compute(best),
-        *([("lead", lead)] if lead else []),
-        ("mean step time", f"{with_interval(best.mean_step, _seconds)} over {best.steps} steady steps, {runs}"),
+        *lead,
+        ("mean step time", f"{step} over {best.steps} steady steps, {runs}"),
         *([] if on_cpu([best.group]) else [("in 24 hours", _day(best))]),
     ]
     return "\n".join(
         screen.prose(f"  {label:<20}{value}", 22, "winner" if label == rows[0][0] else None) for label, value in rows
     )
-
-
-def _work(analysis: PeakAnalysis, best: Entry) -> list[tuple[str, str]]:
-    """Say what the best configuration did, and which others it is not ranked with because they did something else."""
-    apart = unlike(best, analysis.entries)
-    if not apart:
-        return [("work", workload(best.run))]
-    traits = {trait.key: trait for found in apart for trait in found}
-    own = [trait.words[0] for key, trait in traits.items() if key not in IN_WORKLOAD]
-    names = ", ".join(trait.name for trait in traits.values())
-    decides = "" if best.flops is None else "; the best of unlike work is the one with the most model FLOP/s"
-    others = f"{plural(len(apart), 'configuration')} of this model that did other work ({names}){decides}"
-    return [("work", ", ".join([workload(best.run), *own])), ("not compared", others)]
-
-
-IN_WORKLOAD = ("model", "gpus", "tokens", "sequence", "dtype", "routing")
-"""Traits that the description of work or machine names."""
 
 
 def _compute(entry: Entry) -> list[tuple[str, str]]:
@@ -247,84 +179,60 @@ def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]
     if not analysis.peaks:
         return []
     parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), 2, screen), screen)]
+    rest = len(analysis.entries) - len(analysis.peaks)
     if show_all:
-        figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
-        first, others = figures[:SPEED], figures[SPEED:]
         places: dict[tuple[str, str], list[Group]] = {}
         for entry in analysis.entries:
             places.setdefault((entry.platform, entry.model), []).append(entry.group)
         called = {id(one.group): one.label for alike in places.values() for one in configurations(alike)}
         name = ("configuration", lambda entry: called[id(entry.group)])
-        body = table(analysis.entries, (*PLACE, name, DTYPE, *first, *CONFIGURATION, *others), 3, screen)
-        parts.append(_section("All configurations", body, screen))
-    elif len(analysis.entries) > len(analysis.peaks):
-        rest = len(analysis.entries) - len(analysis.peaks)
-        parts[0] += f"\n({rest} more configuration{'s' * (rest > 1)}: --show-all)"
+        parts.append(_section("All configurations", table(analysis.entries, (*PLACE, name, *FIGURES), 3, screen), screen))
+    elif rest:
+        parts[0] += f"\n({plural(rest, 'more configuration')}: --show-all)"
     return parts
 
 
 def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
     if not analysis.projections:
         return []
-    best = analysis.peaks[0]
-    share = units.percent(analysis.efficiency, 0)
-    header = ["nodes", "GPUs", "tokens/s, linear", "TFLOP/s, linear", f"tokens/s at {share}", "tokens a day, linear"]
-    header.append(f"a day at {share}")
+    best, share = analysis.peaks[0], units.percent(analysis.efficiency, 0)
+    header = ["nodes", "GPUs", "tokens/s, linear", f"tokens/s at {share}", "tokens a day, linear", f"a day at {share}"]
     rows = [
         [
             units.count(row.nodes),
             units.count(row.gpus),
             TOKENS_OF_ALL.show(row.linear_tokens_per_second),
-            tera(row.linear_flops),
             TOKENS_OF_ALL.show(row.tokens_per_second),
             units.billions(row.linear_tokens_per_second * SECONDS_PER_DAY),
             units.billions(row.tokens_per_second * SECONDS_PER_DAY),
         ]
         for row in analysis.projections
     ]
-    nodes = best.run.machine.nodes or 1
-    measured = f"{nodes} node{'s' * (nodes > 1)}"
+    measured = plural(best.run.machine.nodes or 1, "node")
     source = f"Assumed, not measured, beyond {measured}; python3 -m tprimat scaling judges measured runs."
-    drop = ("TFLOP/s, linear", "tokens a day, linear", f"a day at {share}")
-    body = columns(header, rows, left=0, screen=screen, drop=drop)
+    body = columns(header, rows, left=0, screen=screen, drop=("tokens a day, linear", f"a day at {share}"))
     return [_section(f"More nodes: {best.model} on {best.platform}", f"{body}\n{screen.prose(source)}", screen)]
 
 
 def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
-    found = [(entry, counted) for entry, counted in analysis.by_convention if any(row.utilization for row in counted.values())]
-    if not found:
-        return []
-    header = ["platform", "model", "counted as", "tokens/s", "TFLOP/s", "TFLOP/s/GPU", "peak", "utilization"]
+    header = ["platform", "model", "counted as", "tokens/s", "TFLOP/s/GPU", "peak", "utilization"]
     rows = []
-    for entry, counted in found:
-        for name, row in counted.items():
-            single = tera(row.flops_per_gpu.value if row.flops_per_gpu else None)
-            share = units.percent(row.utilization.value if row.utilization else None)
-            figures = [TOKENS_OF_ALL.show(row.tokens_per_second), tera(row.flops), single, tera(row.peak_flops), share]
-            rows.append([entry.platform, entry.model, name, *figures])
-    body = columns(header, rows, left=3, screen=screen, drop=("peak", "TFLOP/s", "tokens/s"))
-    why = "\n".join(Screen(width=screen.width or WIDEST_LINE).prose(line, 2) for line in WHY)
-    return [_section("The same runs by other conventions", f"{body}\n\n{why}", screen)]
-
-
-WIDEST_LINE = 128
-"""Columns of an explanation in a file."""
-WHY = (
-    "causal, dense peak: 6 x the weights that multiply a token, plus the half of the attention square that a causal mask needs, "
-    "against the peak of the dtype that ran, without sparsity. This is what the tables above use unless told otherwise.",
-    "full: the whole attention square, of which a causal mask throws half away.",
-    "6n: 6 x all weights. It counts the input embedding, which is looked up and not multiplied, and no attention at all: "
-    "too much at short sequences, too little at long ones.",
-    "sparse peak: holds for weights with two of four entries zero. Dense training cannot reach more than half of it.",
-    "first TPrimat: 6n of sizes rounded to 8.0 and 7.6 billion, H100 against its sparse peak and MI300X against its dense one, "
-    "so that the two utilizations do not compare; and the tokens/s that a file states, whatever its steps say.",
-)
+    for entry in analysis.peaks:
+        for name, row in by_convention(entry, analysis.options.warmup).items():
+            if row.utilization:
+                single = tera(row.flops_per_gpu.value if row.flops_per_gpu else None)
+                share, rate = units.percent(row.utilization.value), TOKENS_OF_ALL.show(row.tokens_per_second)
+                rows.append([entry.platform, entry.model, name, rate, single, tera(row.peak_flops), share])
+    if not rows:
+        return []
+    body = columns(header, rows, left=3, screen=screen, drop=("peak", "tokens/s"))
+    return [_section("The same runs by other conventions", body, screen)]
 
 
 def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
     """Return the analysis as one JSON document, unrounded, in SI units."""
     return {
-        "counted_as": analysis.counted_as,
+        "counted_as": counted_as(analysis.options),
         "overall_peak": _entry(analysis.peaks[0]) if analysis.peaks else None,
         "peaks": [_entry(entry) for entry in analysis.peaks],
         "configurations": [_entry(entry) for entry in analysis.entries],
@@ -341,10 +249,10 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
         ],
         "by_convention": [
             {"platform": entry.platform, "model": entry.model, "counted_as": name, **_figures(row)}
-            for entry, counted in analysis.by_convention
-            for name, row in counted.items()
+            for entry in analysis.peaks
+            for name, row in by_convention(entry, analysis.options.warmup).items()
         ],
-        "remarks": [*map(sentence, analysis.verdicts), *analysis.notes],
+        "remarks": _remarks(analysis),
         "not_counted": [{"run": run_name(item), "because": item.not_counted} for item in analysis.not_counted],
         "without_throughput": list(analysis.without_rate),
     }

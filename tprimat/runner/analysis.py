@@ -5,14 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tprimat.analyze import compare, peak
+from tprimat.analyze import compare
 from tprimat.analyze.compare import QUESTION, Question, verdict
-from tprimat.analyze.findings import findings
-from tprimat.analyze.groups import Measured, Origin, group_runs, measure, on_cpu, without_copies
+from tprimat.analyze.groups import Measured, Origin, group_runs, measure, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
-from tprimat.analyze.traits import machine_name, model_and_shape
 from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError, UserError
 from tprimat.plan.evidence import mismatches
@@ -25,14 +23,11 @@ from tprimat.records.store import as_document, checked
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import Comparison, model_without_baseline, run_name
 from tprimat.report.html.page import Report, html_report
-from tprimat.report.peak import MOST_MODELS, PeakAnalysis
-from tprimat.report.words import headline, held_words, proven, runs_to_decide, sentence, told
+from tprimat.report.words import held_words, runs_to_decide, sentence
 
 # Results, and what compare, peak, report and scaling make of them.
 
 RESULT_FOLDERS = ("output", "output-*", "all_outputs/*")
-MOST_EXPLAINED = 20
-"""Peaks that are recounted by every convention and remarked on; the tables hold the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,68 +180,6 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
         elif passed is None:
             undecided.append(f"{sentence(found)} {runs_to_decide(found, margin)}")
     return Gate(closed=tuple(dict.fromkeys(closed)), undecided=tuple(undecided))
-
-
-def analyse_peaks(
-    measured: Sequence[Measured],
-    options: MetricOptions,
-    *,
-    nodes: Sequence[int] = (1,),
-    efficiency: float = 1.0,
-    even_if_different: bool = False,
-) -> PeakAnalysis:
-    """Find the peaks, project them to more nodes at an efficiency (0..1), and recount them by other conventions."""
-    groups = group_runs(measured)
-    entries = peak.ranked_entries(groups)
-    best = peak.peaks(entries)
-    described = peak.best_of_models(best)[:MOST_MODELS]
-    shown = set(map(id, described))
-    ranked = {id(entry.group) for entry in entries}
-    rankings = compare.rankings([entry.group for entry in entries])
-    ranked_by = {id(one.best): one for one in rankings if one.lead is not None}
-    leads = {id(entry): ranked_by[id(entry.group)] for entry in best[:MOST_EXPLAINED] if id(entry.group) in ranked_by}
-    return PeakAnalysis(
-        counted_as=conventions(options),
-        flops_words="6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count",
-        peak_words="peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak",
-        entries=entries,
-        peaks=best,
-        verdicts=peak.against_the_best(best[:MOST_EXPLAINED], even_if_different=even_if_different),
-        projections=peak.project(best[0], list(nodes), efficiency) if best and not on_cpu([best[0].group]) else (),
-        efficiency=efficiency,
-        by_convention=[(entry, peak.by_convention(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
-        rankings=rankings,
-        leads={entry.model: " ".join(headline(leads[id(entry)])) for entry in described if id(entry) in leads},
-        notes=[
-            *(
-                f"{entry.model} on {entry.platform}: {' '.join(headline(leads[id(entry)]))}."
-                for entry in best[:MOST_EXPLAINED]
-                if id(entry) in leads and id(entry) not in shown and not proven(leads[id(entry)])
-            ),
-            *peak.other_work(entries, best[:MOST_EXPLAINED]),
-            *peak.remarks(best[:MOST_EXPLAINED]),
-            *told([one for one in findings((entry.group for entry in best[:MOST_EXPLAINED]), _place) if one.kind != "no MFU"]),
-        ],
-        without_rate=[group.label for group in groups if id(group) not in ranked],
-        not_counted=[item for item in measured if item.not_counted is not None],
-    )
-
-
-def _place(item: Measured) -> str:
-    return f"{model_and_shape(item.result.run)} on {machine_name(item.result.run)}"
-
-
-def conventions(options: MetricOptions) -> str:
-    """Say in words how metrics are counted."""
-    if options.seed_conventions:
-        return (
-            "Counted as the first TPrimat did: FLOP 6n of rounded sizes; utilization of the sparse peak on NVIDIA, of the dense "
-            "one on AMD.\nThese figures do not compare between the two; the other conventions below do."
-        )
-    return (
-        f"FLOP counted {options.flops_convention}, utilization of the {options.peak} peak of the dtype that ran. "
-        "[low, high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."
-    )
 
 
 def scaling_of(measured: Sequence[Measured]) -> list[Series]:

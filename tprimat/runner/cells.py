@@ -10,7 +10,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import per_rank
 from tprimat.report.screen import PLAIN, Painted, Screen
-from tprimat.report.tables import columns, wide, with_interval
+from tprimat.report.tables import columns, with_interval
 from tprimat.runner.request import RunRequest
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.session import Session, prepare
@@ -108,7 +108,7 @@ def table(entries: Sequence[Entry], results: Sequence[CellResult], screen: Scree
     platforms = {cell.plan.platform for entry in entries for cell in entry.cells}
     header = [per_rank(heading, platforms) for heading in HEADER]
     if screen.width is None:
-        return wide(header, rows, left=len(header))
+        return columns(header, rows, left=len(header))
     lines = [columns(header[:-1], [row[:-1] for row in rows], left=len(header) - 1, screen=screen, drop=DROP)]
     reasons: dict[str, list[str]] = {}
     for row in rows:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.peak import Entry, best_of_models
+from tprimat.analyze.peak import Entry, PeakAnalysis, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.core import units
 from tprimat.core.units import TERA
@@ -21,7 +21,7 @@ from tprimat.report.catalogue import (
     tera,
 )
 from tprimat.report.names import Configuration, Workload, workloads
-from tprimat.report.peak import MOST_MODELS, PeakAnalysis, step_time
+from tprimat.report.peak import MOST_MODELS, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import INK, REST, SMALL, Bar, Look, bars, rows_height, thousands
@@ -138,7 +138,9 @@ def _of_peaks(drawn: Drawn) -> list[Panel]:
             bar = replace(bar, text=f"{bar.text}: {MATMUL_SHARE.text(entry.group)} of {ceiling / TERA:,.0f}")
         single.append(bar)
     axis = per_rank("tokens/s, all GPUs", {entry.run.machine.platform for entry in drawn.analysis.peaks})
-    flops = drawn.analysis.flops_words + ("; black: fastest matmul probed" if ceilings else "")
+    options = drawn.analysis.options
+    counted = "6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count"
+    flops = counted + ("; black: fastest matmul probed" if ceilings else "")
     return [
         _bar_panel("throughput", ("Peak throughput of the whole machine", axis), total, "peaks"),
         _bar_panel("compute", ("Compute of each GPU", f"TFLOP/s, {flops}"), single, "peaks", ceilings),
@@ -159,9 +161,10 @@ def _of_configurations(drawn: Drawn) -> list[Panel]:
             percent = used and scaled(used, 100, used.samples)
             shares.append(_bar(label, percent, lambda value: units.percent(value / 100), look))
             steps.append(_bar(label, entry.mean_step, lambda _, entry=entry: step_time(entry), look))  # type: ignore[misc]
-    axis = "seconds (lines: 95 % interval; compare within a workload)"
+    options, axis = drawn.analysis.options, "seconds (lines: 95 % interval; compare within a workload)"
+    peak = "peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak"
     return [
-        _bar_panel("utilization", ("Utilization, every configuration", f"% of the {drawn.analysis.peak_words}"), shares, "every"),
+        _bar_panel("utilization", ("Utilization, every configuration", f"% of the {peak}"), shares, "every"),
         _bar_panel("step-time", ("Mean step time", axis), steps, "every"),
     ]
 

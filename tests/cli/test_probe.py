@@ -52,7 +52,7 @@ def test_a_cpu_leaves_out_the_dtypes_that_it_does_not_multiply_and_columns_witho
     records = read_probes(tmp_path / "probes.jsonl")
     assert {record.dtype for record in records} == {"bf16", "fp16", "fp32"}
     assert {record.error for record in records} == {None}
-    assert re.search(r"^\(m, k, n\) +median time +n +rate$", done.stdout, re.MULTILINE)
+    assert re.search(r"^dtype +\(m, k, n\) +median time +n +rate$", done.stdout, re.MULTILINE)
     assert re.search(r"^llama qkv +bf16 +64( +[\d.]+ [MG]FLOP/s){3}$", done.stdout, re.MULTILINE)
     assert "–" not in done.stdout
 

@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -27,11 +28,13 @@ ESCAPES = re.compile(
 class Stream:
     """A text stream that discards what can no longer be written, and control characters.
 
-    One that may lose lines drops them while its reader has stalled, so that runs, signals and time limits go on.
+    One that may lose lines drops them while its reader has stalled, so that runs, signals and time limits go on; every one may
+    once a signal has arrived, which makes `signals` readable.
     """
 
-    def __init__(self, stream: TextIO, *, may_lose_lines: bool) -> None:
+    def __init__(self, stream: TextIO, signals: socket.socket, *, may_lose_lines: bool) -> None:
         self._stream = stream
+        self._signals = signals
         self._may_lose_lines = may_lose_lines
         self._dropped = False
         self.lost: OSError | None = None
@@ -43,8 +46,7 @@ class Stream:
         return len(text)
 
     def _write(self, text: str) -> None:
-        patience = 0.0 if self._dropped else PATIENCE_SECONDS
-        if self._may_lose_lines and not select.select([], [self._stream], [], patience)[1]:
+        if not self._ready():
             self._dropped = True
             return
         if self._dropped:
@@ -54,16 +56,35 @@ class Stream:
 
     def flush(self) -> None:
         """Hand over what was written."""
-        self._try(self._stream.flush)
+        if self._ready():
+            self._try(self._stream.flush)
+
+    def finish(self) -> None:
+        """Hand over what was written, or discard it, so that Python does not wait for the reader at its end."""
+        if self._ready():
+            self._try(self._stream.flush)
+        else:
+            self._discard()
+
+    def _ready(self) -> bool:
+        """Wait for the reader; return False where it has stalled and lines may be lost."""
+        if not self._may_lose_lines:
+            signalled, ready, _ = select.select([self._signals], [self._stream], [])
+            self._may_lose_lines = bool(signalled)
+            return bool(ready)
+        return bool(select.select([], [self._stream], [], 0.0 if self._dropped else PATIENCE_SECONDS)[1])
+
+    def _discard(self) -> None:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self._stream.fileno())
+        os.close(nothing)
 
     def _try(self, write: Callable[[], object]) -> None:
         try:
             write()
         except OSError as error:
             self.lost = self.lost or (None if error.errno in READER_GONE else error)
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._stream.fileno())
-            os.close(nothing)
+            self._discard()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -84,7 +105,9 @@ def run_as_script(program: Callable[[], int]) -> int:
     """
     former = sys.stdout, sys.stderr
     # Where Python was started with a closed descriptor, the stream is None.
-    streams = [Stream(stream, may_lose_lines=stream is former[1]) if stream else None for stream in former]
+    signals, arrivals = socket.socketpair()
+    arrivals.setblocking(False)
+    streams = [Stream(stream, signals, may_lose_lines=stream is former[1]) if stream else None for stream in former]
     sys.stdout, sys.stderr = cast("list[TextIO]", streams)
     status, stopped = 1, 0
 
@@ -94,7 +117,9 @@ def run_as_script(program: Callable[[], int]) -> int:
         raise KeyboardInterrupt
 
     ours = [number for number in STOPS if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}]
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(arrivals.fileno(), warn_on_full_buffer=False)
+    else:
         ours = []
     for number in ours:
         signal.signal(number, stop)
@@ -109,11 +134,13 @@ def run_as_script(program: Callable[[], int]) -> int:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         for stream in filter(None, streams):
-            stream.flush()
+            stream.finish()
             if stream.lost:
                 say(f"error: not all of the output could be written: {stream.lost.strerror}")
                 status = status or 1
         sys.stdout, sys.stderr = former
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
         for number in ours:  # nothing is left to tidy up
             signal.signal(number, signal.SIG_DFL)
     return status

@@ -1,7 +1,4 @@
-"""Tables of the models and accelerators, and of what others published about them: `python3 -m tprimat models`.
-
-Each table has a function for its rows, as numbers in SI units, and one for their text.
-"""
+"""Tables of the models and accelerators, and of what others published about them: `python3 -m tprimat models`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,11 +14,9 @@ from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns
 
 USUAL_SEQUENCE_TOKENS = 2048
-SUITE_SOURCE = "AMD MI350X Training Benchmark Results"
-WITHOUT_BIASES = """linear layers without biases, as the published rates imply.
-python3 -m tprimat probe transformer trains these sizes with GPT-2's biases, which are under 0.1 % more parameters."""
 
 Row = dict[str, Any]
+Cell = Callable[[Row], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +26,6 @@ class Selection:
     shapes: tuple[ModelShape, ...]
     all_models: bool
     sequence_tokens: int | None
-
-    def has(self, name: str | None) -> bool:
-        """Return whether the tables include a model of this name."""
-        return self.all_models or any(shape.name == name for shape in self.shapes)
 
     def sequence(self, shape: ModelShape) -> int:
         """Return the sequence to count FLOP at: as requested, else 2,048 tokens or the model's whole context if shorter."""
@@ -74,7 +65,8 @@ def count_rows(selected: Selection) -> list[Row]:
 
 def result_rows(selected: Selection) -> list[Row]:
     """Return published training speeds, as printed and rebased."""
-    return [_result_row(result) for result in published.results() if selected.has(result.shape)]
+    names = {shape.name for shape in selected.shapes}
+    return [_result_row(result) for result in published.results() if selected.all_models or result.shape in names]
 
 
 def _result_row(result: PublishedResult) -> Row:
@@ -97,91 +89,76 @@ def accelerator_rows(selected: Selection) -> list[Row]:
     return [{**asdict(one), "usable_bytes": one.usable_bytes} for one in accelerators()] if selected.all_models else []
 
 
-def count_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
-    """Return the rows as text for a terminal."""
-    header = ["model", "parameters", "active", "tokens", *(f"{convention} GFLOP/token" for convention in CONVENTIONS)]
-    table = columns(
-        header, [_count_cells(row) for row in rows], screen=screen, drop=("6n GFLOP/token", "full GFLOP/token", "tokens")
-    )
-    unbiased = [row["model"] for row in rows if (row["source"] or "").startswith(SUITE_SOURCE)]
-    note = f"{', '.join(unbiased)}: {WITHOUT_BIASES}"
-    return "\n".join((table, "", *(screen.prose(line) for line in note.split("\n")))) if unbiased else table
-
-
-def _count_cells(row: Row) -> list[str]:
-    gigaflop = [units.significant(row[convention] / 1e9, 4) for convention in CONVENTIONS]
-    return [row["model"], units.count(row["total"]), units.count(row["active"]), units.count(row["sequence_tokens"]), *gigaflop]
-
-
-def result_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
-    """Return the rows as text for a terminal."""
-    header = ["result", "GPUs", "dtype", "tokens", "tokens/s/GPU", "TFLOP/s", "as", "MFU printed", "recomputed", "difference"]
-    header += ["causal TFLOP/s", "causal MFU"]
-    drop = ("difference", "recomputed", "as", "TFLOP/s", "MFU printed", "tokens", "causal TFLOP/s", "GPUs")
-    notes = [f"{row['name']}: {row['notes']}" for row in rows if row["notes"]]
-    return "\n".join(
-        [columns(header, [_result_cells(row) for row in rows], left=3, screen=screen, drop=drop), "", *map(screen.prose, notes)]
-    )
-
-
-def _result_cells(row: Row) -> list[str]:
-    known = find_accelerator(row["accelerator"])
-    return [
-        row["name"],
-        f"{row['gpus']} x {known.name if known else '(not in the table)'}",
-        row["dtype"] or units.ABSENT,
-        units.count(row["sequence_tokens"]),
-        units.count(row["tokens_per_second_per_gpu"]),
-        _tera(row["flops_per_second_per_gpu"]),
-        row["convention"] or units.ABSENT,
-        units.percent(row["mfu"]),
-        units.percent(row["own_mfu_of_dense_peak"]),
-        units.signed_percent(row["mfu_difference"]),
-        _tera(row["causal_flops_per_second_per_gpu"]),
-        units.percent(row["causal_mfu_of_dense_peak"]),
-    ]
-
-
-def accelerator_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
-    """Return the rows as text for a terminal."""
-    cells = [
-        [
-            row["name"],
-            *(_tera(row["dense_flops"].get(dtype)) for dtype in DTYPES),
-            units.gibibytes(row["usable_bytes"]),
-            units.si(row["bandwidth_bytes_per_second"], "B/s"),
-            units.si(row["link_bytes_per_second"], "B/s"),
-            units.count(row["tdp_watts"]),
-        ]
-        for row in rows
-    ]
-    header = ["accelerator", *(f"{dtype} TFLOP/s" for dtype in DTYPES), "memory", "bandwidth", "links", "watts"]
-    rare = [f"{dtype} TFLOP/s" for dtype in DTYPES if dtype not in {"bf16", "fp8"}]
-    return columns(header, cells, screen=screen, drop=[*rare, "watts"])
-
-
 def _tera(flops: float | None) -> str:
     return units.ABSENT if flops is None else units.significant(flops / 1e12, 4)
 
 
+def _gpus(row: Row) -> str:
+    known = find_accelerator(row["accelerator"])
+    return f"{row['gpus']} x {known.name if known else '(not in the table)'}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table: its rows as numbers, and their text."""
+    """One table: its rows as numbers, and their cells as text, by heading; the first `left` columns are names."""
 
     title: str
     rows: Callable[[Selection], list[Row]]
-    text: Callable[[Sequence[Row], Screen], str]
+    cells: Mapping[str, Cell]
+    left: int = 1
+    drop: Sequence[str]
+    """Headings in the order in which a narrow terminal loses them."""
 
 
 TABLES = {
-    "counts": Table(title="Parameters, and FLOP of one token (forward and backward)", rows=count_rows, text=count_table),
+    "counts": Table(
+        title="Parameters, and FLOP of one token (forward and backward)",
+        rows=count_rows,
+        cells={
+            "model": lambda row: row["model"],
+            "parameters": lambda row: units.count(row["total"]),
+            "active": lambda row: units.count(row["active"]),
+            "tokens": lambda row: units.count(row["sequence_tokens"]),
+            **{
+                f"{name} GFLOP/token": lambda row, name=name: units.significant(row[name] / 1e9, 4)  # type: ignore[misc]
+                for name in CONVENTIONS
+            },
+        },
+        drop=("6n GFLOP/token", "full GFLOP/token", "tokens"),
+    ),
     "results": Table(
-        title="Published training speeds; recomputed: the printed rate over the dense peak; difference in points",
+        title="Published training speeds, as printed and counted causal over the dense peak",
         rows=result_rows,
-        text=result_table,
+        cells={
+            "result": lambda row: row["name"],
+            "GPUs": _gpus,
+            "dtype": lambda row: row["dtype"] or units.ABSENT,
+            "tokens": lambda row: units.count(row["sequence_tokens"]),
+            "tokens/s/GPU": lambda row: units.count(row["tokens_per_second_per_gpu"]),
+            "TFLOP/s": lambda row: _tera(row["flops_per_second_per_gpu"]),
+            "as": lambda row: row["convention"] or units.ABSENT,
+            "MFU printed": lambda row: units.percent(row["mfu"]),
+            "causal TFLOP/s": lambda row: _tera(row["causal_flops_per_second_per_gpu"]),
+            "causal MFU": lambda row: units.percent(row["causal_mfu_of_dense_peak"]),
+        },
+        left=3,
+        drop=("as", "TFLOP/s", "MFU printed", "tokens", "causal TFLOP/s", "GPUs"),
     ),
     "accelerators": Table(
-        title="Dense peaks and memory of one GPU as torch sees it", rows=accelerator_rows, text=accelerator_table
+        title="Dense peaks and memory of one GPU as torch sees it",
+        rows=accelerator_rows,
+        cells={
+            "accelerator": lambda row: row["name"],
+            **{
+                f"{dtype} TFLOP/s": lambda row, dtype=dtype: _tera(row["dense_flops"].get(dtype))  # type: ignore[misc]
+                for dtype in DTYPES
+            },
+            "memory": lambda row: units.gibibytes(row["usable_bytes"]),
+            "bandwidth": lambda row: units.si(row["bandwidth_bytes_per_second"], "B/s"),
+            "links": lambda row: units.si(row["link_bytes_per_second"], "B/s"),
+            "watts": lambda row: units.count(row["tdp_watts"]),
+        },
+        drop=[*(f"{dtype} TFLOP/s" for dtype in DTYPES if dtype not in {"bf16", "fp8"}), "watts"],
     ),
 }
 
@@ -191,5 +168,11 @@ BRIEF = ("counts", "accelerators")
 
 def text_of(rows: Mapping[str, Sequence[Row]], screen: Screen = PLAIN) -> str:
     """Return tables, key of TABLES -> rows, as text for a terminal; tables without rows are left out."""
-    titles = {name: screen.prose(TABLES[name].title, meaning="heading") for name in rows}
-    return "\n\n".join(f"{titles[name]}\n\n{TABLES[name].text(found, screen)}" for name, found in rows.items() if found)
+    parts = []
+    for name, found in rows.items():
+        if found:
+            table = TABLES[name]
+            body = [[cell(row) for cell in table.cells.values()] for row in found]
+            shown = columns(list(table.cells), body, left=table.left, screen=screen, drop=table.drop)
+            parts.append(f"{screen.prose(table.title, meaning='heading')}\n\n{shown}")
+    return "\n\n".join(parts)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OLDEST = (3, 10)
-MODULES = ("jinja2", "matplotlib", "megatron", "numpy", "plotly", "pydantic", "rich", "scipy", "torch", "yaml")
+MODULES = ("jinja2", "matplotlib", "megatron", "numpy", "plotly", "pydantic", "scipy", "torch", "yaml")
 """Without which some command does not work. Lightning, which has two names, comes with the others."""
 ALWAYS = {"numpy", "pydantic", "scipy", "yaml"}
 """Without which no command works."""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,30 +32,6 @@ def test_wandb_writes_runs_once_when_they_have_an_end_and_not_over_a_file(tmp_pa
     record.write_text(ended)
     assert "1 run (5 were there already)" in export("wandb-offline", tmp_path / "there", tmp_path / "results")
     assert len(list(tmp_path.glob("there/wandb/offline-run-*/run-h100-*.wandb"))) == 6
-
-
-KILLED = """
-import os, signal, sys
-from wandb.sdk.wandb_run import Run
-from tprimat.cli.main import start
-method, calls = Run.log, []
-def dies(*words, **options):
-    calls.append(1)
-    if len(calls) == 20:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return method(*words, **options)
-Run.log = dies
-start("export", "tprimat export", sys.argv[1:])
-"""
-
-
-def test_a_run_whose_export_was_killed_is_written_again_as_a_whole(tmp_path):
-    pytest.importorskip("wandb")
-    words = ["--to", "wandb-offline", str(tmp_path / "there"), "--results-dir", str(RUNS)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert "6 runs\n" in export("wandb-offline", tmp_path / "there")
-    assert not (tmp_path / "there" / ".unfinished").exists()
 
 
 PLACES = """

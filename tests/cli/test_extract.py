@@ -116,7 +116,6 @@ def test_our_own_log_says_all_that_the_record_needs(log):
         ("--model-name", "qwen", "llama"),
         ("--num-gpus", "8", "1"),
         ("--sequence-length", "2048", "32"),
-        ("--parallel", "balanced", "minimal_communication"),
         ("--gpu", "MI300X", "AMD EPYC"),
     ],
 )
@@ -159,7 +158,6 @@ def test_a_primus_log_becomes_a_benchmark_file_beside_it(log):
         ("primus_core_head", ("--gpu", "rtx-4090"), ("--gpu rtx-4090", "primus"), 2),
         ("megatron_lm", ("--sequence-length", "8192", "--gpu", "H200"), ("8192", "4096"), 15),
         ("torchtitan", ("--gpu", "NVIDIA H100 80GB HBM3"), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 3),
-        ("megatron_lm", ("--parallel", "maximum_performance", "--gpu", "H200"), ("4", "2"), 2),
     ],
 )
 def test_a_flag_that_contradicts_the_log_names_both_and_the_line(log, name, flags, both, line):
@@ -191,7 +189,6 @@ def test_an_mfu_that_no_hardware_reaches_is_not_printed_without_a_word(log):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--gpu", "H200", "--parallel", "fastest"), "no strategy 'fastest'"),
         (("--gpu", "Voodoo 3"), "'Voodoo 3' is not known"),
         (("--gpu", "H100"), "try   --gpu 'H100 SXM', --gpu 'H100 PCIe', --gpu 'H100 NVL'\n"),
         ((), "such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X"),

@@ -287,13 +287,13 @@ def test_a_command_in_a_scripts_docstring_works(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "lacks", "command", "holds"),
+    ("where", "lacks", "command"),
     [
-        (("amd", "primus"), "Primus was not found.", "primus-cli-direct.sh", "MI300A"),
-        (("nvidia", "nemo"), "The engine nemo needs", "pretrain_llama.py", "A100"),
+        (("amd", "primus"), "Primus was not found.", "primus-cli-direct.sh"),
+        (("nvidia", "nemo"), "The engine nemo needs", "pretrain_llama.py"),
     ],
 )
-def test_a_dry_run_for_another_machine_shows_an_engine_that_is_not_here(where, lacks, command, holds, tmp_path):
+def test_a_dry_run_for_another_machine_shows_an_engine_that_is_not_here(where, lacks, command, tmp_path):
     platform, engine = where
     words = ("--model", "llama", "--platform", platform, "--engine", engine, "--dry-run")
     done = run_command("benchmark.py", *words, "--output-dir", tmp_path)
@@ -301,6 +301,5 @@ def test_a_dry_run_for_another_machine_shows_an_engine_that_is_not_here(where, l
     assert command in done.stdout
     assert lacks in " ".join(done.stdout.split())
     assert "The machine that runs this needs it." in " ".join(done.stdout.split())
-    assert f"GPUs that hold it: {holds}" in done.stdout
     started = run_command("benchmark.py", *words[:-1], "--output-dir", tmp_path)
     assert (started.returncode, lacks in started.stderr) == (2, True)

@@ -81,7 +81,7 @@ def test_the_script_names_what_another_machine_would_decide_otherwise(tmp_path, 
 def test_a_scaling_series_is_planned_for_its_largest_number_and_passed_on_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     request = at_largest(RunRequest(platform="nvidia", model="llama", strategy="minimal_communication"), "2,4")
-    text = shown(request, ["--scaling", "2,4"], "slurm")
+    text = shown(request, ["--scaling", "2,4"])
     assert "#SBATCH --gpus-per-node=4\n" in text
     assert " --scaling 2,4" in text
     assert "--gpus " not in text

@@ -19,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (default: from the log)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens per sequence (default: from the log)")
     parser.add_argument("--gpu", metavar="NAME", help="the accelerator that ran (default: from the log, never this machine's)")
-    parser.add_argument("--parallel", metavar="STRATEGY", help="the strategy of config.yaml that ran; checked against the log")
     parser.add_argument("--output", type=Path, metavar="PATH", help="default: benchmark_PLATFORM_MODEL.json next to the log")
 
 
@@ -36,6 +35,5 @@ def run(options: argparse.Namespace) -> int:
         global_batch_sequences=options.global_batch_size,
         sequence_tokens=options.sequence_length,
         accelerator=options.gpu,
-        strategy=options.parallel,
     )
     return extract_log(options.log_file, claims, output=options.output)

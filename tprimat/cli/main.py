@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"unexpected argument {word!r}"
         if word in REMOVED:
-            return f"{word} is gone; instead: {REMOVED[word][1]}"
+            return f"{word} is gone; instead: {REMOVED[word]}"
         if instead := (self.get_default("hints") or {}).get(word):
             return f"there is no flag {word} here; instead: {instead}"
         value = word.removeprefix("--")
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             name, given, known = choice[1], choice[2], choice[3].replace("'", "").split(", ")
             gone = REMOVED.get(given) if name == "COMMAND" else None
             message = f"{name} cannot be {given!r}{did_you_mean(given, known) or '; one of: ' + ', '.join(known)}"
-            message = f"{given} is gone; instead: {gone[1]}" if gone else message
+            message = f"{given} is gone; instead: {gone}" if gone else message
         message = re.sub(r"'([^']{80})[^']{40,}'", r"'\1...'", message.removeprefix("argument "))
         self.exit(2, f"error: {message} ({self.prog} --help)\n")
 

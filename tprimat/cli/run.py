@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what, how = groups[WHAT], groups[HOW]
     what.add_argument(
         "--launcher",
-        choices=("here", "slurm", "kubernetes"),
+        choices=("here", "slurm"),
         default="here",
         help="hand the runs to a scheduler (docs/clusters.md)",
     )
@@ -157,7 +157,7 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     """Hand the runs to a scheduler, or with --dry-run print what it would get."""
     from tprimat.runner.auto import layouts_to_measure
     from tprimat.runner.grid import at_largest
-    from tprimat.runner.submit import shown, submit_to_kubernetes, submit_to_slurm
+    from tprimat.runner.submit import shown, submit
 
     if request.is_auto:
         layouts_to_measure(request)  # refuses what the job would refuse
@@ -166,9 +166,9 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     more += [word for text in options.sweep for word in ("--sweep", text)]
     more += ["--resume"] if options.sweep and options.resume else []
     if options.dry_run:
-        print(shown(request, more, options.launcher), end="")
+        print(shown(request, more), end="")
         return 0
-    return (submit_to_slurm if options.launcher == "slurm" else submit_to_kubernetes)(request, more, sys.stderr)
+    return submit(request, more, sys.stderr)
 
 
 def _show_runs(results: "Sequence[CellResult]", *, as_json: bool, question: "Question | None" = None) -> None:

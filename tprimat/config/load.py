@@ -260,7 +260,7 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
     if detail["type"] == "name":
         return f"{path[-1]!r} is not a name.", detail["msg"], None
     if (removed := REMOVED.get(".".join(path[-2:]))) is not None:
-        return f"The option {path[-1]} is gone.", removed[0] or None, removed[1]
+        return f"The option {path[-1]} is gone.", None, removed
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)

@@ -345,26 +345,10 @@ class SlurmOptions(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesOptions(RefuseUnknownKeys):
-    """How --launcher kubernetes describes a run."""
-
-    image: Line | None = None
-    """Has TPrimat and its packages; must be set."""
-    kind: Literal["trainjob", "job"] = "trainjob"
-    """A TrainJob of Kubeflow Trainer v2, or an indexed Job."""
-    namespace: Line = "default"
-    runtime: Line = "torch-distributed"
-    """The ClusterTrainingRuntime of a TrainJob."""
-    volume_claim: Line = "tprimat"
-    """The PersistentVolumeClaim for results, which every node can write (ReadWriteMany)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig(RefuseUnknownKeys):
-    """The schedulers that --launcher can hand runs to."""
+    """The scheduler that --launcher can hand runs to."""
 
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
-    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
 
 
 Strategy = dict[Name, dict[PlatformName, LayoutConfig]]

@@ -93,7 +93,6 @@ def check_claims_of_record(run: RunRecord, claims: Claims, log: str) -> None:
         ("--num-nodes", claims.nodes, run.machine.nodes),
         ("--global-batch-size", claims.global_batch_sequences, run.ran.global_batch_sequences),
         ("--sequence-length", claims.sequence_tokens, run.ran.sequence_tokens),
-        ("--parallel", claims.strategy, run.strategy),
     ):
         check_claim(flag, claimed, recorded, log)
     _check_accelerator(claims.accelerator, run.machine.accelerator, log)

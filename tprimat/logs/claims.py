@@ -20,7 +20,6 @@ class Claims:
     global_batch_sequences: int | None = None
     sequence_tokens: int | None = None
     accelerator: str | None = None
-    strategy: str | None = None
 
 
 def check_claim(flag: str, claimed: int | str | None, logged: int | str | None, where: str) -> None:

@@ -165,7 +165,7 @@ def claimed_run(
     record = RunRecord(
         run_id=f"{model}-{engine}-{(log.sha256 or '')[:12]}",
         model=model,
-        strategy=claims.strategy,
+        strategy=None,
         engine=engine,
         workload=Workload(
             shape=shape, global_batch_sequences=claims.global_batch_sequences, sequence_tokens=claims.sequence_tokens

@@ -38,24 +38,22 @@ def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], 
     """
     machine = this_machine()
     python = Check(name="Python", status="ok", finding=f"{platform.python_version()} at {sys.executable}")
-    found = import_answer("torch", TORCH_PROGRAM)
-    torch = check_torch(found, machine.platform if machine else None)
+    torch = check_torch(ask_torch(), machine.platform if machine else None)
     packages = [check_package(name, distributions) for name, distributions in TRAINING]
     here = Here(platform=PLATFORM_OF[machine.platform] if machine else "cpu", primus_path=primus_path)
     engines = list(check_engines(here))
-    checks = [python, torch, check_collectives(found), *packages, *engines, check_transformer_engine(), *machine_checks(output)]
     embedded = all(check.status == "ok" for check in (torch, *packages))
+    checks = [python, torch, *packages, *engines, *machine_checks(output)]
     return checks, embedded or any(engine.status == "ok" for engine in engines)
 
 
-def import_answer(module: str, program: str) -> Mapping[str, Any] | str:
-    """Run a program that imports a module and prints JSON. Return the JSON, or one line about what went wrong."""
-    if find_spec(module) is None:
+def ask_torch() -> Mapping[str, Any] | str:
+    """Return what torch says of itself, imported in another process; or one line about what went wrong."""
+    if find_spec("torch") is None:
         return "not installed"
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False, errors="replace"
-        )
+        command = [sys.executable, "-c", TORCH_PROGRAM]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False, errors="replace")
     except subprocess.TimeoutExpired:
         return f"not imported within {IMPORT_SECONDS:.0f} s"
     if done.returncode:
@@ -70,7 +68,8 @@ def check_torch(found: Mapping[str, Any] | str, gpus: str | None) -> Check:
         return Check(name="torch", status="problem", finding=found, fix=INSTALL)
     built = "rocm" if found["hip"] else "cuda" if found["cuda"] else None
     build = {"rocm": f"ROCm {found['hip']}", "cuda": f"CUDA {found['cuda']}", None: "CPUs"}[built]
-    finding = f"{found['version']}, built for {build}"
+    library = f", {'RCCL' if found['hip'] else 'NCCL'} {'.'.join(map(str, found['nccl']))}" if found["nccl"] else ""
+    finding = f"{found['version']}, built for {build}{library}"
     if gpus and built != gpus:
         fix = f"{sys.executable} -m pip uninstall torch, then make install" + (" TORCH=rocm7.2" if gpus == "rocm" else "")
         return Check(name="torch", status="problem", finding=f"{finding}, but the GPUs need {gpus}", fix=fix)
@@ -78,15 +77,6 @@ def check_torch(found: Mapping[str, Any] | str, gpus: str | None) -> Check:
         fix = "nvidia-smi or rocm-smi shows the driver's version; a driver older than torch's build must be updated"
         return Check(name="torch", status="problem", finding=f"{finding}, which does not see the GPUs", fix=fix)
     return Check(name="torch", status="ok", finding=finding + (f", sees {found['devices']} GPUs" if gpus else ""))
-
-
-def check_collectives(found: Mapping[str, Any] | str) -> Check:
-    """Name the library that connects the GPUs."""
-    nccl = None if isinstance(found, str) else found["nccl"]
-    if not nccl:
-        return Check(name="NCCL", status="absent", finding="not in this torch; ranks on CPUs use gloo")
-    library = "RCCL" if not isinstance(found, str) and found["hip"] else "NCCL"
-    return Check(name=library, status="ok", finding=".".join(map(str, nccl)))
 
 
 def check_package(name: str, distributions: Sequence[str]) -> Check:
@@ -108,17 +98,3 @@ def check_engines(here: Here) -> Iterator[Check]:
             yield Check(name=name, status="ok", finding=answer.reason)
         else:
             yield Check(name=name, status="absent", finding=answer.reason, fix=answer.error.fix)
-
-
-def check_transformer_engine() -> Check:
-    """Import Transformer Engine where it is installed: a build for another torch is there and does not load."""
-    name = "Transformer Engine"
-    program = "import json, transformer_engine, transformer_engine.pytorch; print(json.dumps({}))"
-    answer = import_answer("transformer_engine", program)
-    if answer == "not installed":
-        finding = "not installed; needed by NeMo for fp8 and context parallelism, and by layers: transformer_engine"
-        return Check(name=name, status="absent", finding=finding)
-    if isinstance(answer, str):
-        fix = "install the build for this torch, or uninstall it: runs continue without it"
-        return Check(name=name, status="problem", finding=answer, fix=fix)
-    return Check(name=name, status="ok", finding=metadata.version("transformer-engine"))

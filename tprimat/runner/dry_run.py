@@ -4,9 +4,8 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 
-from tprimat.analyze.traits import few
 from tprimat.core import units
-from tprimat.core.accelerators import BACKEND_OF, accelerators
+from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command, Here, engine_named
 from tprimat.hardware.health import Check, check_disk
@@ -68,13 +67,6 @@ def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
     )
 
 
-def _large_enough(plan: RunPlan, least: int) -> str:
-    """Name the accelerators of a plan's platform that hold so many bytes, those with the least memory first."""
-    known = [one for one in accelerators() if one.backend == BACKEND_OF[plan.platform] and one.usable_bytes >= least]
-    names = [f"{one.name} ({units.gibibytes(one.usable_bytes)})" for one in sorted(known, key=lambda one: one.usable_bytes)]
-    return f"GPUs that hold it: {few(names, 3)}" if names else "more GPUs: no accelerator of the table holds it"
-
-
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
     workload = planned_workload(plan)
@@ -87,9 +79,7 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     least = least_bytes(plan, need.device_bytes, need.parts)
     room = session.machine_of(plan).memory_bytes
     if room is None:
-        return Check(
-            name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here", fix=_large_enough(plan, least)
-        )
+        return Check(name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here")
     if least > room:
         fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)

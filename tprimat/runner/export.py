@@ -1,12 +1,9 @@
 """Write runs for others: archives, tables for notebooks, and folders of W&B, through the libraries of these formats."""
 
-import contextlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,14 +13,12 @@ from tprimat.analyze.groups import Measured
 from tprimat.core.errors import ConfigError
 from tprimat.records.benchmark_file import benchmark_text
 from tprimat.records.discover import is_result_file
-from tprimat.records.schema import ProbeRecord, StepRecord
+from tprimat.records.schema import ProbeRecord
 from tprimat.records.sharing import shareable
 from tprimat.records.store import as_document, cannot_write, to_json, write_atomically
 from tprimat.report.export import Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
 
 PROJECT = "tprimat"
-UNFINISHED = ".unfinished"
-"""Folder of what is being written: a run whose export was killed is written again, not taken for one that is there."""
 SILENT = {"DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false"}
 """Variables that keep W&B from calling its makers: an export leaves this machine only where the user takes it."""
 
@@ -87,75 +82,36 @@ def _text(form: Callable[[Sequence[Row]], str], _: Sequence[Measured], rows: Seq
 
 def _wandb(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
     """Write an offline run each, which `wandb sync` uploads."""
-    wandb = _library("wandb", "wandb-offline", "wandb")
-    written = []
-    for item, row in _ended(runs, rows):
-        run_id = item.result.run.run_id
-        if any(path.glob(f"wandb/offline-run-*-{run_id}")):
-            continue
-        with _whole(path) as folder:
-            target = wandb.init(
-                project=PROJECT,
-                id=run_id,
-                name=run_id,
-                dir=str(folder),
-                mode="offline",
-                config=settings_of(row),
-                settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
-            )
-            for step in item.result.steps:
-                ended = _end_of(step, item)
-                target.log(step_values(step) | ({} if ended is None else {"_timestamp": ended}), step=step.step)
-            target.summary.update(results_of(row))
-            target.finish(exit_code=0 if item.result.run.outcome == "completed" else 1)
-            (path / "wandb").mkdir(exist_ok=True)
-            for done in folder.glob("wandb/offline-run-*"):
-                done.replace(path / "wandb" / done.name)
-        written.append(run_id)
-    return written
-
-
-def _ended(runs: Sequence[Measured], rows: Sequence[Row]) -> Iterator[tuple[Measured, Row]]:
-    """Yield the runs that have ended, with their rows."""
-    return ((item, row) for item, row in zip(runs, rows, strict=True) if item.result.run.outcome != "running")
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Yield an empty folder below `path` for one run, which is moved from there when all of it is written."""
-    folder = path / UNFINISHED
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _moment(text: str | None) -> float | None:
-    """Return the Unix time in seconds of a record's time; None where it has none."""
+    os.environ.update(SILENT)
     try:
-        return None if text is None else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None
-
-
-def _end_of(step: StepRecord, item: Measured) -> float | None:
-    """Return the Unix time in seconds at which a step ended, None where the run's log has no times: now, for a tracker."""
-    began = _moment(item.result.run.started_at)
-    return None if began is None or step.ended_at_seconds is None else began + step.ended_at_seconds
+        wandb: Any = import_module("wandb")
+    except ImportError as error:
+        raise ConfigError("--to wandb-offline needs wandb, which is not installed: pip install wandb") from error
+    written = []
+    for item, row in zip(runs, rows, strict=True):
+        run = item.result.run
+        if run.outcome == "running" or any(path.glob(f"wandb/offline-run-*-{run.run_id}")):
+            continue
+        path.mkdir(parents=True, exist_ok=True)
+        target = wandb.init(
+            project=PROJECT,
+            id=run.run_id,
+            name=run.run_id,
+            dir=str(path),
+            mode="offline",
+            config=settings_of(row),
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
+        )
+        for step in item.result.steps:
+            target.log(step_values(step), step=step.step)
+        target.summary.update(results_of(row))
+        target.finish(exit_code=0 if run.outcome == "completed" else 1)
+        written.append(run.run_id)
+    return written
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
     return [str(row["run_id"]) for row in rows]
-
-
-def _library(module: str, target: str, package: str) -> Any:
-    """Import a module of an optional library, which then tells its makers nothing."""
-    os.environ.update(SILENT)
-    try:
-        return import_module(module)
-    except ImportError as error:
-        missing = (error.name or module).partition(".")[0]
-        raise ConfigError(f"--to {target} needs {missing}, which is not installed: pip install {package}") from error
 
 
 TARGETS: Mapping[str, Callable[[Sequence[Measured], Sequence[Row], Path], list[str]]] = {

@@ -8,10 +8,8 @@ from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import run_metrics
 from tprimat.analyze.traits import routing_words
 from tprimat.config.load import load_config
-from tprimat.config.schema import Config
 from tprimat.core import units
-from tprimat.core.accelerators import PLATFORM_OF
-from tprimat.core.errors import ConfigError, MetricError, RecordError
+from tprimat.core.errors import MetricError, RecordError
 from tprimat.logs.claims import Claims
 from tprimat.logs.read import FailedBeforeStepOneError, Run, read_log
 from tprimat.plan.build import shape_of
@@ -33,50 +31,17 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
         ConfigError: a flag contradicts the log, or neither states something that is needed.
         RecordError: the log cannot be read or is not that of a training run, or the file cannot be written.
     """
-    config = load_config()
-    shapes = {name: shape_of(model, "full") for name, model in config.models.items()}
+    shapes = {name: shape_of(model, "full") for name, model in load_config().models.items()}
     try:
         run = read_log(path, claims, known_models=shapes)
     except FailedBeforeStepOneError as error:
         print(f"{error.failure.outcome.replace('_', ' ')}: {error.failure.cause}", file=sys.stderr)
         print(f"no record: {error}", file=sys.stderr)
         return 1
-    written, metrics = save(checked(run, config), path, output)
+    written, metrics = save(run, path, output)
     _print_remarks(run, metrics)
     print("\n".join(summary(run, metrics, written)))
     return 0 if run.record.outcome in {"completed", "interrupted"} else 1
-
-
-def checked(run: Run, config: Config) -> Run:
-    """Check the strategy against the degrees of the log, where config.yaml defines them. Our own log names what ran.
-
-    Raises:
-        ConfigError: no such strategy, or the log shows other degrees.
-    """
-    record, source, strategy = run.record, run.record.source, run.record.strategy
-    if strategy is None or source is None or source.dialect == "tprimat":
-        return run
-    if strategy not in config.parallelism:
-        raise ConfigError(
-            f"There is no strategy {strategy!r}.", where="--parallel", fix=f"one of {', '.join(config.parallelism)}"
-        )
-    layout = config.parallelism[strategy].get(record.model, {}).get(PLATFORM_OF[record.machine.platform])
-    if layout is None:
-        return run
-    for name, degree, logged in (
-        ("tensor_parallel", layout.tensor_model_parallel_size, record.ran.tensor_parallel),
-        ("pipeline_parallel", layout.pipeline_model_parallel_size, record.ran.pipeline_parallel),
-        ("context_parallel", layout.context_parallel_size, record.ran.context_parallel),
-    ):
-        if logged not in {None, degree}:
-            line = run.lines.get(name)
-            raise ConfigError(
-                f"--parallel {strategy} contradicts the log: it means {name} {degree}, the log says {logged}.",
-                where=f"{source.path}:{line}" if line else source.path,
-                why="The record names the strategy that ran.",
-                fix="leave --parallel out, or name the strategy that ran",
-            )
-    return run
 
 
 def save(run: Run, log: str, output: Path | None) -> tuple[Path, RunMetrics | None]:

@@ -1,4 +1,4 @@
-"""Hand runs to a scheduler: write its script or manifest, and submit it."""
+"""Hand runs to SLURM: write a script, and submit it."""
 
 import dataclasses
 import subprocess
@@ -11,17 +11,13 @@ from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.engines.base import ROOT, start_command
 from tprimat.hardware.nodes import this_machine
-from tprimat.launch import kubernetes, slurm
-from tprimat.launch.kubernetes import Workload
+from tprimat.launch import slurm
 from tprimat.launch.slurm import Job
 from tprimat.records.lock import holder_of
 from tprimat.records.sharing import masked_command
 from tprimat.records.store import write_atomically
 from tprimat.runner.request import RunRequest, layout_name, words_of
 from tprimat.runner.session import Session, prepare
-
-PODS_MEET_SECONDS = 1800
-"""Until all pods run: some nodes have the image already, others fetch it."""
 
 
 def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Session]:
@@ -56,9 +52,6 @@ def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Sess
 def resuming(more: Sequence[str]) -> tuple[str, ...]:
     """Return flags with --resume, by which a job that starts again continues; a sweep does so anyway, and keeps failures."""
     return tuple(more) if "--sweep" in more else ("--resume", *more)
-
-
-# SLURM.
 
 
 def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job:
@@ -104,7 +97,7 @@ def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, .
     return (*slurm.SRUN, "apptainer", "exec", *devices, *binds, "--pwd", folder, container.image)
 
 
-def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
+def submit(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
     """Submit a job that starts the runs of a request, and wait for its end; Ctrl-C ends the waiting, not the job.
 
     Returns:
@@ -128,61 +121,12 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
     return min(done.returncode, 1)
 
 
-# Kubernetes.
-
-
-def workload(request: RunRequest, session: Session, more: Sequence[str]) -> Workload:
-    """Return the workload that starts the runs of a session, one after the other.
-
-    Raises:
-        ConfigError: no image is named.
-    """
-    options, plan = session.loaded.config.cluster.kubernetes, session.plans[0]
-    if options.image is None:
-        where, fix = session.loaded.where("cluster", "kubernetes", "image"), "--set cluster.kubernetes.image=IMAGE"
-        why = "A pod runs in an image, which has TPrimat and its packages."
-        raise ConfigError("cluster.kubernetes.image is not set.", where=where, why=why, fix=fix)
-    name = f"tprimat-{plan.run_id[:15]}"
-    inside = dataclasses.replace(request, output=Path(kubernetes.RESULTS) / name)
-    patience = ("--set", f"benchmarking.meeting_timeout_seconds={PODS_MEET_SECONDS}") if plan.nodes > 1 else ()
-    return Workload(
-        name=name,
-        namespace=options.namespace,
-        image=options.image,
-        nodes=plan.nodes,
-        gpus_per_node=plan.gpus_per_node,
-        gpu_resource=kubernetes.RESOURCES.get(plan.platform),
-        runtime=options.runtime,
-        claim=options.volume_claim,
-        command=("python3", "-m", "tprimat", "run", *words_of(inside), *patience, *resuming(more)),
-    )
-
-
-def submit_to_kubernetes(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
-    """Create the objects that start the runs of a request, and say how to follow them.
-
-    Raises:
-        UserError: the request cannot be met, or kubectl refuses.
-    """
-    request, session = explicit(request, more)
-    options, work = session.loaded.config.cluster.kubernetes, workload(request, session, more)
-    print(kubernetes.create(kubernetes.manifest(work, options.kind)), file=messages)
-    label = "jobset.sigs.k8s.io/jobset-name" if options.kind == "trainjob" else "batch.kubernetes.io/job-name"
-    print(f"follow it:  kubectl logs --namespace {work.namespace} --follow --selector {label}={work.name}", file=messages)
-    print(f"results:    {kubernetes.RESULTS}/{work.name} on the volume {work.claim}", file=messages)
-    return 0
-
-
-def shown(request: RunRequest, more: Sequence[str], launcher: str = "slurm") -> str:
-    """Return the script or the manifest that would be submitted, for --dry-run.
+def shown(request: RunRequest, more: Sequence[str]) -> str:
+    """Return the script that would be submitted, for --dry-run.
 
     Raises:
         UserError: the request cannot be met.
     """
     request, session = explicit(request, more)
-    if launcher == "slurm":
-        job = slurm_job(request, session, more)
-        return slurm.script(dataclasses.replace(job, command=masked_command(job.command)))
-    work = workload(request, session, more)
-    masked = dataclasses.replace(work, command=masked_command(work.command))
-    return kubernetes.manifest(masked, session.loaded.config.cluster.kubernetes.kind)
+    job = slurm_job(request, session, more)
+    return slurm.script(dataclasses.replace(job, command=masked_command(job.command)))

@@ -44,7 +44,7 @@ def check(tmp_path):
         plans = (
             plan_of("llama", "balanced"),
             plan_of("qwen3_moe", "balanced"),
-            plan_of("qwen3_moe", "balanced", routing="balanced"),
+            plan_of("qwen3_moe", "balanced", "training.routing=balanced"),
         )
         known = {key: None for plan in plans for key in experiment(plan)["modules"][MODULE]["overrides"]}
         known |= {"virtual_pipeline_model_parallel_size": None}

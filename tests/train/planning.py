@@ -28,6 +28,7 @@ def make_plan(
     strategy: str = "minimal_communication",
     layers: int | None = SHALLOW,
     engine: str = "megatron",
+    platform: str = "cpu",
 ):
     """A plan of the tiny model on a CPU; `settings` are dotted keys of config.yaml."""
     overlay = [Setting(tuple(key.split(".")), value, "test") for key, value in settings.items()]
@@ -35,7 +36,7 @@ def make_plan(
     request = PlanRequest(
         model=model,
         strategy=strategy,
-        platform="cpu",
+        platform=platform,
         size="tiny",
         engine=engine,
         engine_reason="test",

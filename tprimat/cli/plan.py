@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="default: bf16")
-    parser.add_argument(
-        "--engine", choices=(*ENGINE_NAMES, "megatron-lm"), help="default: megatron; megatron-lm for what it cannot train"
-    )
+    parser.add_argument("--engine", choices=ENGINE_NAMES, help="default: megatron; megatron-lm for what it cannot train")
     parser.add_argument(
         "--probes",
         action="append",

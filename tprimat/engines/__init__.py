@@ -4,6 +4,7 @@ AUTO = "auto"
 MODULES = {
     "megatron": "tprimat.engines.embedded",
     "bridge": "tprimat.engines.bridge",
+    "megatron-lm": "tprimat.engines.megatron_lm",
     "nemo": "tprimat.engines.nemo",
     "primus": "tprimat.engines.primus",
     "torchtitan": "tprimat.engines.torchtitan",

@@ -206,7 +206,7 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, command: str 
     lines += [screen.prose(TIGHT)] if any(is_tight(one, question) for one in layouts[:shown]) else []
     lines += [screen.prose(SLOW_HOST)] if any(host_may_be_late(one, rates) for one in layouts[:shown]) else []
     if command is None or question.engine is None:
-        return [*lines, "TPrimat does not start this engine; the degrees are for its own flags."]
+        return [*lines, "TPrimat does not start such a run; the degrees are for Megatron-LM's own flags."]
     lines.append(f"run the fastest:   {command} {flags_of(best.workload, question, rates)}")
     close = sum(error is None or best_share(candidate, best) > 1 / (1 + error) for candidate in layouts)
     if close > 1:

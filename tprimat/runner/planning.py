@@ -12,7 +12,7 @@ from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.implementations import EMBEDDED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, model_shape, models
 from tprimat.core.workload import FullWorkload, Precision
-from tprimat.engines import embedded, primus
+from tprimat.engines import embedded, megatron_lm, primus
 from tprimat.engines.base import Engine, engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
@@ -36,8 +36,6 @@ SEQUENCES_PER_GPU = 2
 POWERS_OF_TWO = tuple(2**power for power in range(11))
 """Numbers of GPUs that are tried where nothing fits."""
 PLANNED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
-MEGATRON_LM = "megatron-lm"
-"""Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +97,9 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     if asked.precision == "fp8" and accelerator.name in WITH_OWN_FP8:
         return _answer_by(primus.ENGINE.name, asked)
     if shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4)):
-        return _answer_by(MEGATRON_LM, asked)
+        return _answer_by(megatron_lm.ENGINE.name, asked)
     own = _answer_by(embedded.ENGINE.name, asked)
-    other = own if own[0].fitting else _answer_by(MEGATRON_LM, asked)
+    other = own if own[0].fitting else _answer_by(megatron_lm.ENGINE.name, asked)
     return other if other[0].fitting else own
 
 
@@ -116,13 +114,14 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
         sequence_tokens=asked.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
         matmul_dtype=asked.precision,
     )
-    plan = _usual_plan(work, embedded.ENGINE if engine == MEGATRON_LM else engine_named(engine), accelerator)
+    tuned = engine_named(engine).planned_as_tuned
+    plan = _usual_plan(work, embedded.ENGINE if tuned else engine_named(engine), accelerator)
     question = question_of(replace(plan, gpus_per_node=per_node, nodes=gpus // per_node), accelerator, asked.accelerator)
-    return _answer(by_megatron_lm(question) if engine == MEGATRON_LM else question, accelerator, asked.probes)
+    return _answer(by_megatron_lm(question) if tuned else question, accelerator, asked.probes)
 
 
 def by_megatron_lm(question: Question) -> Question:
-    """Return the same question to Megatron-LM, which TPrimat does not start, and whose stages need not be equal."""
+    """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages: no command of ours starts that."""
     work = replace(question.work, implementation=MEGATRON_TUNED)
     return replace(question, work=work, engine=None, equal_stages=False, refusal=None)
 

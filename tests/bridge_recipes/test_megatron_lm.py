@@ -1,0 +1,51 @@
+"""The engine megatron-lm: Megatron-LM's own parser, of the installed package, takes every word and decides what the plan asks."""
+
+import sys
+from importlib.util import find_spec
+from unittest import mock
+
+import pytest
+from changes import replace
+from planning import make_plan
+
+from tprimat.core.models import model_shape
+from tprimat.engines.megatron_lm import ENGINE, arguments, words_of
+from tprimat.megatron import bootstrap
+
+pytestmark = pytest.mark.skipif(
+    find_spec("megatron.bridge") is None,
+    reason="megatron/training comes with Megatron-Core 0.17, which is in an environment of its own: make test-bridge",
+)
+CASES = {
+    "llama-3.1-8b": ({"parallelism.balanced.llama.nvidia.pipeline_model_parallel_size": 2}, {"use_rope_scaling": True}),
+    "qwen-2.5-7b": ({"platform_optimizations.nvidia.precision": "fp8"}, {"add_qkv_bias": True, "fp8": "hybrid"}),
+    "qwen3-30b-a3b": (
+        {"parallelism.balanced.llama.nvidia.expert_model_parallel_size": 4, "training.routing": "balanced"},
+        {"num_experts": 128, "moe_router_force_load_balancing": True, "qk_layernorm": True},
+    ),
+    "gpt-3-175b": ({"platform_optimizations.nvidia.recompute": "full"}, {"add_bias_linear": True, "recompute_method": "uniform"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_parser_takes_every_word(tmp_path, name):
+    settings, resolved = CASES[name]
+    settings = {"models.llama.architecture": name, "hardware.platforms.nvidia.gpus_per_node": 8, **settings}
+    plan = make_plan(tmp_path, "llama", settings, strategy="balanced", layers=None, engine="megatron-lm", platform="nvidia")
+    plan = replace(plan, shape=model_shape(name))
+    assert ENGINE.refusal(plan, lambda *_: "") is None
+    bootstrap.redirect_to_cpu()
+    from megatron.training.arguments import parse_args
+
+    with mock.patch.object(sys, "argv", ["pretrain_gpt.py", *words_of(arguments(plan))]):
+        parsed = vars(parse_args())
+    layout = plan.workload.layout
+    wanted = {
+        **resolved,
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "num_layers": model_shape(name).layers,
+        "global_batch_size": plan.workload.global_batch_sequences,
+        "train_iters": plan.steps,
+    }
+    assert {key: parsed[key] for key in wanted} == wanted

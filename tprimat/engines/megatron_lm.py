@@ -1,0 +1,163 @@
+"""Megatron-LM's pretrain_gpt.py under torchrun: NVIDIA's program as a clone of its repository has it.
+
+Since Megatron-Core 0.17 the package has all but three scripts of it, so a folder with these beside an installed package will do.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import ClassVar
+
+from tprimat.core.errors import LaunchError, UserError
+from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
+from tprimat.core.models import ModelShape
+from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, is_installed, refuse_own_switches
+from tprimat.engines.megatron_arguments import Value, decided_arguments
+from tprimat.engines.primus import version_of
+from tprimat.logs.fields import LineFields
+from tprimat.logs.formats.megatron_bridge import MEGATRON_LM
+from tprimat.plan.schema import RunPlan
+from tprimat.records.environment import software_versions
+
+PATH = "MEGATRON_PATH"
+SCRIPT = "pretrain_gpt.py"
+OTHER_ENGINE = "--engine megatron"
+INSTALL = f"git clone https://github.com/NVIDIA/Megatron-LM, then export {PATH}=/path/to/Megatron-LM; or {OTHER_ENGINE}"
+FUSED: Mapping[str, Value] = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+"""What NVIDIA's own scripts for Hopper ask of Transformer Engine beyond Megatron-LM's defaults."""
+MEASURING: Mapping[str, Value] = {
+    "mock_data": True,
+    "tokenizer_type": "NullTokenizer",
+    "split": "100,0,0",
+    "eval_iters": 0,
+    "log_interval": 1,
+    "log_throughput": True,
+    "no_create_attention_mask_in_dataloader": True,
+    "no_check_for_nan_in_loss_and_grad": True,
+}
+SCALING = {"delayed": "delayed", "current": "tensorwise"}
+"""Our name of how fp8 scales -> Megatron's."""
+
+
+class MegatronLmEngine(Engine):
+    """Starts pretrain_gpt.py and reads its console."""
+
+    name: ClassVar[str] = "megatron-lm"
+    planned_as_tuned: ClassVar[bool] = True
+
+    def available(self, here: Here) -> Availability:
+        """Look for the script and for Transformer Engine, of which it makes its layers."""
+        del here
+        path = os.environ.get(PATH)
+        if path is None or not (Path(path) / SCRIPT).is_file():
+            what = f"There is no {SCRIPT} in {path}." if path else f"{PATH} names no clone of Megatron-LM."
+            return Availability(reason="Megatron-LM was not found", error=LaunchError(what, where=PATH, fix=INSTALL))
+        if not is_installed("transformer_engine"):
+            error = LaunchError("Transformer Engine is not installed.", why=f"{SCRIPT} makes its layers of it.", fix=OTHER_ENGINE)
+            return Availability(reason="Transformer Engine is not installed", error=error)
+        return Availability(reason=f"Megatron-LM is at {path}")
+
+    def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Refuse what TPrimat does not tell Megatron-LM, or what it cannot do."""
+        shape = plan.workload.shape
+        refusals = (
+            (plan.platform == "cpu", f"{SCRIPT} trains on GPUs.", "--platform", "--platform nvidia"),
+            (plan.dataset != "mock", f"The engine megatron-lm trains on mock data, not on {plan.dataset}.", "--set data", "mock"),
+            (plan.profiling.enabled, "The engine megatron-lm does not profile.", "profiling.enabled", "false"),
+            (plan.workload.matmul_dtype == "fp32", "Transformer Engine's layers run in bf16 or fp8.", "--precision", "bf16"),
+            (
+                shape.kv_lora_rank is not None or bool(shape.shared_experts) or bool(shape.dense_first_layers),
+                f"The engine megatron-lm does not describe {shape.name}: latent attention, shared experts or dense first layers.",
+                f"models.{plan.model}",
+                OTHER_ENGINE,
+            ),
+        )
+        for applies, what, place, fix in refusals:
+            if applies:
+                return LaunchError(what, where=place, fix=f"{fix}, or {OTHER_ENGINE}" if fix != OTHER_ENGINE else fix)
+        return refuse_own_switches(self.name, plan, where)
+
+    def implementation(self, settings: Settings) -> Implementation | None:
+        """Transformer Engine's layers, with its loss."""
+        return replace(TRANSFORMER_ENGINE, loss="in_place")
+
+    def software(self, plan: RunPlan) -> dict[str, str]:
+        """Return this Python's packages, and the version of the clone."""
+        version = version_of(Path(os.environ[PATH])) if PATH in os.environ else None
+        return {**software_versions(), **({self.name: version} if version else {})}
+
+    def command(self, plan: RunPlan) -> Command:
+        """Return the script with its arguments, to run once on each rank."""
+        script = str(PurePath(os.environ.get(PATH, "Megatron-LM")) / SCRIPT)
+        alone = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron-LM refuses to overlap tensor ranks without it
+        return Command(
+            argv=(script, *words_of(arguments(plan))),
+            ranks_per_node=plan.gpus_per_node,
+            environment={**alone, **plan.environment},
+        )
+
+    def read_line(self, text: str) -> LineFields | None:
+        """Parse one line of the console."""
+        return MEGATRON_LM.read_line(text)
+
+
+def arguments(plan: RunPlan) -> dict[str, Value]:
+    """Return everything that pretrain_gpt.py is told: the plan, the model, and how it is measured."""
+    work = plan.workload
+    decided = decided_arguments(plan)
+    del decided["fp8"]
+    in_fp8: dict[str, Value] = {"fp8_format": "hybrid", "fp8_recipe": SCALING[plan.engine_options.fp8_scaling]}
+    return {
+        **decided,
+        **_model(work.shape),
+        **MEASURING,
+        **FUSED,
+        "vocab_size": work.shape.vocabulary - 1,  # NullTokenizer adds one
+        "recompute_modules": work.recompute_modules if work.recompute == "selective" else None,
+        **(in_fp8 if work.matmul_dtype == "fp8" else {}),
+    }
+
+
+def _model(shape: ModelShape) -> dict[str, Value]:
+    """Return what a shape has besides its dimensions."""
+    fields: dict[str, Value] = {
+        "normalization": "RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm",
+        "norm_epsilon": shape.norm_epsilon,
+        "position_embedding_type": "rope" if shape.position == "rope" else "learned_absolute",
+        "swiglu": shape.gated,
+        "disable_bias_linear": not shape.linear_bias,
+        "add_qkv_bias": shape.qkv_bias,
+        "qk_layernorm": shape.qk_norm,
+        "untie_embeddings_and_output_weights": not shape.tied_embeddings,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    if shape.position == "rope":
+        fields |= {"rotary_base": int(shape.rope_base), "no_rope_fusion": False}
+    if shape.rope_scaling is not None:
+        fields |= {"use_rope_scaling": True, "rope_scaling_factor": shape.rope_scaling.factor}
+    if shape.experts is not None:
+        fields |= {
+            "moe_aux_loss_coeff": shape.balance_loss,
+            "moe_router_load_balancing_type": "aux_loss",
+            "moe_token_dispatcher_type": "alltoall",
+            "moe_grouped_gemm": True,
+            "moe_permute_fusion": True,
+        }
+    return fields
+
+
+def words_of(given: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return arguments as words; what is None or False is left out, and so is kept by Megatron-LM's default."""
+    words: list[str] = []
+    for name, value in given.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words += [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+    return tuple(words)
+
+
+ENGINE = MegatronLmEngine()

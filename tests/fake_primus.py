@@ -28,14 +28,18 @@ MILLISECONDS = 10_000.0
 COLOURED = "[\x1b[32m20261121 07:39:10\x1b[0m][\x1b[36mrank-{rank}/{world}\x1b[0m]\x1b[34m\x1b[1m[{level}]\x1b[0m : {text}\x1b[0m"
 
 
-CARD = {"Card Series": "AMD Instinct MI300X OAM", "VRAM Total Memory (B)": "206141652992"}
-ROCM_SMI = {f"card{index}": CARD for index in range(8)} | {"system": {"Driver version": "6.10.5"}}
+CARD = {
+    "asic": {"market_name": "AMD Instinct MI300X OAM"},
+    "vram": {"size": {"value": 196592, "unit": "MB"}},
+    "driver": {"version": "6.10.5"},
+}
+AMD_SMI = {"gpu_data": [{"gpu": index, **CARD} for index in range(8)]}
 
 
 def make_machine(root):
     """A machine with eight AMD GPUs and Primus, played by programs on PATH. Returns: the variables that say so."""
     (root / "bin").mkdir()
-    for name, text in (("rocm-smi", f"cat <<'END'\n{json.dumps(ROCM_SMI)}\nEND\n"), ("srun", "exit 0\n")):
+    for name, text in (("amd-smi", f"cat <<'END'\n{json.dumps(AMD_SMI)}\nEND\n"), ("srun", "exit 0\n")):
         (root / "bin" / name).write_text("#!/bin/sh\n" + text)
         (root / "bin" / name).chmod(0o755)
     return {

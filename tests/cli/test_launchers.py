@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -129,20 +128,3 @@ def test_a_signal_ends_a_run_whose_terminal_nobody_reads(number, status, launche
     process.send_signal(number)
     assert process.wait(20) == status
     assert outcomes(folder) == ["interrupted"]
-
-
-@pytest.mark.parametrize("what", ["replaced", "linked to itself"])
-def test_a_run_whose_folder_goes_away_has_not_completed(what, launcher, tmp_path):
-    folder = tmp_path / "out"
-    process = hanging(launcher, folder)
-    folder.rename(tmp_path / "moved")
-    if what == "replaced":
-        shutil.copytree(tmp_path / "moved", folder)
-    else:  # unreachable for another reason than that it is missing
-        folder.symlink_to(folder)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "was moved or deleted" in err
-    assert "Traceback" not in out + err
-    if what == "replaced":
-        assert outcomes(folder) == ["failed"]

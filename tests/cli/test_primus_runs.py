@@ -10,7 +10,7 @@ from fake_primus import make_machine
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Runs ./benchmark.py where rocm-smi shows eight MI300X and PRIMUS_PATH a fake Primus."""
+    """Runs ./benchmark.py where amd-smi shows eight MI300X and PRIMUS_PATH a fake Primus."""
     for name in os.environ:
         if name.startswith(("SLURM_", "HIP_", "CUDA_", "ROCR_")):
             monkeypatch.delenv(name)

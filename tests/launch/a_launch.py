@@ -20,6 +20,7 @@ from tprimat.launch.run import Launch, run  # noqa: E402
 from tprimat.launch.watchdog import Limits  # noqa: E402
 from tprimat.records.schema import Machine  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
+from tprimat.runner.cause import cause_of  # noqa: E402
 
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 
@@ -67,6 +68,7 @@ def a_launch(folder, *words, limits=None, **fields):
         "record": first_record(),
         "limits": Limits(**{**far, **(limits or {})}),
         "grace_seconds": 2.0,
+        "cause": cause_of,
     }
     return Launch(**{**given, **fields})
 

@@ -38,7 +38,7 @@ if __name__ == "__main__":
     submit.start_command = lambda: (sys.executable, str(Path(__file__).resolve()))
     # A machine that is gone is noticed in the same way, and sooner.
     agreement.LOST_SECONDS = 3.0
-    agreement.FAILED_PART_SECONDS = 1.0
+    agreement.FAILED_SECONDS = 1.0
     if "FAKE_VERSION" in os.environ:
         environment.own_version = lambda: os.environ["FAKE_VERSION"]
     sys.exit(main(["run", *sys.argv[1:]]))

@@ -1,13 +1,12 @@
 import dataclasses
 import json
-import os
 
 import pytest
 from a_launch import Notes, a_launch, first_record
 
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
-from tprimat.launch.process import Child, write_files
+from tprimat.launch.process import write_files
 from tprimat.launch.run import run
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import RunDirectory, to_json
@@ -75,18 +74,6 @@ def test_a_full_disk_under_the_log_is_said_once_and_the_run_goes_on(tmp_path):
     assert "No space left on device" in notes.notices[0]
 
 
-def test_a_log_that_is_a_pipe_stalls_no_run(tmp_path):
-    pipe = tmp_path / "training.log"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # and reads nothing
-    (tmp_path / "long.log").write_bytes(b"x\n" * 500_000)
-    record, result, notes = launched(tmp_path, "replay", tmp_path / "long.log", "steps", 1, logs=(tmp_path / "other.log",))
-    assert (record.outcome, len(result.steps), len(notes.notices)) == ("completed", 1, 1)
-    assert f"The log {pipe} cannot be written" in notes.notices[0]
-    assert (tmp_path / "other.log").stat().st_size == 1_000_000
-    os.close(reader)
-
-
 def test_a_cause_holds_no_control_sequences(tmp_path):
     text = "\x1b]0;owned\x07\x1b[31mgears\x1b[0m \x1b[2Jbroke\x08\x9b6n"
     record, *_ = launched(tmp_path, "steps", 1, "raise", "RuntimeError", text)
@@ -107,10 +94,10 @@ def test_steps_are_made_from_the_log_where_the_engine_says_so(tmp_path):
     )
 
 
-def test_steps_from_the_log_survive_a_full_disk_in_the_result(tmp_path):
-    (tmp_path / "steps.jsonl").symlink_to("/dev/full")
+def test_steps_from_the_log_that_cannot_be_written_survive_in_the_result(tmp_path):
+    (tmp_path / "steps.jsonl").mkdir()
     record, result, notes = launched(tmp_path, "line", "x", step_of_line=lambda text: StepRecord(step=1, step_seconds=0.5))
-    assert (record.outcome, record.cause) == ("failed", f"{tmp_path}/steps.jsonl cannot be written: No space left on device.")
+    assert (record.outcome, f"{tmp_path}/steps.jsonl cannot be written" in record.cause) == ("failed", True)
     assert [step.step for step in result.steps] == [1]
     assert len(notes.notices) == 1
 
@@ -166,7 +153,9 @@ def test_what_the_log_told_is_added_to_the_last_record(tmp_path):
         told = dataclasses.replace(record, mismatches=("tensor_parallel: 2 was asked for, 1 ran",))
         return told, (StepRecord(step=1, step_seconds=9.0),)
 
-    record, result, _ = launched(tmp_path, "steps", 1, complete=complete)
+    record, result, _ = launched(
+        tmp_path, "line", "x", complete=complete, step_of_line=lambda text: StepRecord(step=1, step_seconds=1)
+    )
     assert record.outcome == "completed"
     assert [step.step_seconds for step in result.steps] == [9.0]
     assert RunDirectory(tmp_path).read_steps() == result.steps
@@ -190,32 +179,3 @@ def test_the_heading_stands_first_in_every_log_and_is_no_output_of_the_run(tmp_p
 def test_what_keeps_a_command_from_starting_is_named_with_its_way_out():
     with pytest.raises(LaunchError, match="/dev/full cannot be written: No space left on device"):
         write_files(Command(argv=("true",), files={"/dev/full": "x"}))
-    with pytest.raises(LaunchError) as caught:
-        Child(Command(argv=("/bin/true",), environment={"LONG": "x" * 2**18}), 1.0)
-    assert caught.value.fix == "unset long variables, or shorten those of config.yaml"
-
-
-def test_steps_from_the_log_whose_file_was_deleted_are_written_again(tmp_path):
-    def step_of_line(text):
-        if text == "iteration 3":
-            (tmp_path / "steps.jsonl").unlink()
-        return StepRecord(step=int(text.removeprefix("iteration ")), step_seconds=0.5)
-
-    words = (
-        "line",
-        "iteration 1",
-        "line",
-        "iteration 2",
-        "sleep",
-        0.5,
-        "line",
-        "iteration 3",
-        "sleep",
-        0.3,
-        "line",
-        "iteration 4",
-    )
-    launch = a_launch(tmp_path, *words, step_of_line=step_of_line)
-    record, result = run(launch, Notes())
-    assert record.outcome == "completed"
-    assert [step.step for step in launch.directory.read_steps()] == [1, 2, 3, 4] == [step.step for step in result.steps]

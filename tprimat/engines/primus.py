@@ -5,6 +5,7 @@ primus/configs/modules/megatron/*.yaml and primus/configs/models/megatron/*.yaml
 checkout's own parser.
 """
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -262,7 +263,12 @@ class PrimusEngine(Engine):
         log = str(PurePath(plan.run_directory) / "primus.log")  # the launcher's copy of the console, by default one for all runs
         words = ("direct", "--log_file", log, "--", "train", "pretrain", "--config", experiment)
         # What Primus would otherwise take from its surroundings, such as an enclosing SLURM job.
-        here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": MASTER_PORT}
+        here = {
+            "NNODES": "1",
+            "NODE_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": os.environ.get("MASTER_PORT", MASTER_PORT),
+        }
         here |= {"PRIMUS_EXP_NAME": plan.run_id, "GPUS_PER_NODE": str(plan.gpus_per_node)}
         return Command(
             argv=(plan.primus.program, *words),

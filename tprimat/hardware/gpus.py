@@ -1,4 +1,4 @@
-"""List the GPUs of this machine from NVML, rocm-smi or amd-smi: no torch and no CUDA context."""
+"""List the GPUs of this machine from NVML or amd-smi: no torch and no CUDA context."""
 
 import importlib
 import json
@@ -12,9 +12,7 @@ from tprimat.core.accelerators import Backend
 TOOL_TIMEOUT_SECONDS = 10.0
 """For a tool that has to wake the driver first; usually it answers at once."""
 UNIT_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-"""amd-smi writes MB for powers of two, as rocm-smi's byte counts for the same GPU show."""
-
-
+"""amd-smi writes MB for powers of two."""
 AMD_LIMITS = (("ppt0", "socket_power_limit", "value"), ("socket_power", "value"))
 """Where amd-smi's `limit` holds the cap in force: since ROCm 7.2, and before."""
 
@@ -149,55 +147,30 @@ def users_of(gpus: Iterable[Gpu]) -> list[User]:
 
 
 def amd_gpus() -> tuple[Gpu, ...]:
-    """List GPUs through the first of AMD's tools that knows their names: rocm-smi has none for GPUs newer than itself."""
-    gpus = rocm_smi_gpus()
-    return gpus if gpus and all(gpu.name for gpu in gpus) else amd_smi_gpus() or gpus
-
-
-def rocm_smi_gpus() -> tuple[Gpu, ...]:
-    """List GPUs through rocm-smi; newer releases write "Card Series", older ones "Card series"."""
-    text = tool_output(
-        ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showmaxpower", "--showdriverversion", "--json"]
-    )
-    cards = {name: {key.lower(): value for key, value in card.items()} for name, card in parse_json(text, dict).items()}
-    driver = cards.get("system", {}).get("driver version")
-    numbers = sorted(int(name[4:]) for name in cards if name[4:].isdigit())
-    return tuple(
-        Gpu(
-            platform="rocm",
-            name=nested(card, "card series"),
-            index=index,
-            uuid=card.get("unique id"),
-            memory_bytes=to_bytes(card.get("vram total memory (b)"), 1),
-            power_limit_watts=to_float(card.get("max graphics package power (w)")),
-            driver=driver,
-        )
-        for index, card in ((number, cards[f"card{number}"]) for number in numbers)
-    )
-
-
-def amd_smi_gpus() -> tuple[Gpu, ...]:
-    """List GPUs through amd-smi, which replaces rocm-smi."""
+    """List GPUs through amd-smi, in the form of ROCm 7.2 or of those before."""
     return tuple(
         Gpu(
             platform="rocm",
             name=nested(card, "asic", "market_name"),
-            index=index,
-            memory_bytes=to_bytes(
-                nested(card, "vram", "size", "value"), UNIT_BYTES.get(str(nested(card, "vram", "size", "unit")), 1)
-            ),
+            index=card["gpu"],
+            memory_bytes=to_bytes(nested(card, "vram", "size")),
             power_limit_watts=next((watts for keys in AMD_LIMITS if (watts := to_float(nested(card, "limit", *keys)))), None),
             driver=nested(card, "driver", "version"),
         )
-        for index, card in amd_smi_cards("static", "--asic", "--vram", "--driver", "--limit").items()
+        for card in amd_smi_cards(tool_output(["amd-smi", "static", "--asic", "--vram", "--driver", "--limit", "--json"]))
     )
 
 
-def amd_smi_cards(*words: str) -> dict[int | None, dict[str, Any]]:
-    """Return what amd-smi says of each GPU, by its number; newer releases put the list under gpu_data."""
-    found = parse_json(tool_output(["amd-smi", *words, "--json"]), (dict, list))
-    cards = found.get("gpu_data", []) if isinstance(found, dict) else found
-    return {card["gpu"]: card for card in cards if isinstance(card, dict) and isinstance(card.get("gpu"), int)}
+def amd_smi_cards(text: str | None) -> list[dict[str, Any]]:
+    """Return what amd-smi says of each GPU, after any warnings; newer releases put the list under gpu_data."""
+    lines = (text or "").splitlines()
+    start = next((index for index, line in enumerate(lines) if line.lstrip()[:1] in {"{", "["}), len(lines))
+    try:
+        document = json.loads("\n".join(lines[start:]))
+    except ValueError:
+        return []
+    cards = document.get("gpu_data") if isinstance(document, dict) else document
+    return [card for card in cards or () if isinstance(card, dict) and isinstance(card.get("gpu"), int)]
 
 
 def tool_output(argv: Sequence[str]) -> str | None:
@@ -207,17 +180,6 @@ def tool_output(argv: Sequence[str]) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def parse_json(text: str | None, kinds: Any) -> Any:
-    """Parse JSON of one of the given types after any warnings that the tool printed; return an empty dict for anything else."""
-    lines = (text or "").splitlines()
-    start = next((index for index, line in enumerate(lines) if line.lstrip()[:1] in {"{", "["}), len(lines))
-    try:
-        found = json.loads("\n".join(lines[start:]))
-    except ValueError:
-        return {}
-    return found if isinstance(found, kinds) else {}
 
 
 def nested(value: Any, *keys: str) -> Any:
@@ -240,10 +202,10 @@ def scale(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def to_bytes(text: Any, unit: int) -> int | None:
-    """Convert a tool's number in units of `unit` bytes."""
-    value = to_float(text)
-    return None if value is None else round(value * unit)
+def to_bytes(size: Any) -> int | None:
+    """Convert a tool's number with its unit."""
+    value = to_float(nested(size, "value"))
+    return None if value is None else round(value * UNIT_BYTES.get(str(nested(size, "unit")), 1))
 
 
 def common(values: Iterable[Any]) -> Any:

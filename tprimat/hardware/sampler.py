@@ -1,74 +1,27 @@
 """Sample power, clock, temperature and throttling of GPUs: for the telemetry of a run, and while a probe is timed.
 
-NVIDIA GPUs are read in this process through NVML, AMD GPUs through amd-smi or rocm-smi. Sampling never disturbs a run: any
+NVIDIA GPUs are read in this process through NVML, AMD GPUs through amd-smi. Sampling never disturbs a run: any
 problem ends the samples and is reported in one notice at the end of the run.
 """
 
-import errno
-import shutil
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any
 
 from tprimat.core.errors import RecordError
-from tprimat.hardware.gpus import Gpu, nested, open_nvml, parse_json, query_nvml, scale, to_float
+from tprimat.hardware.gpus import Gpu, amd_smi_cards, nested, open_nvml, query_nvml, scale, to_float, tool_output
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
 
 STOP_SECONDS = 4.0
 """For the sampling to end with the run; a driver that does not answer blocks it."""
-END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
-"""PR_SET_PDEATHSIG, SIGKILL: the kernel ends the tool with the launcher. Runs in the tool's process before the tool: a preexec_fn
-would be Python code in a fork of a process with threads."""
-
-
-class Tool:
-    """Runs one program at a time; `stop`, called from another thread, ends it and refuses to start more."""
-
-    def __init__(self) -> None:
-        self.stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def output(self, argv: Sequence[str]) -> str:
-        """Return what a program prints; nothing after `stop`.
-
-        Raises:
-            OSError: the program is not installed, or cannot be started.
-        """
-        if shutil.which(argv[0]) is None:
-            raise FileNotFoundError(errno.ENOENT, "not installed", argv[0])
-        with self._lock:
-            if self.stopping.is_set():
-                return ""
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-        return process.communicate()[0]
-
-    def stop(self) -> None:
-        """Kill the running program."""
-        with self._lock:
-            self.stopping.set()
-            if self._process is not None:
-                self._process.kill()
-
-
 PERIOD_SECONDS = 1.0
 AMD_PERIOD_SECONDS = 2.0
-"""AMD's tools are Python programs that take a good part of a second of one core each time."""
+"""amd-smi is a Python program that takes a good part of a second of one core each time."""
 NVIDIA_REASONS = {
     0x04: "power cap",
     0x08: "hw slowdown",
@@ -89,8 +42,6 @@ AMD_REASONS = {
     "hbm_thermal_violation_status": "thermal (memory)",
 }
 """Keys of `amd-smi metric --throttle` on MI300 and later; ppt is package power tracking."""
-ROCM_POWER = ("current socket graphics package power (w)", "average graphics package power (w)")
-ROCM_TEMPERATURE = ("temperature (sensor junction) (c)", "temperature (sensor edge) (c)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,49 +108,25 @@ def nvidia_reasons(bits: int) -> tuple[str, ...]:
     return tuple(word for bit, word in NVIDIA_REASONS.items() if bits & bit)
 
 
-def amd_smi_readings(text: str) -> Iterator[Reading]:
-    """Parse the output of `amd-smi metric --json`; newer releases put the list under gpu_data."""
-    found = parse_json(text, (dict, list))
-    for card in found.get("gpu_data", []) if isinstance(found, dict) else found:
-        if isinstance(card, dict) and "gpu" in card:
-            yield Reading(
-                device=str(card["gpu"]),
-                power_watts=to_float(nested(card, "power", "socket_power", "value")),
-                clock_hertz=scale(to_float(nested(card, "clock", "gfx_0", "clk", "value")), 1e6),
-                temperature_celsius=to_float(nested(card, "temperature", "hotspot", "value")),
-                utilization=scale(to_float(nested(card, "usage", "gfx_activity", "value")), 1e-2),
-                throttle_reasons=tuple(
-                    word for key, word in AMD_REASONS.items() if nested(card, "throttle", key) in {"ACTIVE", True}
-                ),
-            )
+def amd_smi_readings(text: str | None) -> list[Reading]:
+    """Parse the output of `amd-smi metric --json`."""
+    return [
+        Reading(
+            device=str(card["gpu"]),
+            power_watts=to_float(nested(card, "power", "socket_power", "value")),
+            clock_hertz=scale(to_float(nested(card, "clock", "gfx_0", "clk", "value")), 1e6),
+            temperature_celsius=to_float(nested(card, "temperature", "hotspot", "value")),
+            utilization=scale(to_float(nested(card, "usage", "gfx_activity", "value")), 1e-2),
+            throttle_reasons=tuple(
+                word for key, word in AMD_REASONS.items() if nested(card, "throttle", key) in {"ACTIVE", True}
+            ),
+        )
+        for card in amd_smi_cards(text)
+    ]
 
 
-def rocm_smi_readings(text: str) -> Iterator[Reading]:
-    """Parse the output of `rocm-smi --json`: one object per card, numbers as text, the clock as '(2100Mhz)'."""
-    for name, card in parse_json(text, dict).items():
-        if name.startswith("card") and isinstance(card, dict):
-            values = {key.lower(): value for key, value in card.items()}
-            clock = str(values.get("sclk clock speed:", "")).strip("()").lower().removesuffix("mhz")
-            yield Reading(
-                device=name.removeprefix("card"),
-                power_watts=first_number(values, ROCM_POWER),
-                clock_hertz=scale(to_float(clock), 1e6),
-                temperature_celsius=first_number(values, ROCM_TEMPERATURE),
-                utilization=scale(to_float(values.get("gpu use (%)")), 1e-2),
-            )
-
-
-def first_number(values: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
-    """Return the number under the first key that has one."""
-    return next((value for key in keys if (value := to_float(values.get(key))) is not None), None)
-
-
-AMD_COMMANDS: tuple[tuple[str, Callable[[str], Iterator[Reading]]], ...] = (
-    ("amd-smi metric --power --clock --temperature --usage --throttle --json", amd_smi_readings),
-    ("amd-smi metric --power --clock --temperature --usage --json", amd_smi_readings),
-    ("rocm-smi --showpower --showgpuclocks --showtemp --showuse --json", rocm_smi_readings),
-)
-"""Tried in this order until one answers."""
+AMD_COMMAND = ("amd-smi", "metric", "--power", "--clock", "--temperature", "--usage", "--json")
+"""With --throttle in releases that know it."""
 
 
 class Telemetry:
@@ -219,7 +146,7 @@ class Telemetry:
         self._gpus = gpus
         self._ranks = {device_of(gpu): rank for rank, gpu in enumerate(gpus)}
         self._on_notice = on_notice
-        self._tool = Tool()
+        self._stopping = threading.Event()
         self._problem: str | None = None
         began = None if started_at is None else datetime.fromisoformat(started_at).timestamp()
         self._offset = None if began is None else time.time() - began - time.monotonic()
@@ -232,7 +159,7 @@ class Telemetry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._tool.stop()
+        self._stopping.set()
         if self._thread is None:
             return
         self._thread.join(STOP_SECONDS)  # a daemon ends with the launcher
@@ -248,10 +175,9 @@ class Telemetry:
                     self._problem = None  # an earlier command failed, this one works
         except RecordError as error:
             self._problem = error.what.removesuffix(".")
-            self._tool.stop()
             return
-        if not self._tool.stopping.is_set():
-            self._problem = self._problem or "no tool answers any more"
+        if not self._stopping.is_set():
+            self._problem = self._problem or "amd-smi does not answer"
 
     def _nvidia(self) -> Iterator[Reading]:
         try:
@@ -260,27 +186,15 @@ class Telemetry:
             self._problem = str(error)
             return
         yield from reader.read()
-        while not self._tool.stopping.wait(PERIOD_SECONDS):
+        while not self._stopping.wait(PERIOD_SECONDS):
             yield from reader.read()
 
     def _amd(self) -> Iterator[Reading]:
-        for command, parse in AMD_COMMANDS:
-            readings = self._amd_readings(command, parse)
-            while readings:
+        for command in ((*AMD_COMMAND, "--throttle"), AMD_COMMAND):
+            while readings := amd_smi_readings(tool_output(command)):
                 yield from readings
-                if self._tool.stopping.wait(AMD_PERIOD_SECONDS):
+                if self._stopping.wait(AMD_PERIOD_SECONDS):
                     return
-                readings = self._amd_readings(command, parse)
-            if self._tool.stopping.is_set():  # the end of the run cut this answer off: do not try the next command
-                return
-
-    def _amd_readings(self, command: str, parse: Callable[[str], Iterator[Reading]]) -> list[Reading]:
-        words = command.split()
-        try:
-            return list(parse(self._tool.output(words)))
-        except OSError as error:
-            self._problem = f"{words[0]}: {error.strerror or error}"
-            return []
 
 
 def device_of(gpu: Gpu) -> str:

@@ -6,13 +6,14 @@
 import json
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tprimat.launch import process_tree
-from tprimat.launch.stacks import STATES, in_signal_set, rank_of, state_of
+from tprimat.launch.process_tree import in_signal_set, rank_of, state_of
+from tprimat.launch.stacks import STATES
 
 FOLDER = "flight-recorder"
 """As tprimat/train/flight_recorder.py names it, which is not imported: launchers stay free of torch."""
@@ -143,106 +144,49 @@ def number_of(entry: dict[str, Any]) -> int:
     return int(entry["collective_seq_id"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """The ranks that wait in one collective of a group."""
-
-    place: Place
-    waiting: tuple[int, ...]
-    absent: tuple[int, ...]
-    """Ranks that have not entered it."""
-    silent: tuple[int, ...]
-    """Ranks that did not answer."""
-
-
 def missing_ranks(records: Sequence[RankRecord]) -> str | None:
     """Return a sentence on who is missing from which collective; None where the records do not show it.
 
     Where several groups wait for each other, the ranks named are those that wait for nobody; in a deadlock, all are named.
     """
-    waits = list(waits_of(records))
-    busy = {record.rank for record in records if record.waits}
-    absent = [wait for wait in waits if wait.absent]
-    if first := [wait for wait in absent if not busy & set(wait.absent)] or absent:
-        return " ".join(map(absence, first[:MOST_SENTENCES]))
-    for wait in waits:
-        unlike = {other.place.operation: other for other in waits if same_collective(other, wait)}
-        if len(unlike) > 1:
-            return disagreement(list(unlike.values()))
-    for wait in waits:
-        if wait.silent:
-            mute = f"{names(wait.silent).lower()} {verb(wait.silent, 'does', 'do')} not answer"
-            return f"{names(wait.waiting)} {verb(wait.waiting, 'waits', 'wait')} in {collective(wait.place)}; {mute}."
-        if wait.place.members:
-            still = f"{names(wait.waiting).lower()} {verb(wait.waiting, 'is', 'are')} still in it"
-            return f"All its ranks have entered {collective(wait.place)}; {still}."
-    return None
+    answers = {record.rank: record for record in records if record.places is not None}
+    waits: dict[tuple[Any, ...], tuple[Place, list[int]]] = {}
+    for rank, record in answers.items():
+        for place in record.places or ():
+            if place.waits_in is not None:
+                waits.setdefault((place.group, place.backend, place.waits_in, place.operation), (place, []))[1].append(rank)
+    busy = {rank for rank, record in answers.items() if record.waits}
+    absent: list[tuple[set[int], str]] = []
+    silent: list[str] = []
+    for place, waiting in waits.values():
+        entered = {rank: entered_in(place, record) for rank, record in answers.items() if rank in place.members}
+        late = {rank for rank, number in entered.items() if number < (place.waits_in or 0)}
+        where = f"{place.operation} number {place.waits_in} of {group_of(place)}, in which {names(waiting).lower()} wait"
+        where += "s" * (len(waiting) == 1)
+        if late:
+            absent.append((late, f"{names(late)} {'has' if len(late) == 1 else 'have'} not entered {where}."))
+        if mute := set(place.members) - answers.keys() & {record.rank for record in records}:
+            silent.append(f"{names(mute)} {'does' if len(mute) == 1 else 'do'} not answer, of {where}.")
+    first = [sentence for late, sentence in absent if not busy & late] or [sentence for _, sentence in absent] or silent
+    return " ".join(first[:MOST_SENTENCES]) or None
 
 
-def waits_of(records: Sequence[RankRecord]) -> Iterable[Wait]:
-    """Yield each collective in which ranks wait, once."""
-    places = {record.rank: record.places for record in records if record.places is not None}
-    silent = {record.rank for record in records if record.places is None}
-    seen = set()
-    for place in (place for found in places.values() for place in found if place.waits_in is not None):
-        key = (place.group, place.backend, place.waits_in, place.operation)
-        if key in seen:
-            continue
-        seen.add(key)
-        backends = {place.backend, ""}
-        there = {rank: p for rank, found in places.items() for p in found if p.group == place.group and p.backend in backends}
-        members = set(place.members) or set(there)
-        entered = {rank: there[rank].entered if rank in there else 0 for rank in members & set(places)}
-        alike = [rank for rank, other in there.items() if (other.waits_in, other.operation) == (place.waits_in, place.operation)]
-        yield Wait(
-            place=place,
-            waiting=tuple(sorted(alike)),
-            absent=tuple(sorted(rank for rank, number in entered.items() if number < (place.waits_in or 0))),
-            silent=tuple(sorted(members & silent)),
-        )
-
-
-def same_collective(one: Wait, other: Wait) -> bool:
-    """Return whether both are the same call of the same group, whatever the operation."""
-    a, b = one.place, other.place
-    return (a.group, a.backend, a.waits_in) == (b.group, b.backend, b.waits_in)
-
-
-def absence(wait: Wait) -> str:
-    """Return 'Rank 1 has not entered all_gather number 4 of group default_pg, in which rank 0 waits.'."""
-    return (
-        f"{names(wait.absent)} {verb(wait.absent, 'has', 'have')} not entered {collective(wait.place)}, "
-        f"in which {names(wait.waiting).lower()} {verb(wait.waiting, 'waits', 'wait')}."
-    )
-
-
-def disagreement(waits: Sequence[Wait]) -> str:
-    """Return 'Ranks disagree on number 4 of group default_pg: rank 1 is in broadcast, ranks 0 and 2 are in all_reduce.'."""
-    place = waits[0].place
-    parts = [f"{names(wait.waiting).lower()} {verb(wait.waiting, 'is', 'are')} in {wait.place.operation}" for wait in waits]
-    return f"Ranks disagree on collective number {place.waits_in} of {group_of(place)}: {', '.join(parts)}."
-
-
-def collective(place: Place) -> str:
-    """Return 'all_gather number 4 of group default_pg'."""
-    return f"{place.operation} number {place.waits_in} of {group_of(place)}"
+def entered_in(place: Place, record: RankRecord) -> int:
+    """Return the number of the last collective of a place's group that a rank has entered."""
+    same = (one.entered for one in record.places or () if one.group == place.group and one.backend in {place.backend, ""})
+    return max(same, default=0)
 
 
 def group_of(place: Place) -> str:
     """Return 'group default_pg', or the ranks of a group that the program has not named."""
-    if place.description not in {"", "undefined"}:
-        return f"group {place.description}"
-    return f"the group of {names(place.members).lower()}" if place.members else f"group {place.group}"
+    if place.members and place.description in {"", "undefined"}:
+        return f"the group of {names(place.members).lower()}"
+    return f"group {place.description or place.group}"
 
 
-def names(ranks: Sequence[int]) -> str:
+def names(ranks: Collection[int]) -> str:
     """Return 'Rank 3', 'Ranks 0, 2 and 3', or '64 ranks'."""
     if len(ranks) > MOST_NAMED:
         return f"{len(ranks)} ranks"
-    listed = [str(rank) for rank in ranks]
-    return f"Rank {listed[0]}" if len(listed) == 1 else f"Ranks {', '.join(listed[:-1])} and {listed[-1]}"
-
-
-def verb(ranks: Sequence[int], one: str, several: str) -> str:
-    """Return the form of a verb that fits the number of ranks."""
-    return one if len(ranks) == 1 else several
+    *others, last = map(str, sorted(ranks))
+    return f"Ranks {', '.join(others)} and {last}" if others else f"Rank {last}"

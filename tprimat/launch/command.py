@@ -36,8 +36,7 @@ def run_command(command: Command, on_line: Callable[[str], None], limit_seconds:
             on_line(line)
 
     with Interrupts() as interrupts:
-        child = Child(command, GRACE_SECONDS)
-        return Supervisor(child, Output((), pass_on, pass_on), GRACE_SECONDS, interrupts).run(tick, lambda why, _: why)
+        return Supervisor(Child(command, GRACE_SECONDS), Output((), pass_on, pass_on), interrupts).run(tick)
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:

@@ -1,21 +1,20 @@
 """Start one command, read its output to the last byte, and end it with all its descendants."""
 
-import errno
+import contextlib
 import os
 import re
-import selectors
+import select
 import signal
 import subprocess
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType, TracebackType
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
@@ -38,13 +37,6 @@ MAX_TAIL_LINES = 20_000
 """Kept to classify a failure: enough for the tracebacks of a few hundred ranks."""
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are split, so that binary output cannot fill the memory."""
-WAYS_OUT = {
-    errno.EAGAIN: "ulimit -u, or end other processes",
-    errno.EMFILE: "ulimit -n with a larger number",
-    errno.ENFILE: "end other processes: no more files can be opened on this machine",
-    errno.ENOMEM: "end other processes, or ask for more memory",
-}
-"""Of a program that cannot be started, by the system's error."""
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 """A progress bar ends its line with \\r alone. A \\r at the end of a chunk may be followed by a \\n in the next one."""
 
@@ -52,41 +44,42 @@ LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 class Interrupts:
     """Count STOP_SIGNALS inside a `with` block instead of dying; restore the handlers afterwards.
 
-    A block inside another one begins with what the outer one has counted, and counts for both.
-
-    An ignored SIGHUP stays ignored, so that nohup works. Python allows signal handlers in the main thread only; in any other
-    thread nothing is counted, and the caller has to stop the run.
+    A block inside another one counts on. An ignored SIGHUP stays ignored, so that nohup works. Python allows signal handlers in
+    the main thread only.
     """
 
+    _seen: ClassVar[list[signal.Signals]] = []
+    """Since the outermost block began."""
+
     def __init__(self) -> None:
-        self.count = 0
-        self.first: signal.Signals | None = None
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """How many signals have come."""
+        return len(self._seen)
+
+    @property
+    def first(self) -> signal.Signals | None:
         """The first signal."""
-        self._previous: dict[int, object] = {}
-        self._outer: Interrupts | None = None
+        return self._seen[0] if self._seen else None
 
     def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is not note_signal:
+            self._seen.clear()
             for number in STOP_SIGNALS:
-                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue
-                self._previous[number] = previous = signal.signal(number, self._count_signal)
-                outer = getattr(previous, "__self__", None)
-                if isinstance(outer, Interrupts):
-                    self._outer = outer
-            if self._outer is not None and self._outer.first is not None:
-                self.count, self.first = self.count + self._outer.count, self._outer.first
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, note_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # the value that signal.signal returned
+            signal.signal(number, handler)
 
-    def _count_signal(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.first = self.first or signal.Signals(number)
-        if self._outer is not None:
-            self._outer._count_signal(number, frame)
+
+def note_signal(number: int, frame: FrameType | None) -> None:
+    """Count a signal."""
+    Interrupts._seen.append(signal.Signals(number))
 
 
 class Output:
@@ -100,18 +93,23 @@ class Output:
         self._on_line = on_line
         self._on_notice = on_notice
         self._pending = b""
-        self._files: dict[Path, FileIO] = {}
-        self._reported: set[Path] = set()
+        self._files: dict[Path, BinaryIO] = {}
         for path in dict.fromkeys(logs):
-            self._open(path)
+            with self._reporting(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._files[path] = cast("BinaryIO", path.open("ab", buffering=0))
 
-    def write_to_logs(self, text: str) -> None:
-        """Write the launcher's own lines to the log files only."""
-        self._write_all("".join(f"{line}\n" for line in text.splitlines()).encode())
+    def write_to_logs(self, data: bytes) -> None:
+        """Write to the log files only."""
+        for path, file in list(self._files.items()):
+            with self._reporting(path):
+                rest = data
+                while rest:  # a disk that is almost full takes a part and then refuses the rest
+                    rest = rest[file.write(rest) :]
 
     def feed(self, chunk: bytes) -> None:
         """Take some bytes of output."""
-        self._write_all(chunk)
+        self.write_to_logs(chunk)
         *lines, self._pending = LINE_END.split(self._pending + chunk)
         for line in lines:
             self._emit(line)
@@ -124,28 +122,13 @@ class Output:
         for file in self._files.values():
             file.close()
 
-    def _open(self, path: Path) -> None:
+    @contextlib.contextmanager
+    def _reporting(self, path: Path) -> Iterator[None]:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._files[path] = open(path, "ab", buffering=0, opener=_without_waiting)  # noqa: SIM115
+            yield
         except OSError as error:
-            self._report(path, error)
-
-    def _write_all(self, data: bytes) -> None:
-        for path, file in self._files.items():
-            try:
-                rest = memoryview(data)
-                while rest:  # a disk that is almost full takes a part and then refuses the rest
-                    written: int | None = file.write(rest)
-                    if written is None:  # a pipe whose reader stalls
-                        raise BlockingIOError(errno.EAGAIN, "its reader has stopped reading")
-                    rest = rest[written:]
-            except OSError as error:
-                self._report(path, error)
-
-    def _report(self, path: Path, error: OSError) -> None:
-        if path not in self._reported:
-            self._reported.add(path)
+            if (file := self._files.pop(path, None)) is not None:
+                file.close()
             self._on_notice(f"The log {path} cannot be written ({error.strerror or error}); the run continues without it.")
 
     def _flush(self) -> None:
@@ -157,10 +140,6 @@ class Output:
             text = line.decode("utf8", errors="replace")
             self.tail.append(text)
             self._on_line(text)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,18 +225,18 @@ def start_error(command: Command, error: OSError) -> LaunchError:
     """Return the error for a program that the operating system cannot start."""
     if command.directory is not None and not Path(command.directory).is_dir():
         return LaunchError(f"The working directory {command.directory} does not exist.", where=command.directory)
+    fix = "install it, or add its folder to PATH" if isinstance(error, FileNotFoundError) else None
     what = f"{command.argv[0]} cannot be started: {error.strerror or error}."
-    if error.errno == errno.E2BIG:
-        return LaunchError(what, where="the environment", fix="unset long variables, or shorten those of config.yaml")
-    fix = WAYS_OUT.get(error.errno or 0, "install it, or add its folder to PATH")
     return LaunchError(what, where=command.argv[0], fix=fix)
 
 
 class Supervisor:
     """Follow one child from its start to the end of its last process."""
 
-    def __init__(self, child: Child, output: Output, grace_seconds: float, interrupts: Interrupts) -> None:
+    def __init__(self, child: Child, output: Output, interrupts: Interrupts, grace_seconds: float = GRACE_SECONDS) -> None:
         self._child = child
+        self._descriptor = child.output_descriptor
+        self._closed = False
         self._output = output
         self._grace_seconds = grace_seconds
         self._interrupts = interrupts
@@ -266,17 +245,31 @@ class Supervisor:
         self.began = monotonic()
 
     def run(
-        self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure, Callable[[], str]], Failure]
+        self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure, Callable[[], str]], object] | None = None
     ) -> Ending:
         """Return when no process is left.
 
         Args:
             tick: called about ten times a second with the current time; a Failure requests a stop.
             before_stop: called once with that Failure while all processes are still alive, and with a function that returns
-                what they print until they are silent; returns the Failure with what was seen.
+                what they print until they are silent.
         """
         try:
-            self._watch(tick, before_stop)
+            last_tick = 0.0
+            while self._shutdown is None or not self._shutdown.advance():
+                self._read()
+                if (now := monotonic()) - last_tick < TICK_SECONDS:
+                    continue
+                last_tick = now
+                verdict = tick(now)
+                if verdict is not None and self._shutdown is None:
+                    if before_stop is not None:
+                        before_stop(verdict, self._listen)
+                    self._stop(verdict)
+                self._check_signals_and_root()
+            while not self._closed and self._read():  # what they wrote before they ended; a foreign process may hold the pipe
+                pass
+            self._output.close()
         finally:
             self._kill_remaining()
             code = self._child.close()
@@ -289,25 +282,6 @@ class Supervisor:
             stop_signal=self._interrupts.first,
             survivors=survivors,
         )
-
-    def _watch(
-        self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure, Callable[[], str]], Failure]
-    ) -> None:
-        with selectors.DefaultSelector() as selector:
-            descriptor = self._child.output_descriptor
-            selector.register(descriptor, selectors.EVENT_READ)
-            last_tick = 0.0
-            while self._shutdown is None or not self._shutdown.advance():
-                self._read(selector, descriptor)
-                now = monotonic()
-                if now - last_tick < TICK_SECONDS:
-                    continue
-                last_tick = now
-                verdict = tick(now)
-                if verdict is not None and self._shutdown is None:
-                    self._stop(before_stop(verdict, lambda: self._listen(selector, descriptor)))
-                self._check_signals_and_root()
-            self._drain(selector, descriptor)
 
     def _kill_remaining(self) -> None:
         """Kill what is left after an error in the launcher; normally there is nothing."""
@@ -323,37 +297,30 @@ class Supervisor:
         if self._interrupts.count > 1 and self._shutdown is not None:
             self._shutdown.kill()
         if self._shutdown is None and self._child.root() is None:
-            self._shutdown = Shutdown(self._child.marker, self._child.root, self._grace_seconds)
+            self._stop(None)
 
-    def _stop(self, why: Failure) -> None:
+    def _stop(self, why: Failure | None) -> None:
         if self._shutdown is None:
             self._stopped = why
             self._shutdown = Shutdown(self._child.marker, self._child.root, self._grace_seconds)
 
-    def _listen(self, selector: selectors.BaseSelector, descriptor: int) -> str:
+    def _listen(self) -> str:
         """Read output until there is none for a moment."""
         heard, ends, silent = b"", monotonic() + LISTEN_SECONDS, monotonic() + SILENCE_SECONDS
         while monotonic() < min(ends, silent):
-            if chunk := self._read(selector, descriptor):
+            if chunk := self._read():
                 heard, silent = heard + chunk, monotonic() + SILENCE_SECONDS
         return heard.decode("utf8", errors="replace")
 
-    def _read(self, selector: selectors.BaseSelector, descriptor: int) -> bytes:
+    def _read(self) -> bytes:
         """Read one chunk of output, waiting briefly for it; empty where there was none."""
-        if not selector.get_map():  # the child closed its output and may go on without it
+        if self._closed:  # the child closed its output and may go on without it
             sleep(TICK_SECONDS / 2)
             return b""
-        if not selector.select(TICK_SECONDS / 2):
+        if not select.select([self._descriptor], [], [], TICK_SECONDS / 2)[0]:
             return b""
-        chunk = os.read(descriptor, CHUNK_BYTES)
+        chunk = os.read(self._descriptor, CHUNK_BYTES)
         if chunk:
             self._output.feed(chunk)
-        else:
-            selector.unregister(descriptor)
+        self._closed = not chunk
         return chunk
-
-    def _drain(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        """Read what the processes wrote before they ended, without waiting for a foreign process that holds the pipe open."""
-        while selector.get_map() and self._read(selector, descriptor):
-            pass
-        self._output.close()

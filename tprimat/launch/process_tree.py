@@ -13,13 +13,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 MARKER = "TPRIMAT_LAUNCH"
 """Environment variable with the same value in all processes of a run."""
 PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
 SIGKILL_TIMEOUT_SECONDS = 3.0
 """How long to repeat SIGKILL before giving up on a process."""
 CHECK_INTERVAL_SECONDS = 0.1
@@ -33,35 +31,29 @@ def read_proc(pid: int, name: str) -> bytes:
         return b""
 
 
-def environment_of(pid: int) -> list[bytes]:
-    """Return the NAME=VALUE words that a process was started with."""
-    return read_proc(pid, "environ").split(b"\0")
+def stat_of(pid: int) -> tuple[str, int, int]:
+    """Return the letter of a process's state, its parent and its session; X where it has ended, as in proc(5)."""
+    # The name is in parentheses and may contain any character.
+    words = read_proc(pid, "stat").decode("utf8", errors="replace").rpartition(")")[2].split()
+    return (words[0], int(words[1]), int(words[3])) if words else ("X", 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One row of the process table."""
-
-    state: str
-    """Its letter in proc(5)."""
-    parent: int
-    session: int
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state."""
+    return stat_of(pid)[0]
 
 
-def find_process(pid: int) -> Process | None:
-    """Return the row of a process; None where it has ended."""
-    text = read_proc(pid, "stat").decode("utf8", errors="replace")
-    if not text:
-        return None
-    # The name is in parentheses and may contain any character; proc(5).
-    state, parent, _group, session = text[text.rfind(")") + 2 :].split()[:4]
-    return Process(state, int(parent), int(session))
+def rank_of(pid: int) -> int | None:
+    """Return the rank that torchrun gave a process in its environment."""
+    names = dict(word.partition(b"=")[::2] for word in read_proc(pid, "environ").split(b"\0"))
+    rank = names.get(b"RANK", b"")
+    return int(rank) if rank.isdigit() and b"LOCAL_RANK" in names else None
 
 
-def process_table() -> dict[int, Process]:
-    """Return all processes by pid; empty where there is no /proc (macOS)."""
-    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()] if PROC.is_dir() else []
-    return {pid: found for pid in pids if (found := find_process(pid)) is not None}
+def in_signal_set(name: str, pid: int, number: int) -> bool:
+    """Return whether a signal is in a set of a process's main thread: SigCgt, those that it handles, or SigBlk (proc(5))."""
+    mask = re.search(rf"^{name}:\s*([0-9a-f]+)".encode(), read_proc(pid, "status"), re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
 def members(marker: str, root: int | None) -> set[int]:
@@ -71,25 +63,16 @@ def members(marker: str, root: int | None) -> set[int]:
         marker: value of MARKER that the run was started with.
         root: pid of the first process until it has been reaped, then None.
     """
-    table = process_table()
-    if not table:
-        return {root} if root is not None and alive(root) else set()
+    table = {int(entry.name): stat_of(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit()}
     word = f"{MARKER}={marker}".encode()
-    found = {pid for pid, p in table.items() if (root is not None and root in (pid, p.session)) or word in environment_of(pid)}
-    while children := {pid for pid, p in table.items() if p.parent in found} - found:
-        found |= children
-    return {pid for pid in found if table[pid].state not in "ZX"} - {os.getpid()}
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process with this pid exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    pids = {
+        pid
+        for pid, (_, _, session) in table.items()
+        if (root is not None and root in (pid, session)) or word in read_proc(pid, "environ").split(b"\0")
+    }
+    while children := {pid for pid, (_, parent, _) in table.items() if parent in pids} - pids:
+        pids |= children
+    return {pid for pid in pids if table[pid][0] not in "ZX"} - {os.getpid()}
 
 
 def send(pids: set[int], number: int) -> None:
@@ -97,12 +80,6 @@ def send(pids: set[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-
-
-def send_group(leader: int, number: int) -> None:
-    """Signal a process group in one call, so that no member can fork away in between."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
 
 
 def remove_leftovers(root: int) -> None:
@@ -132,14 +109,13 @@ class Shutdown:
         self._killed_at: float | None = None
         self._next_check = 0.0
         self.survivors: set[int] = set()
-        leader = root()
-        if leader is not None:
-            send_group(leader, signal.SIGTERM)
+        if (leader := root()) is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader, signal.SIGTERM)  # in one call, so that no member can fork away in between
 
     def kill(self) -> None:
         """End the grace period now."""
-        self._grace_seconds = 0.0
-        self._next_check = 0.0
+        self._grace_seconds = self._next_check = 0.0
 
     def advance(self) -> bool:
         """Send the signals that are due; return True when no process is left, or when the survivors cannot be killed."""
@@ -164,31 +140,10 @@ class Shutdown:
         return False
 
 
-def count_oom_kills() -> int | None:
-    """Count the kernel's out-of-memory kills so far, since SIGKILL leaves no trace in the log.
-
-    Returns:
-        the sum for our cgroup (memory.events of cgroups v2) and the machine (/proc/vmstat); None if neither is available.
-    """
-    counts = [count for path in oom_counters() if (count := read_oom_count(path)) is not None]
-    return sum(counts) if counts else None
-
-
-def oom_counters() -> list[Path]:
-    """Return the files that may contain a count."""
-    files = [Path("/proc/vmstat"), CGROUPS / "memory.events"]
+def count_oom_kills() -> int:
+    """Count the kernel's out-of-memory kills so far, since SIGKILL leaves no trace in the log; those of all cgroups are in it."""
     try:
-        group = Path("/proc/self/cgroup").read_text(encoding="utf8")
+        counter = re.search(r"^oom_kill (\d+)$", (PROC / "vmstat").read_text(encoding="utf8"), re.MULTILINE)
     except OSError:
-        return files
-    own = re.search(r"^0::/(.+)$", group, re.MULTILINE)
-    return [*files, CGROUPS / own[1] / "memory.events"] if own else files
-
-
-def read_oom_count(path: Path) -> int | None:
-    """Read the count from one file; None if there is none."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf8"), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(found[1]) if found else None
+        return 0
+    return int(counter[1]) if counter else 0

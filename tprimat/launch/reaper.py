@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from tprimat.launch.process_tree import Shutdown, alive, members, remove_leftovers
+from tprimat.launch.process_tree import Shutdown, members, remove_leftovers
 
 START = "import sys; sys.path.insert(0, sys.argv[1]); from tprimat.launch.reaper import main; main()"
 DISMISSED = b"."
@@ -65,7 +65,7 @@ def main() -> None:
     first = int(told) if told.endswith(b"\n") else None
 
     def leader() -> int | None:
-        return first if first is not None and alive(first) and first in members(marker, first) else None
+        return first if first is not None and first in members(marker, first) else None
 
     shutdown = Shutdown(marker, leader, float(grace))
     while not shutdown.advance():

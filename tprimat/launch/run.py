@@ -1,8 +1,9 @@
 """Run one launch from its first record to its last: start the command, follow its steps, stop it, say how it ended."""
 
 import dataclasses
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,23 +14,44 @@ from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
 from tprimat.hardware.slurm import TimeLimit
-from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
-from tprimat.launch.collectives import RankRecord, missing_ranks, take_records
+from tprimat.launch.agreement import Ended, Group, LostNodeError
+from tprimat.launch.collectives import missing_ranks, take_records
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
-from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
-from tprimat.launch.torchrun import free_port, with_port
+from tprimat.launch.stacks import culprit, save, take_stacks
 from tprimat.launch.watchdog import Limits, Watchdog
-from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
-from tprimat.records.schema import Failure, NodeRecord, RunRecord, StepRecord
-from tprimat.records.store import RunDirectory, from_json, opened, to_json, write_atomically
+from tprimat.records.schema import Failure, RunRecord, StepRecord
+from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
 
 MAX_ERROR_LOG_BYTES = 1 << 20
-LEAVE_IT = "leave the output folder in its place until the run has ended"
 PIECE_BYTES = 4 << 20
 """Of a growing file, read at once: several times its longest line."""
 OTHER_NODES_SECONDS = 12.0
 """For the other nodes to report their end, beyond the grace period of their ranks."""
+HINT = "stacks.txt in the run's folder shows where each rank waits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the launcher saw of the end of a run, from which the cause is found."""
+
+    exit_code: int | None
+    lines: Sequence[str]
+    """Of the log and of the ranks' own logs."""
+    steps: Sequence[StepRecord]
+    stopped: Failure | None
+    """Why the launcher stopped the run."""
+    gone: Failure | None
+    """Which other node was lost, or did not end."""
+    signal: signal.Signals | None
+    """That asked the launcher to stop."""
+    seconds_left: float | None
+    """Until the scheduler's time limit."""
+    oom_killed: bool
+    """Whether the kernel counted an out-of-memory kill."""
+    planned_steps: int | None
+    elsewhere: dict[str, Ended]
+    """Name of each other node -> how its ranks ended, the first one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +63,8 @@ class Launch:
     record: RunRecord
     """The first record, with outcome 'running'. Written before the start; it stays if the worker dies before writing its own."""
     limits: Limits
+    cause: Callable[[Seen], Failure | None]
+    """Finds why the run did not complete; None: it did."""
     grace_seconds: float = GRACE_SECONDS
     logs: tuple[Path, ...] = ()
     """Files that get a copy of the output besides directory.log_file; each is appended to."""
@@ -51,9 +75,7 @@ class Launch:
     complete: Callable[[RunRecord], tuple[RunRecord, tuple[StepRecord, ...]]] | None = None
     """With step_of_line: adds the log's evidence and mismatches to the last record, and returns the corrected steps."""
     planned_steps: int | None = None
-    """A run that ends with exit status 0 before this step has failed; None: it ends when it has what it looks for."""
-    nodes: int = 1
-    """On one node a port in use is replaced by a free one; several nodes have agreed on theirs."""
+    """A run that ends well before this step has failed; None: it ends when it has what it looks for."""
     group: Group | None = None
     """The other nodes, where they take part."""
     error_logs: tuple[str, ...] = ()
@@ -68,11 +90,11 @@ class LaunchResult:
 
     failure: Failure | None
     """Why the run did not complete; None: it did."""
-    exit_code: int | None
+    exit_code: int | None = None
     """Of the process; negative signal number if a signal ended it."""
-    duration_seconds: float
+    duration_seconds: float = 0.0
     steps: tuple[StepRecord, ...] = ()
-    """All steps, even if the disk was full; of a long run, merged ones (records/summary.py)."""
+    """All steps, even if the disk was full."""
     stop_signal: int | None = None
     """A signal asked the launcher to stop: start nothing after this run."""
 
@@ -112,53 +134,44 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     with Interrupts() as interrupts:  # until the last record is written: an impatient second Ctrl-C must not lose it
         try:
             with Telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
-                result = attempt_twice(launch, watcher, interrupts)
+                result = Attempt(launch, watcher, interrupts).run()
         finally:
-            observed = result or launcher_failure(sys.exc_info()[1], interrupts)
-            record, result = final_record(launch, observed)
-            incomplete = launch.step_of_line is not None and count_lines(launch.directory.steps_file) < len(result.steps)
-            corrected = result.steps if incomplete or result.steps != observed.steps else None
-            record = write_end(launch.directory, record, corrected, watcher)
+            result = result or LaunchResult(failure=launcher_failure(sys.exc_info()[1]), stop_signal=interrupts.first)
+            record, result = write_end(launch, result, watcher)
     watcher.on_end(result)
     return record, result
 
 
-def attempt_twice(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> LaunchResult:
-    """Start the command, and once more on another port if its port was in use."""
-    result = Attempt(launch, watcher, interrupts).run()
-    failure = result.failure
-    if failure is not None and failure.kind == "port_in_use" and not result.steps and launch.nodes == 1:
-        port = free_port()
-        watcher.on_notice(f"{failure.cause} Starting once more on port {port}.")
-        again = dataclasses.replace(launch, command=with_port(launch.command, port), heading="")
-        result = Attempt(again, watcher, interrupts).run()
-    return result
+def launcher_failure(error: BaseException | None) -> Failure:
+    """Return why a run could not be started, or how its launcher failed. One that found a node gone never began."""
+    if not isinstance(error, UserError):
+        return Failure(outcome="failed", cause=f"The launcher failed: {error!r}.")
+    return Failure(outcome="interrupted" if isinstance(error, LostNodeError) else "failed", cause=error.what, hint=error.fix)
 
 
-def launcher_failure(error: BaseException | None, interrupts: Interrupts) -> LaunchResult:
-    """Return the result of a run that could not be started, or whose launcher failed.
-
-    A run that found a node gone never began: nothing is known of it, and where a signal ended all nodes, that is the cause.
-    """
-    cause = error.what if isinstance(error, UserError) else f"The launcher failed: {error!r}."
-    fix = error.fix if isinstance(error, UserError) else None
-    lost = isinstance(error, LostNodeError)
-    failure = Failure(outcome="interrupted" if lost else "failed", cause=cause, hint=fix)
-    if lost and interrupts.first is not None:
-        failure = stopped_by(interrupts.first.name, TimeLimit().seconds_left())
-    return LaunchResult(failure=failure, exit_code=None, duration_seconds=0.0, stop_signal=interrupts.first)
-
-
-def final_record(launch: Launch, result: LaunchResult) -> tuple[RunRecord, LaunchResult]:
-    """Add the result to the worker's own record, or to the first record if the worker wrote none."""
+def write_end(launch: Launch, result: LaunchResult, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
+    """Write the last record, from the worker's own or from the first one; report a full disk without hiding the result."""
+    directory = launch.directory
     try:
-        record = launch.directory.read_run()
+        record = directory.read_run()
     except RecordError:  # the worker died while writing it, or the disk is full: the launcher's own facts are still valid
         record = launch.record
     if launch.complete is not None:
         record, steps = launch.complete(record)
         result = dataclasses.replace(result, steps=steps or result.steps)
-    return with_end(dataclasses.replace(record, steps_recorded=len(result.steps)), result), result
+    record = with_end(dataclasses.replace(record, steps_recorded=len(result.steps)), result)
+    try:
+        if launch.step_of_line is not None:  # the whole log may correct what its lines said
+            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in result.steps))
+    except RecordError as error:
+        if record.outcome == "completed":
+            record = with_outcome(record, Failure(outcome="failed", cause=error.what, hint=error.fix))
+    directory.release_space()
+    try:
+        directory.write_run(record)
+    except RecordError as error:
+        watcher.on_notice(error.what)
+    return record, result
 
 
 def with_end(record: RunRecord, result: LaunchResult) -> RunRecord:
@@ -173,39 +186,6 @@ def with_outcome(record: RunRecord, failure: Failure | None) -> RunRecord:
         return dataclasses.replace(record, outcome="completed", cause=None, hint=None, cut_off=False)
     cause, hint, cut_off = failure.cause, failure.hint, failure.cut_off
     return dataclasses.replace(record, outcome=failure.outcome, cause=cause, hint=hint, cut_off=cut_off)
-
-
-def write_end(
-    directory: RunDirectory, record: RunRecord, corrected: tuple[StepRecord, ...] | None, watcher: Watcher
-) -> RunRecord:
-    """Write the steps if they were corrected, and the last record; report a full disk without hiding the result.
-
-    Returns:
-        the record, whose outcome is a failure where the steps of a completed run could not be written.
-    """
-    if corrected is not None:
-        try:
-            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in corrected))
-        except RecordError as error:
-            if error.what != record.cause:  # said when it happened
-                watcher.on_notice(error.what)
-            if record.outcome == "completed":
-                record = with_outcome(record, Failure(outcome="failed", cause=error.what, hint=error.fix))
-    directory.release_space()
-    try:
-        directory.write_run(record)
-    except RecordError as error:
-        watcher.on_notice(error.what)
-    return record
-
-
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a file; 0 where it cannot be read."""
-    try:
-        with opened(path) as file:
-            return sum(piece.count(b"\n") for piece in iter(lambda: file.read(PIECE_BYTES), b""))
-    except RecordError:
-        return 0
 
 
 class GrowingFile:
@@ -228,74 +208,43 @@ class GrowingFile:
         return whole.splitlines()
 
 
-class WrittenSteps:
-    """Follow the steps.jsonl that a worker appends to."""
+class Steps:
+    """The steps of a run: those that the worker appends to steps.jsonl, or those that lines of the log report."""
 
-    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
-        self._path = path
+    def __init__(self, launch: Launch, on_notice: Callable[[str], None]) -> None:
+        self._directory = launch.directory
+        self._step_of_line = launch.step_of_line
         self._on_notice = on_notice
+        path = launch.directory.steps_file
         self._file = GrowingFile(path, path.stat().st_size if path.exists() else 0)
+        self._logged: list[StepRecord] = []
+        self._full = False
 
     def on_line(self, text: str) -> None:
-        """Ignore the log."""
+        """Take a line of the log."""
+        step = None if self._step_of_line is None else self._step_of_line(text)
+        if step is None:
+            return
+        self._logged.append(step)
+        try:
+            if not self._full:
+                self._directory.append_step(step)
+        except RecordError as error:  # the end of the run writes all of them
+            self._full = True
+            self._on_notice(error.what)
 
-    def poll(self) -> Iterator[StepRecord]:
+    def new(self) -> Iterator[StepRecord]:
         """Yield the steps since the last call: a fast worker may have written many."""
+        if self._step_of_line is not None:
+            fresh, self._logged = self._logged, []
+            yield from fresh
+            return
         while lines := self._file.new_lines():
-            yield from (step for line in lines if (step := self._parse(line)) is not None)
-
-    @property
-    def failure(self) -> Failure | None:
-        """None: what the worker cannot write ends it."""
-        return None
-
-    def _parse(self, line: bytes) -> StepRecord | None:
-        try:
-            return from_json(StepRecord, line, where=str(self._path))
-        except RecordError as error:
-            self._on_notice(f"Skipped a line of {self._path}: {error.why or error.what}")
-            return None
-
-
-class LoggedSteps:
-    """Read steps from the log and write steps.jsonl."""
-
-    def __init__(
-        self, directory: RunDirectory, step_of_line: Callable[[str], StepRecord | None], on_notice: Callable[[str], None]
-    ) -> None:
-        self._directory = directory
-        self._step_of_line = step_of_line
-        self._on_notice = on_notice
-        self._new: list[StepRecord] = []
-        self._unwritten: list[StepRecord] = []
-        self._error: RecordError | None = None
-
-    def on_line(self, text: str) -> None:
-        """Take a line of the log, which may contain a step."""
-        step = self._step_of_line(text)
-        if step is not None:
-            self._new.append(step)
-            self._unwritten.append(step)
-
-    def poll(self) -> list[StepRecord]:
-        """Return the steps since the last call and write them; if the disk is full, retry at the next call."""
-        try:
-            while self._unwritten:
-                self._directory.append_step(self._unwritten[0])
-                del self._unwritten[0]
-        except RecordError as error:
-            if self._error is None:
-                self._on_notice(error.what)
-            self._error = error
-        fresh, self._new = self._new, []
-        return fresh
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why some steps are not on disk."""
-        if self._error is None or not self._unwritten:
-            return None
-        return Failure(outcome="failed", cause=self._error.what, hint=self._error.fix)
+            for line in lines:
+                try:
+                    yield from_json(StepRecord, line, where=str(self._directory.steps_file))
+                except RecordError as error:
+                    self._on_notice(f"Skipped a line of {self._directory.steps_file}: {error.why or error.what}")
 
 
 class Attempt:
@@ -308,103 +257,51 @@ class Attempt:
         self._time_limit = TimeLimit()
         self._oom_kills_before = count_oom_kills()
         self._steps: list[StepRecord] = []
-        self._stacks: list[Stack] = []
-        self._collectives: list[RankRecord] = []
-        self._source: WrittenSteps | LoggedSteps
-        if launch.step_of_line is None:
-            self._source = WrittenSteps(launch.directory.steps_file, watcher.on_notice)
-        else:
-            self._source = LoggedSteps(launch.directory, launch.step_of_line, watcher.on_notice)
+        self._source = Steps(launch, watcher.on_notice)
         self._output = Output((launch.directory.log_file, *launch.logs), self._on_line, watcher.on_notice)
-        self._output.write_to_logs(launch.heading)
+        self._output.write_to_logs("".join(f"{line}\n" for line in launch.heading.splitlines()).encode())
 
     def run(self) -> LaunchResult:
         """Start the command and return when its last process has ended, on all nodes."""
-        group = self._launch.group
+        launch, group = self._launch, self._launch.group
+        patience = launch.grace_seconds + OTHER_NODES_SECONDS
         try:
             if group is not None:
-                group.begin(self._launch.record.started_at or "")
-            child = Child(self._launch.command, self._launch.grace_seconds)
+                group.begin(launch.record.started_at or "")
+            child = Child(launch.command, launch.grace_seconds)
         except LaunchError as error:
             self._output.close()
             if group is not None and not isinstance(error, LostNodeError):  # which started nothing anywhere
                 group.stop(error.what)
-                group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
+                group.finish(patience)
             raise
-        supervisor = Supervisor(child, self._output, self._launch.grace_seconds, self._interrupts)
-        place = self._launch.directory.path
-        folder = identity(place)
-        watchdog = Watchdog(self._launch.limits, supervisor.began, self._launch.planned_steps)
+        supervisor = Supervisor(child, self._output, self._interrupts, launch.grace_seconds)
+        watchdog = Watchdog(launch.limits, supervisor.began, launch.planned_steps)
+        here = Ended(exit_code=None)
 
         def tick(now: float) -> Failure | None:
-            for step in self._source.poll():
+            for step in self._source.new():
                 self._steps.append(step)
                 watchdog.saw_step(step.step, step.step_seconds, now)
                 self._watcher.on_step(step)
             if not self._steps:
                 self._watcher.on_wait(now - supervisor.began)
-            if identity(place) != folder:
-                cause = f"The run's folder {place} was moved or deleted, or cannot be reached."
-                return Failure(outcome="failed", cause=cause, hint=LEAVE_IT)
-            if group is None:
-                return watchdog.verdict(now)
-            if self._interrupts.first is not None:
+            if group is not None and self._interrupts.first is not None:
                 group.stop(f"Stopped by {self._interrupts.first.name} on the first node.")
-            return group.check(now) or watchdog.verdict(now)
+            return (group and group.check()) or watchdog.verdict(now)
 
-        def before_stop(why: Failure, listen: Callable[[], str]) -> Failure:
+        def before_stop(why: Failure, listen: Callable[[], str]) -> None:
+            nonlocal here
             self._watcher.on_notice(f"{why.cause} Stopping it.")
             if group is not None:
-                group.stop(why.cause, stacks=why.outcome in {"hung", "timed_out"})
-            if identity(place) != folder:
-                return why
-            self._collectives = take_records(child.members(), place)
-            self._stacks = take_stacks(child.members(), listen)
-            return self._with_stacks(why)
+                group.stop(why.cause)
+            here = stopped_ranks(child, launch.directory, listen, self._watcher.on_notice)
 
         ending = supervisor.run(tick, before_stop)
-        return self._result(ending, None if group is None else self._end_elsewhere(group, ending))
-
-    def _end_elsewhere(self, group: Group, ending: Ending) -> Failure | None:
-        """Wait for the other nodes; return why the run failed there, None where it did not or was stopped from here."""
-        if ending.exit_code != 0:
+        if group is not None and ending.exit_code != 0:
             group.stop("The ranks of the first node have ended.")
-        return group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
-
-    def _ends_elsewhere(self) -> list[tuple[NodeRecord, str, Ended]]:
-        return [] if self._launch.group is None else self._launch.group.ends()
-
-    def _with_stacks(self, why: Failure) -> Failure:
-        """Save the stacks of the processes, and return the failure with a hint to them."""
-        text, path = describe(self._stacks), self._launch.directory.path / "stacks.txt"
-        if not text:
-            self._watcher.on_notice("No stacks are saved: py-spy is not installed, and no process prints its own.")
-            return why if why.hint else dataclasses.replace(why, hint="pip install py-spy: it shows where each rank waits")
-        try:
-            path.write_text(text, encoding="utf8")
-        except OSError as error:
-            self._watcher.on_notice(f"The stacks cannot be written to {path}: {error.strerror or error}.")
-            return why
-        self._watcher.on_notice(f"The stacks of {len(self._stacks)} processes are in {path}.")
-        return why if why.hint else dataclasses.replace(why, hint="stacks.txt in the run's folder shows where each rank waits")
-
-    def _with_culprit(self, why: Failure) -> Failure:
-        """Return the failure of a run that was stopped, with the rank that kept the others waiting, on whichever node."""
-        stacks, collectives = self._stacks, self._collectives
-        for node, _, ended in self._ends_elsewhere():
-            stacks = stacks + [dataclasses.replace(each, node=node.host) for each in ended.stacks]
-            collectives = [*collectives, *ended.collectives]
-        found = [culprit(stacks)]
-        if why.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
-            found.append(missing_ranks(collectives))
-        return dataclasses.replace(why, cause=" ".join((why.cause, *filter(None, found))))
-
-    def _on_line(self, text: str) -> None:
-        self._source.on_line(text)
-        self._watcher.on_line(text)
-
-    def _result(self, ending: Ending, elsewhere: Failure | None) -> LaunchResult:
-        failure = self._failure(ending, [*self._output.tail, *error_log_lines(self._launch.error_logs)], elsewhere)
+        gone = None if group is None else group.finish(patience)
+        failure = self._failure(ending, here, gone)
         if ending.survivors:
             self._watcher.on_notice(f"Even SIGKILL cannot end the processes {sorted(ending.survivors)}; please check them.")
         return LaunchResult(
@@ -415,40 +312,43 @@ class Attempt:
             stop_signal=self._interrupts.first,
         )
 
-    def _failure(self, ending: Ending, lines: list[str], elsewhere: Failure | None) -> Failure | None:
-        stopped, number = ending.stopped, self._interrupts.first
-        # The ranks may have died of the signal before the launcher stopped them.
-        if number is not None and ending.exit_code != 0 and (stopped is None or stopped.outcome == "interrupted"):
-            return stopped_by(number.name, self._time_limit.seconds_left())
-        if elsewhere is not None and elsewhere.kind != PART_FAILED:
-            return elsewhere  # a node is lost or was stopped: the ranks here only followed
-        if stopped is None or stopped.kind == PART_FAILED:
-            return self._cause_in_the_logs(ending, lines)
-        return add_log_hint(self._with_culprit(stopped), lines) if stopped.outcome in {"hung", "timed_out"} else stopped
+    def _on_line(self, text: str) -> None:
+        self._source.on_line(text)
+        self._watcher.on_line(text)
 
-    def _cause_in_the_logs(self, ending: Ending, lines: list[str]) -> Failure | None:
-        """Return why the ranks failed, on whichever node they failed first; None: they did not."""
-        killed = (count_oom_kills() or 0) > (self._oom_kills_before or 0)
-        planned, steps = self._launch.planned_steps, tuple(self._steps)
-        found = classify(ending.exit_code, lines, steps, oom_killed=killed)
-        failures = [] if found is None else [(found, lines)]
-        for _, name, ended in self._ends_elsewhere():
-            there = classify(ended.exit_code, ended.lines, steps) if ended.failed else None
-            if there is not None:
-                failures.append((dataclasses.replace(there, cause=f"{name}: {there.cause}"), list(ended.lines)))
-        if failures:
-            return earliest(failures)
-        found = None if planned is None else ended_early(steps, planned)
-        return found or self._source.failure
+    def _failure(self, ending: Ending, here: Ended, gone: Failure | None) -> Failure | None:
+        elsewhere = {} if self._launch.group is None else self._launch.group.ends()
+        stopped = ending.stopped
+        if stopped is not None and stopped.outcome in {"hung", "timed_out"}:
+            ends = [here, *elsewhere.values()]
+            words = [stopped.cause, culprit([stack for end in ends for stack in end.stacks])]
+            if stopped.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
+                words.append(missing_ranks([record for end in ends for record in end.collectives]))
+            hint = stopped.hint or (HINT if any(stack.text for stack in here.stacks) else None)
+            stopped = dataclasses.replace(stopped, cause=" ".join(filter(None, words)), hint=hint)
+        return self._launch.cause(
+            Seen(
+                exit_code=ending.exit_code,
+                lines=[*self._output.tail, *error_log_lines(self._launch.error_logs)],
+                steps=tuple(self._steps),
+                stopped=stopped,
+                gone=gone,
+                signal=self._interrupts.first,
+                seconds_left=self._time_limit.seconds_left(),
+                oom_killed=count_oom_kills() > self._oom_kills_before,
+                planned_steps=self._launch.planned_steps,
+                elsewhere=elsewhere,
+            )
+        )
 
 
-def identity(folder: Path) -> tuple[int, int] | None:
-    """Return what stays the same while a folder keeps its place; None where nothing can be reached there."""
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+def stopped_ranks(child: Child, directory: RunDirectory, listen: Callable[[], str], notify: Callable[[str], None]) -> Ended:
+    """Return where the ranks of this node stand that are about to be stopped, and save their stacks in a run's folder."""
+    collectives = tuple(take_records(child.members(), directory.path))
+    stacks = tuple(take_stacks(child.members(), listen))
+    if saved := save(stacks, directory.path / "stacks.txt"):
+        notify(saved)
+    return Ended(exit_code=None, stacks=stacks, collectives=collectives)
 
 
 def error_log_lines(patterns: Iterable[str]) -> list[str]:

@@ -24,6 +24,7 @@ from tprimat.records.discover import probes_in
 from tprimat.records.environment import variables_of_run
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
+from tprimat.runner.cause import cause_of
 from tprimat.runner.followed import FollowedLog
 from tprimat.runner.nodes import command_on, this_node
 from tprimat.runner.prediction import out_of_memory_hint
@@ -88,7 +89,7 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
         record=record,
         limits=Limits(**{one.name: getattr(benchmarking, one.name) for one in dataclasses.fields(Limits)}),
         planned_steps=plan.steps,
-        nodes=plan.nodes,
+        cause=cause_of,
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
         logs=(log,),
         heading=announcement(plan),

@@ -1,8 +1,7 @@
 """Time of each class of work in a training step, from a trace of torch's profiler.
 
-The name of a kernel, or of an operator on a CPU, decides its class (work_classes.py).
-
-Events have times in microseconds (Chrome's Trace Event Format); here they are seconds from the first event of the trace.
+The name of a kernel decides its class (work_classes.py). Times are seconds from the first event of the trace, whose own are in
+microseconds (Chrome's Trace Event Format).
 """
 
 import math
@@ -17,30 +16,25 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tprimat.analyze.work_classes import CLASSES, COMPUTE, WorkClass, kernel_class, operator_class
+from tprimat.analyze.work_classes import CLASSES, COMPUTE, WorkClass, kernel_class
 from tprimat.core.errors import MetricError
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver")
 """Calls on the host, HIP's under the names of CUDA's; a kernel has the correlation of the call that launched it."""
-SUMMARISED = (*DEVICE_WORK, *LAUNCHES, "gpu_user_annotation", "user_annotation", "cpu_op")
-FORMER = {"operator": "cpu_op", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
-"""Kineto's categories in torch 1.8 to 1.11, which begin with a capital, and their names since."""
-OPTIMIZER_RANGE = re.compile(r"optimizer_step$|Optimizer\.step#")
-"""Marks of Megatron's step and of torch's optimizers."""
-ROUTER_RANGE = re.compile(r"moe_router$")
-"""Mark of our layers with experts."""
-RANGES: tuple[tuple[WorkClass, re.Pattern[str]], ...] = (("optimizer", OPTIMIZER_RANGE), ("router", ROUTER_RANGE))
+READ = (*DEVICE_WORK, *LAUNCHES, "gpu_user_annotation", "user_annotation", "cpu_op")
+RANGES: tuple[tuple[WorkClass, re.Pattern[str]], ...] = (
+    ("optimizer", re.compile(r"optimizer_step$|Optimizer\.step#")),  # of Megatron's step, and of torch's optimizers
+    ("router", re.compile(r"moe_router$")),  # of our layers with experts
+)
+"""Marks of ranges whose small kernels belong to a class."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
-INHERITED: tuple[WorkClass, ...] = ("attention", "optimizer", "communication")
-"""Operators inside one of these classes belong to it, unless they communicate."""
-
-
 SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("begins", "f8")])
 """One span: its kind counts in CLASSES, its name in the names of all spans; `begins` is 0 for the later parts of an event."""
 Spans = npt.NDArray[np.void]
 """Of dtype SPAN, shape (n,)."""
+NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"
 
 
 def inside(spans: Spans, start: float, end: float) -> Spans:
@@ -62,17 +56,6 @@ class StepWindow:
     end: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One complete event, or a part of one."""
-
-    start: float
-    end: float
-    name: str
-    kind: WorkClass
-    begins: bool = True
-
-
 class TraceEvent(NamedTuple):
     """The part of an event with a duration that a summary needs."""
 
@@ -90,30 +73,14 @@ def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
     """Return the events with a duration in the categories that a summary uses.
 
     Raises:
-        MetricError: there is none, or one lacks the numbers that the format requires.
+        MetricError: one lacks the numbers that the format requires.
     """
-    whole = [
-        event
-        for event in events
-        if isinstance(event, dict) and event.get("ph") == "X" and _category(event) in SUMMARISED and "name" in event
-    ]
-    if not whole:
-        raise MetricError(
-            "The trace holds no kernel and no operator.", fix="profile at least one whole step with torch's profiler"
-        )
+    whole = [one for one in events if isinstance(one, dict) and one.get("ph") == "X" and one.get("cat") in READ and "name" in one]
     try:
-        first = min(float(event["ts"]) for event in whole)
+        first = min((float(event["ts"]) for event in whole), default=0.0)
         return [_read(event, first) for event in whole]
     except (KeyError, TypeError, ValueError) as error:
         raise MetricError("An event of the trace has no start or duration in microseconds.", why=repr(error)) from error
-
-
-def _category(event: Mapping[str, Any]) -> str:
-    """Return an event's category as Kineto names it today; in torch 1.8 the range of a step is an operator."""
-    small = str(event.get("cat", "")).lower()
-    category = FORMER.get(small, small)
-    is_step = category == "cpu_op" and STEP_RANGE.match(str(event.get("name")))
-    return "user_annotation" if is_step else category
 
 
 def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
@@ -124,9 +91,7 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
     details = event.get("args")
     call = details.get("correlation") if isinstance(details, dict) else None
     thread = (event.get("pid"), event.get("tid"))
-    return TraceEvent(
-        _category(event), str(event["name"]), start / 1e6, end / 1e6, thread, call if isinstance(call, int) else None
-    )
+    return TraceEvent(event["cat"], str(event["name"]), start / 1e6, end / 1e6, thread, call if isinstance(call, int) else None)
 
 
 def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
@@ -135,15 +100,16 @@ def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     Small kernels inside a range of optimizer or router of their stream belong to it. In a trace with only the host's
     ranges, it is those that were launched in one.
     """
-    work = [event for event in events if event.category in DEVICE_WORK]
     launches: dict[int | None, TraceEvent] = {}
     ranges = _ranges(events, ("gpu_user_annotation",))
     if not ranges:
         ranges = _ranges(events, ("user_annotation", "cpu_op"))
         launches = {event.correlation: event for event in events if event.category in LAUNCHES and event.correlation}
-    return _columns(
-        [_Row(event.start, event.end, event.name, _kind(event, launches.get(event.correlation, event), ranges)) for event in work]
-    )
+    work = [event for event in events if event.category in DEVICE_WORK]
+    place = {name: number for number, name in enumerate(dict.fromkeys(event.name for event in work))}
+    kinds = (_kind(event, launches.get(event.correlation, event), ranges) for event in work)
+    cells = [(event.start, event.end, CLASSES.index(kind), place[event.name], 1) for event, kind in zip(work, kinds, strict=True)]
+    return np.array(cells, dtype=SPAN), list(place)
 
 
 Ranges = Mapping[tuple[tuple[Any, Any], WorkClass], Sequence[tuple[float, float]]]
@@ -185,115 +151,41 @@ def _kind(event: TraceEvent, place: TraceEvent, ranges: Ranges) -> WorkClass:
     return next((mark for mark, _ in RANGES if _within(place, ranges.get((place.thread, mark), ()))), kind)
 
 
-def host_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
-    """Return operators of the host without nested ones, so that each moment of a thread counts once, and their names."""
-    threads: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
-    for event in events:
-        if event.category == "cpu_op" or _marks(event):
-            threads[event.thread].append(event)
-    return _columns([row for thread in threads.values() for row in _innermost(thread)])
+def step_windows(events: Sequence[TraceEvent]) -> list[StepWindow]:
+    """Return the device's steps, each up to the start of the next number, so that gaps belong to the step before.
 
-
-def _marks(event: TraceEvent) -> bool:
-    """Return whether an event is the optimizer's range or a collective of Gloo, which are not cpu_op."""
-    return event.category == "user_annotation" and operator_class(event.name) in {"optimizer", "communication"}
-
-
-@dataclass(slots=True)
-class _Open:
-    """An event that later ones may be nested in."""
-
-    event: TraceEvent
-    kind: WorkClass
-    counted: bool = False
-
-
-def _innermost(thread: list[TraceEvent]) -> list[_Row]:
-    """Cut nested events of one thread into the spans in which each is the innermost."""
-    rows: list[_Row] = []
-    stack: list[_Open] = []
-    at = 0.0
-
-    def advance(to: float) -> None:
-        nonlocal at
-        if stack and to > at:
-            inner = stack[-1]
-            if inner.event.category == "cpu_op" or inner.kind == "communication":
-                rows.append(_Row(at, to, inner.event.name, inner.kind, not inner.counted))
-                inner.counted = True
-        at = max(at, to)
-
-    for event in sorted(thread, key=lambda event: (event.start, -event.end)):
-        while stack and stack[-1].event.end <= event.start:
-            advance(stack[-1].event.end)
-            stack.pop()
-        advance(event.start)
-        stack.append(_Open(event, _nested_kind(event, stack)))
-    while stack:
-        advance(stack[-1].event.end)
-        stack.pop()
-    return rows
-
-
-def _nested_kind(event: TraceEvent, around: Sequence[_Open]) -> WorkClass:
-    own = operator_class(event.name)
-    outer = around[-1].kind if around else own
-    return outer if outer in INHERITED and own != "communication" else own
-
-
-def _columns(rows: Sequence[_Row]) -> tuple[Spans, list[str]]:
-    place = {name: number for number, name in enumerate(dict.fromkeys(row.name for row in rows))}
-    cells = [(row.start, row.end, CLASSES.index(row.kind), place[row.name], row.begins) for row in rows]
-    return np.array(cells, dtype=SPAN), list(place)
-
-
-def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow]:
-    """Return the ProfilerStep# ranges, each up to the start of the next number, so that gaps belong to the step before.
-
-    Args:
-        events: complete ones.
-        category: gpu_user_annotation for a device's own ranges (one a stream, which are joined), user_annotation for the host's.
+    A step is the work that was launched in the host's ProfilerStep# range, since the device's own ranges miss kernels on some
+    ROCm; those are used where a trace holds no launches, or several processes, which number their launches alike.
     """
+    host = sorted(_numbered(events, "user_annotation").items(), key=lambda step: step[1])
+    processes = {event.thread[0] for event in events if event.category == "user_annotation" and STEP_RANGE.match(event.name)}
+    launches = {event.correlation: event.start for event in events if event.category in LAUNCHES and event.correlation}
+    starts = [start for _, (start, _) in host]
     found: dict[int, tuple[float, float]] = {}
-    for event in events:
-        match = STEP_RANGE.match(event.name) if event.category == category else None
-        if match:
-            number = int(match[1])
-            start, end = found.get(number, (event.start, event.end))
-            found[number] = (min(start, event.start), max(end, event.end))
-    return _in_a_row(found)
-
-
-def _in_a_row(found: Mapping[int, tuple[float, float]]) -> list[StepWindow]:
-    """Return the ranges of numbered steps, each up to the start of the next number."""
+    for event in events if len(processes) == 1 else ():
+        if event.category in DEVICE_WORK and event.correlation in launches:
+            at = launches[event.correlation]
+            number, (_, end) = host[max(bisect_right(starts, at) - 1, 0)]
+            if starts[0] <= at < end:
+                _extend(found, number, event)
+    found = found or _numbered(events, "gpu_user_annotation")
     numbers = sorted(found)
     following = {number: found[after][0] for number, after in pairwise(numbers) if after == number + 1}
     return [StepWindow(number, found[number][0], following.get(number, found[number][1])) for number in numbers]
 
 
-def launched_windows(events: Sequence[TraceEvent]) -> list[StepWindow]:
-    """Return the windows of the device's steps by the host's ProfilerStep# ranges in which their work was launched.
-
-    There is none for a trace without launches, or of several processes, which number their launches alike.
-    """
-    steps = sorted(step_windows(events, "user_annotation"), key=lambda step: step.start)
-    processes = {event.thread[0] for event in events if event.category == "user_annotation" and STEP_RANGE.match(event.name)}
-    if len(processes) != 1:
-        return []
-    launches: dict[int | None, float] = {
-        event.correlation: event.start for event in events if event.category in LAUNCHES and event.correlation
-    }
-    starts = [step.start for step in steps]
+def _numbered(events: Sequence[TraceEvent], category: str) -> dict[int, tuple[float, float]]:
+    """Return the ProfilerStep# ranges of a category by number; those of a device, one a stream, are joined."""
     found: dict[int, tuple[float, float]] = {}
     for event in events:
-        if event.category not in DEVICE_WORK or event.correlation not in launches:
-            continue
-        at = launches[event.correlation]
-        place = bisect_right(starts, at) - 1
-        if place >= 0 and at < steps[place].end:
-            start, end = found.get(steps[place].number, (event.start, event.end))
-            found[steps[place].number] = (min(start, event.start), max(end, event.end))
-    return _in_a_row(found)
+        if event.category == category and (match := STEP_RANGE.match(event.name)):
+            _extend(found, int(match[1]), event)
+    return found
+
+
+def _extend(found: dict[int, tuple[float, float]], number: int, event: TraceEvent) -> None:
+    start, end = found.get(number, (event.start, event.end))
+    found[number] = (min(start, event.start), max(end, event.end))
 
 
 ORDER: tuple[WorkClass, ...] = (*COMPUTE, "communication", "memory_copy")
@@ -317,7 +209,7 @@ class ClassTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
-    """One kernel, or operator, in a mean step."""
+    """One kernel in a mean step."""
 
     name: str
     kind: WorkClass
@@ -343,8 +235,7 @@ class ProfileSummary:
 
     origin: dict[str, Any]
     """Run, model, strategy, platform and rank, where the trace tells."""
-    measured_on: Literal["accelerator", "host"]
-    """Host: there is no kernel in the trace, and operators of the CPU are counted instead."""
+    measured_on: Literal["accelerator"]
     steps: tuple[ProfiledStep, ...]
     step_seconds: float
     classes: tuple[ClassTime, ...]
@@ -353,7 +244,7 @@ class ProfileSummary:
     exposed_communication_seconds: float
     """Of these, where nothing is computed."""
     idle_seconds: float
-    """In which nothing runs: no kernel, or on a host no operator."""
+    """In which no kernel runs."""
     idle_share: float
     top: tuple[KernelTime, ...]
     notes: tuple[str, ...]
@@ -363,73 +254,37 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
     """Summarise a trace as torch's profiler writes it, with its `top` longest kernels.
 
     Raises:
-        MetricError: no event with a duration, or no work inside the steps.
+        MetricError: no kernel, or none inside the steps.
     """
-    events = complete_events(trace["traceEvents"])
-    on_device = any(event.category in DEVICE_WORK for event in events)
-    events, others = _of_one(events, on_device)
-    spans, names = device_spans(events) if on_device else host_spans(events)
+    events, notes = _of_one_device(complete_events(trace["traceEvents"]))
+    spans, names = device_spans(events)
     if not len(spans):
-        raise MetricError("The trace holds no kernel and no operator.", fix="profile at least one whole step")
-    windows, notes = _windows(events, spans, on_device)
-    notes = (*notes, *others)
-    parts = [(window, inside(spans, window.start, window.end)) for window in windows]
+        raise MetricError("The trace holds no kernel.", fix="profile at least one whole step on a GPU")
+    windows = step_windows(events)
+    if not windows:
+        windows, notes = [StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))], (*notes, NO_STEPS)
     unfinished = trace.get("tprimat_unfinished")
-    parts = [(window, part) for window, part in parts if len(part) and window.number != unfinished]
+    parts = [(window, inside(spans, window.start, window.end)) for window in windows if window.number != unfinished]
+    parts = [(window, part) for window, part in parts if len(part)]
     if unfinished is not None:
         notes = (*notes, "training failed in the last step of the trace, which is left out")
     if not parts:
-        raise MetricError("No kernel and no operator runs inside a profiled step.", fix="profile at least one whole step")
+        raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")
     origin = trace.get("tprimat")
-    return _summary(origin if isinstance(origin, dict) else {}, parts, on_device, notes, _top(parts, names, top))
+    return _summary(origin if isinstance(origin, dict) else {}, parts, notes, _top(parts, names, top))
 
 
-def _of_one(events: list[TraceEvent], on_device: bool) -> tuple[list[TraceEvent], tuple[str, ...]]:
-    """Return the events of one device, or of one process on a host: others would hide its idle time and communication."""
-    measured = ("kernel",) if on_device else ("cpu_op",)
-    own = (*DEVICE_WORK, "gpu_user_annotation") if on_device else ("cpu_op", "user_annotation")
+def _of_one_device(events: list[TraceEvent]) -> tuple[list[TraceEvent], tuple[str, ...]]:
+    """Return the events of one device: others would hide its idle time and communication."""
     busy: dict[Any, float] = defaultdict(float)
     for event in events:
-        if event.category in measured:
+        if event.category == "kernel":
             busy[event.thread[0]] += event.end - event.start
     if len(busy) < 2:
         return events, ()
-    chosen = max(busy, key=lambda place: busy[place])
-    what = "devices" if on_device else "processes"
-    note = f"the trace holds {len(busy)} {what}: only {chosen} counts, which works longest"
+    chosen, own = max(busy, key=lambda place: busy[place]), (*DEVICE_WORK, "gpu_user_annotation")
+    note = f"the trace holds {len(busy)} devices: only {chosen} counts, which works longest"
     return [event for event in events if event.category not in own or event.thread[0] == chosen], (note,)
-
-
-def _windows(events: Sequence[TraceEvent], spans: Spans, on_device: bool) -> tuple[Sequence[StepWindow], tuple[str, ...]]:
-    host = step_windows(events, "user_annotation")
-    if not on_device:
-        notes = ("no kernel of an accelerator in the trace: classes are of the CPU's operators, idle is time outside them",)
-        return (host, notes) if host else ([_whole(spans)], (*notes, NO_STEPS))
-    found = (step_windows(events, "gpu_user_annotation"), launched_windows(events))  # the first misses kernels on some ROCm
-    if device := next((windows for windows in found if windows and not _ends_in_stub(windows)), None):
-        return device, ()
-    if device := found[0] or found[1]:
-        return device[:-1], ("the trace ends at the beginning of the last step, which is left out",)
-    if host:
-        return host, ("steps are the host's ranges: the trace has none of the device, whose work may lag behind",)
-    return [_whole(spans)], (NO_STEPS,)
-
-
-STUB = 0.25
-"""Of the shortest other step: less than that of the last step was recorded before the profiler stopped."""
-
-
-def _ends_in_stub(windows: Sequence[StepWindow]) -> bool:
-    """Return whether the profiler caught only the beginning of the last step."""
-    *before, last = (window.end - window.start for window in windows)
-    return bool(before) and last < STUB * min(before)
-
-
-NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"
-
-
-def _whole(spans: Spans) -> StepWindow:
-    return StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))
 
 
 Part = tuple[StepWindow, Spans]
@@ -441,7 +296,7 @@ def _mean_step(parts: Sequence[Part]) -> float:
 
 
 def _summary(
-    origin: dict[str, Any], parts: Sequence[Part], on_device: bool, notes: tuple[str, ...], top: tuple[KernelTime, ...]
+    origin: dict[str, Any], parts: Sequence[Part], notes: tuple[str, ...], top: tuple[KernelTime, ...]
 ) -> ProfileSummary:
     count, step = len(parts), _mean_step(parts)
     own = {kind: sum(_own_seconds(part)[kind] for _, part in parts) / count for kind in ORDER}
@@ -452,7 +307,7 @@ def _summary(
     idle = step - sum(own.values())
     return ProfileSummary(
         origin=origin,
-        measured_on="accelerator" if on_device else "host",
+        measured_on="accelerator",
         steps=tuple(
             ProfiledStep(
                 number=window.number + shift,

@@ -1,4 +1,4 @@
-"""The class of work that the name of a kernel, or of an operator on a CPU, stands for.
+"""The class of work that the name of a kernel stands for.
 
 Names are those that profilers show for NCCL and RCCL, cuBLAS and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel,
 DeepEP, DeepGEMM, Triton (as torch.compile emits it), Transformer Engine and torch's own kernels. A copy from one GPU's memory to
@@ -88,37 +88,12 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
 )
 """The first pattern found in a kernel's lower-case name decides."""
 
-OPERATORS: tuple[tuple[WorkClass, str], ...] = (
-    ("communication", r"gloo:|c10d::|_c10d_functional|symm_mem::|nccl:|record_param_comms"),
-    ("attention", r"scaled_dot_product|attention"),
-    ("optimizer", r"adam|_foreach_|^optimizer_step$|^optimizer\.step#"),
-    ("expert_matmul", r"^aten::_(scaled_)?grouped_mm"),
-    (
-        "matmul",
-        r"^aten::(mm|bmm|addmm|addbmm|baddbmm|addmv|matmul|linear|mv|einsum|_scaled_mm|_int_mm)(_|\.|$)|mkldnn_linear"
-        r"|^aten::\w*convolution|mkldnn::_(linear|convolution)|mkl::_mkl_linear|onednn::qlinear",
-    ),
-    ("memory_copy", r"^aten::(copy_|_to_copy|to|clone|contiguous)$"),
-    ("norm_elementwise", r"^aten::"),
-)
-"""The same for operators on the host; every other operator of ATen is elementwise, a reduction or a view."""
-
 
 @cache
 def kernel_class(name: str) -> WorkClass:
     """Return the class of a kernel on an accelerator."""
-    return _first(KERNELS, name)
-
-
-@cache
-def operator_class(name: str) -> WorkClass:
-    """Return the class of an operator on the host."""
-    return _first(OPERATORS, name)
-
-
-def _first(patterns: tuple[tuple[WorkClass, str], ...], name: str) -> WorkClass:
     small = name.lower()
-    return next((kind for kind, pattern in patterns if re.search(pattern, small)), "other")
+    return next((kind for kind, pattern in KERNELS if re.search(pattern, small)), "other")
 
 
 CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)

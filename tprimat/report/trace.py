@@ -93,8 +93,7 @@ def _top(summary: ProfileSummary, screen: Screen) -> str:
         [_short(row.name), WORDS[row.kind].split(",")[0], units.seconds(row.seconds), units.percent(row.share), _calls(row.calls)]
         for row in summary.top
     ]
-    what = "kernel" if summary.measured_on == "accelerator" else "operator"
-    return columns([what, "class", "a step", "share", "calls"], rows, left=2, screen=screen, drop=("calls", "class"))
+    return columns(["kernel", "class", "a step", "share", "calls"], rows, left=2, screen=screen, drop=("calls", "class"))
 
 
 def _short(name: str) -> str:

@@ -332,7 +332,7 @@ def plan():
         yield model.replace(".", "_"), lambda model=model: plan_document(model)
 
 
-# report: the data that the HTML page draws and compares.
+# report: the data that the HTML page draws.
 
 REPORTS = {
     "runs": [RUNS / "h100", RUNS / "mi300x", RUNS / "cpu"],
@@ -344,36 +344,19 @@ REPORTS = {
 
 
 def report_document(folders):
-    """Groups in the order of the page with their curves and bars, and every field of every run's record as text."""
+    """Groups in the order of the page with their curves and bars."""
     with tempfile.TemporaryDirectory() as folder:
         done = run_command("report", *folders, "--output", f"{folder}/page.html", cwd=folder)
         page = Path(folder, "page.html").read_text(encoding="utf8")
     packed = re.search(r'<script type="text/plain" id="data">(.*?)</script>', page)[1]
     data = json.loads(gzip.decompress(base64.b64decode(packed)))
-    keys = [key for _, key in data["keys"]]
-    runs = {}
-    for place, run in enumerate(data["runs"]):
-        fields = {keys[int(number)]: text for number, text in run["fields"].items()}
-        skipped = (
-            "workload.shape.*",
-            "evidence.workload.shape.*",
-            "source.*",
-            "evidence.notes",
-            "mismatches",
-            "hint",
-            "command",
-            "started_at",
-            "ended_at",
-        )
-        runs[f"{place} {run['name']}"] = prune(fields, skipped)
-    series = [prune({**run, "curves": len(run["curves"])}, ("times",)) for group in data["groups"] for run in group["runs"]]
+    series = [{**run, "curves": len(run["curves"])} for group in data["groups"] for run in group["runs"]]
     return {
         "status": done.returncode,
         "groups": [{"work": group["work"], "runs": [run["name"] for run in group["runs"]]} for group in data["groups"]],
         "series": series,
         "curves": [run["curves"] for group in data["groups"] for run in group["runs"][:1]],
         "bars": [[[row["value"], row["low"], row["high"]] for row in bars["rows"]] for bars in data["bars"]],
-        "runs": runs,
     }
 
 

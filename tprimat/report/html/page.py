@@ -28,7 +28,7 @@ from tprimat.report.plots.style import MOST_SERIES, Look, looks
 from tprimat.report.tables import plural
 from tprimat.report.words import caveats
 
-SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js", "difference.js")
+SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,6 @@ def html_report(report: Report) -> str:
             ranking=sections.ranking_table(report.rankings, appearance),
             bar_titles=[panel.title for panel in panels.bars],
             curve_titles=[curve.title for curve in panels.curves],
-            time_titles=[reading.title for reading in panels.readings],
-            chosen=sections.two_unlike(report.runs) if len(report.runs) > 1 else None,
             warnings=sections.warnings(comparison, names),
             caveats=caveats(report.rankings),
             failures=sections.failures(report.not_counted, names),

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tprimat.analyze.compare import Ranking, throughput
+from tprimat.analyze.compare import Ranking
 from tprimat.analyze.findings import findings
-from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
+from tprimat.analyze.groups import Group, Measured, on_cpu
 from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes
 from tprimat.core import units
 from tprimat.records.evidence import facts, grade_of, other_notes
@@ -61,7 +61,7 @@ def _card(ranking: Ranking) -> Card:
     tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)]
     first, *more = headline(ranking) if ranking.lead else [brief(best), *headline(ranking)]
     caution = CPU_CAUTION if on_cpu([best]) else ""
-    paragraphs = [caution, *more, *differing(ranking), *_other_machines(ranking), *distance_from_limits(best)]
+    paragraphs = [caution, *more, *differing(ranking), *distance_from_limits(best)]
     return Card(
         model=model_and_shape(best.run),
         workload=heading(ranking),
@@ -75,18 +75,6 @@ def _card(ranking: Ranking) -> Card:
 def brief(group: Group) -> str:
     """Return a group's label without its workload, for places that name the workload above."""
     return group.label.rpartition(": ")[2]
-
-
-def _other_machines(ranking: Ranking) -> list[str]:
-    """Name the fastest configuration on each other accelerator."""
-    seen = {accelerator_name(ranking.best.run)}
-    sentences = []
-    for group in ranking.groups[1:]:
-        name = accelerator_name(group.run)
-        if name not in seen and throughput(group) is not None:
-            seen.add(name)
-            sentences.append(f"Fastest on {name}: {brief(group)}, {TOKENS.text(group)} {TOKENS.heading}.")
-    return sentences
 
 
 def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
@@ -216,12 +204,6 @@ def _vs_fastest(ranking: Ranking, position: int) -> Cell:
     return Cell(heading=VS_FASTEST, text=text, sort=0.0 if position == 0 and len(ranking.groups) > 1 else behind)
 
 
-def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:
-    """Return the places of the first run and of the first one of another configuration, to compare them at first."""
-    kinds = [kind_of(item.result, None) for item in runs]
-    return 0, next((place for place, kind in enumerate(kinds) if kind != kinds[0]), 1)
-
-
 # Evidence, failures and commands.
 
 
@@ -256,32 +238,16 @@ def evidence_fields(run: RunRecord) -> list[tuple[str, str]]:
     return [*found, *([("note", "; ".join(notes).rstrip("."))] if notes else [])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One run that does not count."""
-
-    name: str
-    configuration: str
-    outcome: str
-    cause: str
-    hint: str | None
-
-
-def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[Failure]:
-    """Return the runs that do not count, with cause and hint, under their short names."""
-    return [_failure(item, names[run_name(item)]) for item in not_counted]
-
-
-def _failure(item: Measured, name: str) -> Failure:
-    run = item.result.run
-    cause = item.not_counted if run.cause is None or run.outcome == "completed" else run.cause
-    return Failure(
-        name=name,
-        configuration=f"{run.model}, {run.strategy or 'strategy unknown'}, {run.engine}",
-        outcome=run.outcome.replace("_", " ") + ("" if run.exit_code is None else f", exit {run.exit_code}"),
-        cause=cause or units.ABSENT,
-        hint=run.hint,
-    )
+def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[tuple[str, str, str, str, str | None]]:
+    """Return short name, configuration, outcome, cause and hint of each run that does not count."""
+    found = []
+    for item in not_counted:
+        run = item.result.run
+        cause = item.not_counted if run.cause is None or run.outcome == "completed" else run.cause
+        what = f"{run.model}, {run.strategy or 'strategy unknown'}, {run.engine}"
+        outcome = run.outcome.replace("_", " ") + ("" if run.exit_code is None else f", exit {run.exit_code}")
+        found.append((names[run_name(item)], what, outcome, cause or units.ABSENT, run.hint))
+    return found
 
 
 def commands(groups: Sequence[Group], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:

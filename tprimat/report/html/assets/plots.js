@@ -117,32 +117,31 @@ function renumber(plot) {
   }
 }
 
-function curves(data, index, look, kind) {
-  const panel = data[kind][index];
-  const overTime = kind === "times";
+function curves(data, index, look) {
+  const panel = data.curves[index];
   const traces = [];
   for (const place of curvePlaces(data)) {
     const group = data.groups[place];
     for (const run of group.runs) {
-      const y = overTime ? run.times[index][1] : run.curves[index];
+      const y = run.curves[index];
       if (!y.length) continue;
-      const numbers = overTime ? run.times[index][0] : Array.isArray(run.steps) ? run.steps : y.map((_, i) => run.steps + i);
+      const numbers = Array.isArray(run.steps) ? run.steps : y.map((_, i) => run.steps + i);
       const begin = panel.steady && run.first !== null ? Math.max(0, numbers.indexOf(run.first)) : 0;
       const x = numbers.slice(begin);
       const name = `${plain(group.label)}<br>${plain(run.name)}`;
       traces.push({
         type: "scatter", mode: "lines", x, y: y.slice(begin), line: { color: group.colour, dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
-        hovertemplate: `${name}<br>${overTime ? "%{x} s" : "step %{x}"}: %{y:.5~g}<extra></extra>`,
+        hovertemplate: `${name}<br>step %{x}: %{y:.5~g}<extra></extra>`,
       });
     }
   }
   const layout = base(look, 330);
-  Object.assign(layout.xaxis, { title: { text: overTime ? "seconds since the run started" : panel.steady ? "optimizer step, from the end of warm-up" : "optimizer step", standoff: 6 } });
+  Object.assign(layout.xaxis, { title: { text: panel.steady ? "optimizer step, from the end of warm-up" : "optimizer step", standoff: 6 } });
   const [least, most] = ends(traces);
   const log = panel.steady && most >= LOG_SPAN * least;
   const unit = log ? `${panel.unit}, log scale` : panel.unit;
   Object.assign(layout.yaxis, { title: { text: unit, standoff: 8 }, exponentformat: "power", ...(log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : traces.length ? { range: range(least, most, panel.span) } : {}) });
-  if (!overTime && traces.length) Object.assign(layout.xaxis, stepTicks(...ends(traces, "x")));
+  if (traces.length) Object.assign(layout.xaxis, stepTicks(...ends(traces, "x")));
   layout.hovermode = "closest";
   if (!traces.length) for (const axis of [layout.xaxis, layout.yaxis]) Object.assign(axis, BARE);
   if (!traces.length) layout.annotations = [{ text: "not recorded in these runs", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
@@ -151,7 +150,7 @@ function curves(data, index, look, kind) {
 
 function draw(plot) {
   const [data, Plotly] = [pageData(), loadPlotly()];
-  const [traces, layout] = (plot.dataset.kind === "bars" ? bars : curves)(data, Number(plot.dataset.index), theme(), plot.dataset.kind);
+  const [traces, layout] = (plot.dataset.kind === "bars" ? bars : curves)(data, Number(plot.dataset.index), theme());
   plot.querySelector(".waiting")?.remove();
   const first = !plot.dataset.drawn;
   plot.dataset.drawn = "yes";

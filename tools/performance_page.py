@@ -34,11 +34,11 @@ from record_figures import (  # noqa: E402
     times,
 )
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
+from step_parts import step_breakdown  # noqa: E402
 from switch_figures import copy_streams, exchanges, exchanges_as_graphs, forward_sums, no_gain, switches, unswitched  # noqa: E402
 
 from tprimat.analyze.compare import Question, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
-from tprimat.analyze.roofline import step_breakdown  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402

@@ -18,7 +18,7 @@ from tprimat.report.tables import with_interval
 Show = Callable[[float], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One metric of a run, or of a group of repeated runs."""
 
@@ -37,8 +37,6 @@ class Metric:
     """Whether a column shows the 95 % interval."""
     optional: bool = True
     """Whether a table without a single value leaves the column out."""
-    optional_if_zero: bool = False
-    """Whether it also leaves out a column of zeros."""
     stands_in_for: "Metric | None" = None
     """A column is shown only beside a configuration without this one's value; None: beside any."""
     unit: str = ""
@@ -80,10 +78,8 @@ class Metric:
 
     def fills(self, group: Group) -> bool:
         """Whether a group has something for an optional column."""
-        value = self.value(group)
-        if self.stands_in_for is not None and self.stands_in_for.fills(group):
-            return False
-        return value is not None and not (self.optional_if_zero and value == 0)
+        stood_for = self.stands_in_for is not None and self.stands_in_for.fills(group)
+        return not stood_for and self.value(group) is not None
 
     def text(self, group: Group) -> str:
         """Return a group's cell in a table."""
@@ -109,79 +105,41 @@ def _short_flops(flop_per_second: float) -> str:
     return units.teraflops(flop_per_second).removesuffix("/s").replace("FLOP", "")
 
 
-RUNS = Metric(key="runs", heading="runs", over_runs="count", show=units.count, optional=False)
-STEPS = Metric(key="window.steps", heading="steps", over_runs="sum", show=lambda value: f"{value:.0f}", optional=False)
+RUNS = Metric("runs", "runs", "count", units.count, optional=False)
+STEPS = Metric("window.steps", "steps", "sum", lambda value: f"{value:.0f}", optional=False)
 TOKENS = Metric(
-    key="tokens_per_second_per_gpu",
-    heading="tokens/s/GPU",
-    over_runs="estimate",
-    show=units.significant,
+    *("tokens_per_second_per_gpu", "tokens/s/GPU", "estimate", units.significant),
     interval=True,
     optional=False,
     unit="tokens per second and GPU",
 )
-TOKENS_OF_ALL = Metric(key="tokens_per_second", heading="tokens/s", over_runs="mean", show=units.significant)
+TOKENS_OF_ALL = Metric("tokens_per_second", "tokens/s", "mean", units.significant)
 FLOPS = Metric(
-    key="model_flops_per_second_per_gpu",
-    heading="model FLOP/s/GPU",
-    over_runs="estimate",
-    show=_short_flops,
-    show_in_full=units.teraflops,
+    *("model_flops_per_second_per_gpu", "model FLOP/s/GPU", "estimate", _short_flops, units.teraflops),
     interval=True,
     unit="TFLOP/s per GPU",
     scale=TERA,
 )
-MFU = Metric(key="mfu", heading="MFU", over_runs="estimate", show=units.percent)
-MATMUL_SHARE = Metric(key="share_of_measured_gemm", heading="of measured matmul", over_runs="mean", show=units.percent)
-MATMUL_RATE = Metric(
-    key="measured_gemm_flops", heading="measured matmul", over_runs="mean", show=lambda value: units.si(value, "FLOP/s")
-)
-STEP_TIME = Metric(key="step_seconds", heading="median step", over_runs="estimate", show=units.seconds, optional=False)
-STEP_TIME_MAD = Metric(key="step_seconds_mad", heading="step time MAD", over_runs="mean", show=units.seconds)
-PEAK_MEMORY = Metric(
-    key="peak_memory_bytes",
-    heading="peak memory",
-    over_runs="worst",
-    show=units.gibibytes,
-    unit="GiB allocated",
-    scale=GIBIBYTE,
-)
+MFU = Metric("mfu", "MFU", "estimate", units.percent)
+MATMUL_SHARE = Metric("share_of_measured_gemm", "of measured matmul", "mean", units.percent)
+MATMUL_RATE = Metric("measured_gemm_flops", "measured matmul", "mean", lambda value: units.si(value, "FLOP/s"))
+STEP_TIME = Metric("step_seconds", "median step", "estimate", units.seconds, optional=False)
+STEP_TIME_MAD = Metric("step_seconds_mad", "step time MAD", "mean", units.seconds)
+PEAK_MEMORY = Metric("peak_memory_bytes", "peak memory", "worst", units.gibibytes, unit="GiB allocated", scale=GIBIBYTE)
 RESERVED_MEMORY = Metric(
-    key="peak_reserved_bytes",
-    heading="reserved memory",
-    over_runs="worst",
-    show=units.gibibytes,
+    *("peak_reserved_bytes", "reserved memory", "worst", units.gibibytes),
     stands_in_for=PEAK_MEMORY,
     unit="GiB reserved",
     scale=GIBIBYTE,
 )
-MEMORY_ERROR = Metric(key="predicted_memory_error", heading="memory predicted", over_runs="mean", show=units.signed_percent)
-STEP_ERROR = Metric(key="predicted_step_error", heading="step predicted", over_runs="mean", show=units.signed_percent)
-LOSS = Metric(
-    key="final_loss",
-    heading="loss",
-    over_runs="mean of equal steps",
-    show=lambda value: f"{value:.3f}",
-    show_in_full=lambda value: f"{value:.4f}",
-)
-ENERGY = Metric(
-    key="joules_per_token",
-    heading="energy/token",
-    over_runs="mean",
-    show=lambda value: units.si(value, "J"),
-    show_in_full=lambda value: f"{value:.4g}",
-)
-COST = Metric(
-    key="cost_per_million_tokens",
-    heading="cost/M tokens",
-    over_runs="mean",
-    show=units.significant,
-    show_in_full=lambda value: f"{value:.4g}",
-)
-
-EXPERT_LOAD = Metric(key="expert_load", heading="busiest expert", over_runs="mean", show=lambda value: f"{value:.2f}x")
-RANK_LOAD = Metric(key="rank_load", heading="busiest rank", over_runs="mean", show=lambda value: f"{value:.2f}x")
-DROPPED = Metric(key="dropped", heading="choices dropped", over_runs="mean", show=units.percent, optional_if_zero=True)
+MEMORY_ERROR = Metric("predicted_memory_error", "memory predicted", "mean", units.signed_percent)
+STEP_ERROR = Metric("predicted_step_error", "step predicted", "mean", units.signed_percent)
+LOSS = Metric("final_loss", "loss", "mean of equal steps", lambda value: f"{value:.3f}", lambda value: f"{value:.4f}")
+ENERGY = Metric("joules_per_token", "energy/token", "mean", lambda value: units.si(value, "J"), lambda value: f"{value:.4g}")
+COST = Metric("cost_per_million_tokens", "cost/M tokens", "mean", units.significant, lambda value: f"{value:.4g}")
+EXPERT_LOAD = Metric("expert_load", "busiest expert", "mean", lambda value: f"{value:.2f}x")
+RANK_LOAD = Metric("rank_load", "busiest rank", "mean", lambda value: f"{value:.2f}x")
+DROPPED = Metric("dropped", "choices dropped", "mean", units.percent)
 
 COLUMNS = (
     RUNS,

@@ -182,11 +182,6 @@ def test_the_port_that_a_message_asks_for_is_used_under_srun_too():
     assert find_nodes(2, {**SLURM, "MASTER_PORT": "29999"}).master_port == 29999
 
 
-def test_two_steps_of_a_job_meet_at_different_ports():
-    ports = {find_nodes(2, {**SLURM, "SLURM_STEP_ID": str(step)}).master_port for step in range(20)}
-    assert len(ports) == 20
-
-
 @pytest.mark.parametrize(
     ("environment", "rank", "port"),
     [
@@ -195,10 +190,9 @@ def test_two_steps_of_a_job_meet_at_different_ports():
         ({**SLURM, "MASTER_ADDR": "10.0.0.1"}, 1, 29500),
         ({"MASTER_ADDR": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}, 1, 29500),
         ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "29400"}, 1, 29400),
-        ({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456", "RANK": "1", "WORLD_SIZE": "2"}, 1, 23456),
         ({"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}, 1, 29500),
     ],
-    ids=["by hand", "a port", "srun and an address", "indexed Job", "TrainJob", "PyTorchJob", "NNODES"],
+    ids=["by hand", "a port", "srun and an address", "indexed Job", "TrainJob", "NNODES"],
 )
 def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
     nodes = find_nodes(2, environment)
@@ -212,10 +206,8 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, {"MASTER_ADDR": "a"}, "needs NODE_RANK"),
         (2, {"MASTER_ADDR": "a", "NODE_RANK": "2"}, "NODE_RANK is 2"),
         (2, {"MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK is 'first', not a whole number"),
-        (2, {**BY_HAND, "MASTER_PORT": "99999"}, "MASTER_PORT is 99999, and ports end at 65535"),
-        (2, {**SLURM, "MASTER_PORT": "0"}, "MASTER_PORT is 0"),
+        (2, {**BY_HAND, "MASTER_PORT": "99999"}, "MASTER_PORT is '99999', not a whole number from 1 to 65535"),
         (2, {**SLURM, "MASTER_ADDR": "localhost"}, "MASTER_ADDR is localhost, which means a different machine on each of the 2"),
-        (2, {**SLURM, "MASTER_ADDR": "127.0.0.1"}, "MASTER_ADDR is 127.0.0.1, which means"),
         (2, INTERACTIVE, "srun did not start this: it runs on one node of the 2"),
         (
             2,
@@ -229,13 +221,11 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, BATCH, "srun did not start this: it runs on one node of the 2"),
         (2, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 nodes"),
         (1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 1 node"),
-        (1, {"OMPI_COMM_WORLD_SIZE": "8"}, "mpirun started 8 of these commands"),
-        (1, {"PMI_SIZE": "2"}, "mpirun started 2 of these commands"),
-        (1, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, "torchrun started this command"),
+        (1, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, "This is one of several ranks"),
         (
             1,
             {"LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a"},
-            "LOCAL_RANK and WORLD_SIZE make this one of 8 ranks",
+            "This is one of several ranks",
         ),
         (2, {**SLURM, "SLURM_STEP_NODELIST": "gpu07"}, "names 1 hosts"),
         (2, {**SLURM, "SLURM_STEP_NODELIST": "n[a-b]"}, "Cannot parse the host list"),
@@ -257,10 +247,5 @@ def test_nodes_that_are_not_told_right_are_a_users_error(count, environment, mes
         ("gpu[1-2].site", ["gpu1.site", "gpu2.site"]),
     ],
 )
-def test_host_lists_are_expanded_without_scontrol(tool, text, names):
+def test_host_lists_are_expanded(text, names):
     assert list(expand_hosts(text)) == names
-
-
-def test_scontrol_is_asked_where_it_is(tool):
-    tool("scontrol", "first\nsecond\n")
-    assert expand_hosts("anything") == ("first", "second")

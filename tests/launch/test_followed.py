@@ -8,7 +8,7 @@ from test_sweep import plan_of
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import joules
 from tprimat.core.workload import Layout
-from tprimat.launch.run import PIECE_BYTES, GrowingFile, run
+from tprimat.launch.run import run
 from tprimat.logs.formats import primus
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, TelemetrySample
@@ -88,14 +88,3 @@ def test_a_primus_run_that_fails_keeps_the_steps_before(tmp_path):
     )
     assert record.outcome == "out_of_memory"
     assert result.steps
-
-
-def test_a_line_without_end_does_not_hide_those_after_it(tmp_path):
-    """A progress bar writes over its line, and may do so for hours."""
-    path = tmp_path / "job.log"
-    file = GrowingFile(path)
-    assert file.new_lines() == []
-    path.write_bytes(b"x" * (PIECE_BYTES + 3) + b"\nnext\nnot whole")
-    assert [len(line) for line in file.new_lines()] == [PIECE_BYTES]
-    assert file.new_lines() == [b"xxx", b"next"]
-    assert file.new_lines() == []

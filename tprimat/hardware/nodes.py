@@ -1,12 +1,11 @@
 """Describe this machine and its place among the nodes of a run.
 
-Reads what srun, Kubernetes, torchrun's users, mpirun and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_PORT, NODE_RANK, NNODES,
-RANK, WORLD_SIZE, JOB_COMPLETION_INDEX, OMPI_COMM_WORLD_SIZE, PMI_SIZE, and *_VISIBLE_DEVICES.
+Reads what srun, Kubernetes and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_PORT, NODE_RANK, NNODES, JOB_COMPLETION_INDEX, and
+*_VISIBLE_DEVICES.
 """
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,10 +24,6 @@ ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
 INTERACTIVE_STEP = str(0xFFFFFFFA)
 """Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
-SET_BY_HAND = {"NNODES", "WORLD_SIZE"}
-"""Numbers of nodes that people set, too, and that may be left over in their shell."""
-MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""How many processes Open MPI's mpirun has started, and MPICH's or Intel's."""
 BRACKETS = re.compile(r"([^,\[]*)\[([^\]]*)\]([^,\[]*)")
 
 
@@ -83,14 +78,10 @@ def cpu_cores() -> int:
     return os.cpu_count() or 1
 
 
-def main_memory_bytes() -> int:
-    """Return the main memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def most_cpu_ranks() -> int:
     """Return how many ranks may start on this machine's CPU: several per core, as far as the memory goes."""
-    return max(ALWAYS_RANKS, min(RANKS_PER_CORE * cpu_cores(), main_memory_bytes() // PROCESS_BYTES))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(ALWAYS_RANKS, min(RANKS_PER_CORE * cpu_cores(), memory // PROCESS_BYTES))
 
 
 def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
@@ -99,17 +90,10 @@ def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] |
     Raises:
         LaunchError: the variable is not a whole number.
     """
-    if in_slurm_step(environment):
-        return whole_number(environment, "SLURM_STEP_NUM_NODES"), "SLURM_STEP_NUM_NODES"
-    if "PET_NNODES" in environment:  # Kubeflow's trainers write torchrun's own variables
-        return whole_number(environment, "PET_NNODES"), "PET_NNODES"
-    if "MASTER_ADDR" not in environment:
-        return None
-    if "NNODES" in environment:
-        return whole_number(environment, "NNODES"), "NNODES"
-    if {"RANK", "WORLD_SIZE"} <= set(environment) and "LOCAL_RANK" not in environment:  # PyTorchJob counts its pods
-        return whole_number(environment, "WORLD_SIZE"), "WORLD_SIZE"
-    return None
+    names = ["SLURM_STEP_NUM_NODES"] if in_slurm_step(environment) else ["PET_NNODES"]  # Kubeflow writes torchrun's variables
+    names += ["NNODES"] if "MASTER_ADDR" in environment else []
+    name = next((name for name in names if name in environment), None)
+    return None if name is None else (whole_number(environment, name), name)
 
 
 def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes:
@@ -125,11 +109,9 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
             f"{told[1]} is {told[0]}, but the run is on {count} node{'s' * (count > 1)}.",
             where=told[1],
             why="Each process that the scheduler started would start its own run.",
-            fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}"
-            + f"; unset {told[1]} if it is left over in this shell" * (told[1] in SET_BY_HAND),
+            fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}; unset {told[1]} if it is left over",
         )
     if count == 1:
-        refuse_mpirun(environment)
         if environment.get("NODE_RANK", "0") != "0":
             what = f"NODE_RANK is {environment['NODE_RANK']}, but the run is on one node."
             raise LaunchError(what, where="NODE_RANK", fix="--nodes N, the same on every node")
@@ -139,18 +121,6 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
     return described_nodes(count, environment)
 
 
-def refuse_mpirun(environment: Mapping[str, str]) -> None:
-    """Refuse one of several processes that mpirun started, where nothing says that they are the nodes of one run."""
-    name = next((name for name in MPI_SIZES if environment.get(name, "1") not in {"", "1"}), None)
-    if name is not None:
-        raise LaunchError(
-            f"mpirun started {environment[name]} of these commands, and the run is on one node.",
-            where=name,
-            why="Each of them would start a run of its own.",
-            fix="srun, or one process per node with --nodes N, MASTER_ADDR and NODE_RANK",
-        )
-
-
 def refuse_ranks(environment: Mapping[str, str]) -> None:
     """Refuse a start as one of several processes of a node: torchrun starts the ranks itself.
 
@@ -158,12 +128,11 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
         LaunchError: torchrun, srun or another launcher started several.
     """
     why = "TPrimat starts torchrun once on each node, and torchrun starts the ranks."
-    if "TORCHELASTIC_RUN_ID" in environment:
-        raise LaunchError("torchrun started this command.", where="TORCHELASTIC_RUN_ID", why=why, fix="start it without torchrun")
-    if "LOCAL_RANK" in environment and environment.get("WORLD_SIZE", "1") != "1":
-        what = f"LOCAL_RANK and WORLD_SIZE make this one of {environment['WORLD_SIZE']} ranks."
-        fix = "start it once on each node; if they are left over in this shell: unset RANK LOCAL_RANK WORLD_SIZE"
-        raise LaunchError(what, where="LOCAL_RANK", why=why, fix=fix)
+    if "TORCHELASTIC_RUN_ID" in environment or (environment.get("WORLD_SIZE", "1") != "1" and "LOCAL_RANK" in environment):
+        fix = (
+            "start it once on each node, without torchrun; if they are left over in this shell: unset RANK LOCAL_RANK WORLD_SIZE"
+        )
+        raise LaunchError("This is one of several ranks.", where="LOCAL_RANK and WORLD_SIZE", why=why, fix=fix)
     if in_slurm_step(environment):
         tasks, nodes = (whole_number(environment, f"SLURM_STEP_NUM_{what}") for what in ("TASKS", "NODES"))
         if tasks > nodes:
@@ -195,8 +164,8 @@ LOOPBACK = ("127.", "::1")
 """Beginnings of addresses that mean this machine on every machine."""
 ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
-RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX", "RANK")
-"""This node's rank. The first that is set decides; an indexed Job of Kubernetes sets JOB_COMPLETION_INDEX, a PyTorchJob RANK."""
+RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+"""This node's rank. The first that is set decides; an indexed Job of Kubernetes sets JOB_COMPLETION_INDEX."""
 JOBS = ("PET_RDZV_ID", "SLURM_JOB_ID")
 
 
@@ -226,7 +195,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
         count=count,
         rank=rank,
         master_address=environment[address],
-        master_port=DEFAULT_PORT if port is None else port_number(environment, port),
+        master_port=DEFAULT_PORT if port is None else whole_number(environment, port, LAST_PORT),
         job=None if job is None else environment[job],
     )
 
@@ -263,18 +232,15 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     # Every node must derive the same port on its own; jobs, and steps of a job, that share a node should get different ones.
     port = 20_000 + (job + 97 * (int(step) if step.isdigit() else 0)) % 10_000
     if environment.get("MASTER_PORT"):
-        port = port_number(environment, "MASTER_PORT")
+        port = whole_number(environment, "MASTER_PORT", LAST_PORT)
     rank = whole_number(environment, "SLURM_NODEID")
     return Nodes(count=count, rank=rank, master_address=hosts[0], master_port=port, job=f"{job}.{step}", hosts=hosts)
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Expand 'gpu[01-03,7],login' to node names, with scontrol or, where it is missing, for the common forms."""
-    try:
-        done = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=10, check=True)
-        return tuple(done.stdout.split())
-    except (OSError, subprocess.SubprocessError):
-        return tuple(name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in expand_brackets(part))
+    """Expand 'gpu[01-03,7],login' to node names; scontrol is missing in containers."""
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)
+    return tuple(name for part in parts for name in expand_brackets(part))
 
 
 def expand_brackets(part: str) -> list[str]:
@@ -296,25 +262,14 @@ def expand_brackets(part: str) -> list[str]:
     return names
 
 
-def whole_number(environment: Mapping[str, str], name: str) -> int:
+def whole_number(environment: Mapping[str, str], name: str, most: int | None = None) -> int:
     """Read an environment variable that must be a whole number.
 
     Raises:
-        LaunchError: it is absent or something else.
+        LaunchError: it is absent or something else, or no number from 1 to `most`.
     """
     text = environment.get(name)
-    if text is None or not text.isdigit():
-        raise LaunchError(f"The environment variable {name} is {text!r}, not a whole number.", where=name)
+    if text is None or not text.isdigit() or (most is not None and not 0 < int(text) <= most):
+        limits = "" if most is None else f" from 1 to {most}"
+        raise LaunchError(f"The environment variable {name} is {text!r}, not a whole number{limits}.", where=name)
     return int(text)
-
-
-def port_number(environment: Mapping[str, str], name: str) -> int:
-    """Read an environment variable that must be the number of a port.
-
-    Raises:
-        LaunchError: it is something else.
-    """
-    port = whole_number(environment, name)
-    if not 0 < port <= LAST_PORT:
-        raise LaunchError(f"{name} is {port}, and ports end at {LAST_PORT}.", where=name, fix="a free port above 1023")
-    return port

@@ -7,7 +7,7 @@ problem ends the samples and is reported in one notice at the end of the run.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -32,8 +32,6 @@ NVIDIA_REASONS = {
 }
 """Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, nvmlClocksEventReasons). Idle (0x1) and clocks set by
 applications or a display (0x2, 0x100) are not throttling."""
-NVIDIA_REASON_FUNCTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-"""The same bits: the name since driver 535, and the older one."""
 AMD_REASONS = {
     "prochot_violation_status": "processor hot",
     "ppt_violation_status": "power cap",
@@ -42,27 +40,6 @@ AMD_REASONS = {
     "hbm_thermal_violation_status": "thermal (memory)",
 }
 """Keys of `amd-smi metric --throttle` on MI300 and later; ppt is package power tracking."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One GPU at one moment; None for a value that is not available."""
-
-    device: str
-    """UUID on NVIDIA; the tool's number of the GPU on AMD."""
-    power_watts: float | None = None
-    clock_hertz: float | None = None
-    temperature_celsius: float | None = None
-    utilization: float | None = None
-    """0..1."""
-    throttle_reasons: tuple[str, ...] = ()
-
-    @property
-    def has_values(self) -> bool:
-        """Whether anything was measured."""
-        return any(
-            value is not None for value in (self.power_watts, self.clock_hertz, self.temperature_celsius, self.utilization)
-        )
 
 
 class NvmlReader:
@@ -76,31 +53,28 @@ class NvmlReader:
         """
         self._nvml = open_nvml()
         try:
-            self._devices = [(uuid, self._nvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in uuids]
+            self._devices = [self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         except self._nvml.NVMLError as error:
             raise LookupError(f"NVML: {error}") from error
 
-    def read(self) -> list[Reading]:
-        """Read all GPUs now."""
-        return [self._read(uuid, device) for uuid, device in self._devices]
+    def read(self, at_seconds: float = 0.0) -> list[TelemetrySample]:
+        """Read all GPUs now, each numbered by its place."""
+        return [self._read(number, device, at_seconds) for number, device in enumerate(self._devices)]
 
-    def _read(self, uuid: str, device: Any) -> Reading:
-        power = self._query("nvmlDeviceGetPowerUsage", device)
-        clock = self._query("nvmlDeviceGetClockInfo", device, self._nvml.NVML_CLOCK_SM)
-        temperature = self._query("nvmlDeviceGetTemperature", device, self._nvml.NVML_TEMPERATURE_GPU)
-        rates = self._query("nvmlDeviceGetUtilizationRates", device)
-        reasons = (self._query(function, device) for function in NVIDIA_REASON_FUNCTIONS)
-        return Reading(
-            device=uuid,
-            power_watts=scale(power, 1e-3),
-            clock_hertz=scale(clock, 1e6),
-            temperature_celsius=scale(temperature, 1.0),
+    def _read(self, number: int, device: Any, at_seconds: float) -> TelemetrySample:
+        def query(function: str, *arguments: Any) -> Any:
+            return query_nvml(self._nvml, function, device, *arguments)
+
+        rates = query("nvmlDeviceGetUtilizationRates")
+        return TelemetrySample(
+            at_seconds=at_seconds,
+            gpu=number,
+            power_watts=scale(query("nvmlDeviceGetPowerUsage"), 1e-3),
+            clock_hertz=scale(query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM), 1e6),
+            temperature_celsius=scale(query("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU), 1.0),
             utilization=None if rates is None else rates.gpu / 100,
-            throttle_reasons=nvidia_reasons(next((bits for bits in reasons if bits is not None), 0)),
+            throttle_reasons=nvidia_reasons(query("nvmlDeviceGetCurrentClocksEventReasons") or 0),
         )
-
-    def _query(self, function: str, *arguments: Any) -> Any:
-        return query_nvml(self._nvml, function, *arguments)
 
 
 def nvidia_reasons(bits: int) -> tuple[str, ...]:
@@ -108,11 +82,12 @@ def nvidia_reasons(bits: int) -> tuple[str, ...]:
     return tuple(word for bit, word in NVIDIA_REASONS.items() if bits & bit)
 
 
-def amd_smi_readings(text: str | None) -> list[Reading]:
-    """Parse the output of `amd-smi metric --json`."""
+def amd_smi_samples(text: str | None, at_seconds: float = 0.0) -> list[TelemetrySample]:
+    """Parse the output of `amd-smi metric --json`; the GPUs have amd-smi's numbers."""
     return [
-        Reading(
-            device=str(card["gpu"]),
+        TelemetrySample(
+            at_seconds=at_seconds,
+            gpu=card["gpu"],
             power_watts=to_float(nested(card, "power", "socket_power", "value")),
             clock_hertz=scale(to_float(nested(card, "clock", "gfx_0", "clk", "value")), 1e6),
             temperature_celsius=to_float(nested(card, "temperature", "hotspot", "value")),
@@ -123,6 +98,13 @@ def amd_smi_readings(text: str | None) -> list[Reading]:
         )
         for card in amd_smi_cards(text)
     ]
+
+
+def has_values(sample: TelemetrySample) -> bool:
+    """Return whether anything was measured."""
+    return any(
+        value is not None for value in (sample.power_watts, sample.clock_hertz, sample.temperature_celsius, sample.utilization)
+    )
 
 
 AMD_COMMAND = ("amd-smi", "metric", "--power", "--clock", "--temperature", "--usage", "--json")
@@ -144,7 +126,6 @@ class Telemetry:
     ) -> None:
         self._directory = directory
         self._gpus = gpus
-        self._ranks = {device_of(gpu): rank for rank, gpu in enumerate(gpus)}
         self._on_notice = on_notice
         self._stopping = threading.Event()
         self._problem: str | None = None
@@ -168,10 +149,9 @@ class Telemetry:
 
     def _work(self, offset: float) -> None:
         try:
-            for reading in self._amd() if self._gpus[0].platform == "rocm" else self._nvidia():
-                rank = self._ranks.get(reading.device)
-                if rank is not None and reading.has_values:
-                    self._directory.append_telemetry(sample(reading, rank, offset + time.monotonic()))
+            for sample in self._amd(offset) if self._gpus[0].platform == "rocm" else self._nvidia(offset):
+                if has_values(sample):
+                    self._directory.append_telemetry(sample)
                     self._problem = None  # an earlier command failed, this one works
         except RecordError as error:
             self._problem = error.what.removesuffix(".")
@@ -179,31 +159,25 @@ class Telemetry:
         if not self._stopping.is_set():
             self._problem = self._problem or "amd-smi does not answer"
 
-    def _nvidia(self) -> Iterator[Reading]:
+    def _nvidia(self, offset: float) -> Iterator[TelemetrySample]:
         try:
             reader = NvmlReader([gpu.uuid for gpu in self._gpus if gpu.uuid])
         except LookupError as error:
             self._problem = str(error)
             return
-        yield from reader.read()
+        yield from reader.read(now(offset))
         while not self._stopping.wait(PERIOD_SECONDS):
-            yield from reader.read()
+            yield from reader.read(now(offset))
 
-    def _amd(self) -> Iterator[Reading]:
+    def _amd(self, offset: float) -> Iterator[TelemetrySample]:
+        ranks = {gpu.index: rank for rank, gpu in enumerate(self._gpus)}
         for command in ((*AMD_COMMAND, "--throttle"), AMD_COMMAND):
-            while readings := amd_smi_readings(tool_output(command)):
-                yield from readings
+            while samples := amd_smi_samples(tool_output(command), now(offset)):
+                yield from (replace(sample, gpu=ranks[sample.gpu]) for sample in samples if sample.gpu in ranks)
                 if self._stopping.wait(AMD_PERIOD_SECONDS):
                     return
 
 
-def device_of(gpu: Gpu) -> str:
-    """Return the name that readings use for a GPU."""
-    return (gpu.uuid if gpu.platform == "cuda" else None) or str(gpu.index)
-
-
-def sample(reading: Reading, rank: int, at_seconds: float) -> TelemetrySample:
-    """Convert a reading to a record."""
-    values = asdict(reading)
-    del values["device"]
-    return TelemetrySample(at_seconds=round(at_seconds, 3), gpu=rank, **values)
+def now(offset: float) -> float:
+    """Return the seconds since a run's start, from the offset of this process's clock."""
+    return round(offset + time.monotonic(), 3)

@@ -44,7 +44,7 @@ class Place:
     operation: str = ""
     """Of that collective, such as 'all_reduce'."""
     members: tuple[int, ...] = ()
-    """The ranks of the group, where this rank waits; empty where torch does not tell."""
+    """The ranks of the group; empty where torch does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +109,19 @@ def parse_record(document: dict[str, Any]) -> RankRecord:
             if entry["is_p2p"]:
                 waits_for_one = waits_for_one or waits(entry, document["taken_ns"])
             else:
-                calls.setdefault((str(entry["process_group"][0]), operation_of(entry)[0]), []).append(entry)
+                calls.setdefault((str(entry["process_group"][0]), entry["profiling_name"].partition(":")[0]), []).append(entry)
         for (name, backend), entries in calls.items():
-            waiting = min((entry for entry in entries if waits(entry, document["taken_ns"])), key=number_of, default=None)
+            numbered = {int(entry["collective_seq_id"]): entry for entry in reversed(entries)}
+            number = min((number for number, entry in numbered.items() if waits(entry, document["taken_ns"])), default=None)
             members = document["groups"].get(name) or ranks.get(name) or ()
             places[name, backend] = Place(
                 group=name,
                 description=str(entries[-1]["process_group"][1]),
                 backend=backend,
-                entered=max(entered.get(name, 0), *map(number_of, entries)),
-                waits_in=None if waiting is None else number_of(waiting),
-                operation="" if waiting is None else operation_of(waiting)[1],
-                members=() if waiting is None else tuple(map(int, members)),
+                entered=max(entered.get(name, 0), *numbered),
+                waits_in=number,
+                operation="" if number is None else numbered[number]["profiling_name"].partition(":")[2],
+                members=tuple(map(int, members)),
             )
         for name in entered.keys() - {name for name, _ in calls}:
             places[name, ""] = Place(group=name, description="", backend="", entered=entered[name])
@@ -131,17 +132,6 @@ def waits(entry: dict[str, Any], now_ns: int) -> bool:
     """Return whether a rank has been in an operation for so long that it waits."""
     ended = entry["retired"] or entry["state"] == "completed"
     return not ended and now_ns - int(entry["time_created_ns"]) > WAITING_SECONDS * 1e9
-
-
-def operation_of(entry: dict[str, Any]) -> tuple[str, str]:
-    """Return backend and operation, such as 'nccl' and 'all_reduce'."""
-    backend, _, operation = str(entry["profiling_name"]).partition(":")
-    return backend, operation
-
-
-def number_of(entry: dict[str, Any]) -> int:
-    """Return the number of a collective in its group."""
-    return int(entry["collective_seq_id"])
 
 
 def missing_ranks(records: Sequence[RankRecord]) -> str | None:

@@ -1,13 +1,10 @@
 """Run one command, or one module on several ranks of this machine, to its end; and ask a scheduler."""
 
 import os
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
@@ -15,28 +12,17 @@ from tprimat.launch.torchrun import torchrun
 from tprimat.records.schema import Failure
 
 DEFAULT_LIMIT_SECONDS = 900.0
-NAMELESS = re.compile(r"socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved")
-"""torch's warning where an address has no name, which costs nothing: ranks connect by address."""
-ANSWER_SECONDS = 60.0
-"""For one answer of a scheduler; a busy one takes long."""
 
 
 def run_command(command: Command, on_line: Callable[[str], None], limit_seconds: float = DEFAULT_LIMIT_SECONDS) -> Ending:
-    """Run a command until its last process has ended or the time limit has passed, and pass on its output line by line.
-
-    torch's warnings of addresses without names are left out.
-    """
+    """Run a command until its last process has ended or the time limit has passed, and pass on its output line by line."""
     ends = time.monotonic() + limit_seconds
 
     def tick(now: float) -> Failure | None:
         return Failure(outcome="timed_out", cause=f"No end within {limit_seconds:.0f} s.") if now > ends else None
 
-    def pass_on(line: str) -> None:
-        if not NAMELESS.search(line):
-            on_line(line)
-
     with Interrupts() as interrupts:
-        return Supervisor(Child(command, GRACE_SECONDS), Output((), pass_on, pass_on), interrupts).run(tick)
+        return Supervisor(Child(command, GRACE_SECONDS), Output((), on_line, on_line), interrupts).run(tick)
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:
@@ -62,28 +48,3 @@ def python_environment(ranks: int = 1) -> dict[str, str]:
     """Return the variables with which a child finds this Python's modules and each rank gets a fair share of the cores."""
     cores = max(1, (os.cpu_count() or 1) // ranks)  # torchrun alone would give each rank one
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
-
-
-def answer_of(
-    command: Sequence[str], where: str, fix: str, text: str | None = None, *, own_session: bool = False
-) -> "subprocess.CompletedProcess[str]":
-    """Return how a scheduler's program ended, with what it printed. In its own session, no Ctrl-C of this terminal reaches it.
-
-    Raises:
-        LaunchError: there is no such program, or it does not answer.
-    """
-    try:
-        return subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_SECONDS,
-            check=False,
-            errors="replace",
-            start_new_session=own_session,
-        )
-    except FileNotFoundError as error:
-        raise LaunchError(f"There is no {command[0]} here.", where=where, fix=fix) from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{command[0]} did not answer within {ANSWER_SECONDS:g} s.") from error

@@ -188,26 +188,6 @@ def with_outcome(record: RunRecord, failure: Failure | None) -> RunRecord:
     return dataclasses.replace(record, outcome=failure.outcome, cause=cause, hint=hint, cut_off=cut_off)
 
 
-class GrowingFile:
-    """The whole lines that a file gets, also when it does not exist yet."""
-
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        self._path = path
-        self._offset = offset
-
-    def new_lines(self) -> list[bytes]:
-        """Return the lines since the last call, piece by piece; none where there are no more. Longer lines are cut."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read(PIECE_BYTES)
-        except OSError:  # not created yet
-            return []
-        whole = data if len(data) == PIECE_BYTES and b"\n" not in data else data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
-
-
 class Steps:
     """The steps of a run: those that the worker appends to steps.jsonl, or those that lines of the log report."""
 
@@ -216,7 +196,7 @@ class Steps:
         self._step_of_line = launch.step_of_line
         self._on_notice = on_notice
         path = launch.directory.steps_file
-        self._file = GrowingFile(path, path.stat().st_size if path.exists() else 0)
+        self._offset = path.stat().st_size if path.exists() else 0
         self._logged: list[StepRecord] = []
         self._full = False
 
@@ -239,12 +219,20 @@ class Steps:
             fresh, self._logged = self._logged, []
             yield from fresh
             return
-        while lines := self._file.new_lines():
-            for line in lines:
+        path = self._directory.steps_file
+        while path.exists():
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(PIECE_BYTES)
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            for line in whole.splitlines():
                 try:
-                    yield from_json(StepRecord, line, where=str(self._directory.steps_file))
+                    yield from_json(StepRecord, line, where=str(path))
                 except RecordError as error:
-                    self._on_notice(f"Skipped a line of {self._directory.steps_file}: {error.why or error.what}")
+                    self._on_notice(f"Skipped a line of {path}: {error.why or error.what}")
+            if not whole:
+                return
 
 
 class Attempt:

@@ -27,8 +27,6 @@ BACKENDS = {
 """Our name and the member of torch.nn.attention.SDPBackend."""
 NOT_ON_A_CPU = ("cudnn", "efficient")
 """Torch has these kernels for GPUs only."""
-EXPANDED = " with expanded keys and values"
-"""For kernels without grouped queries, each key/value head is repeated for its four query heads beforehand."""
 BACKWARD_FACTOR = 2.5
 
 
@@ -72,26 +70,23 @@ def prepare(operands: Operands, backward: bool, device: torch.device) -> Call:
     return partial(torch.autograd.grad, result, (query, key, value), torch.randn_like(result), retain_graph=True)
 
 
-def case_of(backend: str, operands: Operands, *, backward: bool) -> Case:
-    """Return one pass under one backend; if grouped queries are refused, it is measured without them."""
-    batch, length, kv_heads, width = operands
-    once, expanded = 2 * 2 * batch * HEADS * length**2 * width // 2, kv_heads == HEADS
-    return Case(
-        kind="attention_backward" if backward else "attention_forward",
-        variant=backend + (EXPANDED if expanded else ""),
-        shape={"batch": batch, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": width, "sequence": length},
-        dtype="bf16",
-        flop=int(once * BACKWARD_FACTOR) if backward else once,
-        prepare=partial(prepare, operands, backward),
-        context=partial(restricted_to, backend),
-        fallback=None if expanded else case_of(backend, operands._replace(kv_heads=HEADS), backward=backward),
-    )
-
-
 def both_passes(backend: str, operands: Operands) -> list[Case]:
-    """Return forward and backward. Efficient has no grouped queries (torch docs, enable_gqa)."""
+    """Return forward and backward under one backend. Efficient has no grouped queries: it gets as many keys as queries."""
     operands = operands._replace(kv_heads=HEADS) if backend == "efficient" else operands
-    return [case_of(backend, operands, backward=backward) for backward in (False, True)]
+    batch, length, kv_heads, width = operands
+    once = 2 * 2 * batch * HEADS * length**2 * width // 2
+    return [
+        Case(
+            kind=f"attention_{'backward' if backward else 'forward'}",
+            variant=backend + " with expanded keys and values" * (kv_heads == HEADS),
+            shape={"batch": batch, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": width, "sequence": length},
+            dtype="bf16",
+            flop=int(once * BACKWARD_FACTOR) if backward else once,
+            prepare=partial(prepare, operands, backward),
+            context=partial(restricted_to, backend),
+        )
+        for backward in (False, True)
+    ]
 
 
 def cases(*, small: bool, on_cpu: bool) -> list[Case]:

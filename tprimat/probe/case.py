@@ -151,8 +151,6 @@ class Case:
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Settings in effect while the case is prepared and timed."""
     effort: Effort = field(default_factory=Effort)
-    fallback: "Case | None" = None
-    """Measured as well if this case is refused."""
 
     @property
     def title(self) -> str:
@@ -186,25 +184,20 @@ class Bench:
 
 def open_bench(
     *,
-    small: bool | None = None,
     device: torch.device | None = None,
     ranks: int = 1,
-    detected: Machine | None = None,
     gather: Callable[[Any], list[Any]] = alone,
 ) -> Bench:
-    """Describe a device, by default the first GPU if there is one, and set up its timer.
-
-    `small` sizes are for a processor, and their default there; `detected` is this machine as its vendor's tool describes it.
-    """
+    """Describe a device, by default the first GPU if there is one, and set up its timer."""
     device = device or default_device()
     gauges = Gauges(device)
     return Bench(
         device=device,
-        machine=describe_machine(device, ranks, detected),
+        machine=describe_machine(device, ranks),
         software=describe_software(),
         stopwatch=Stopwatch(device, cache_bytes(device), gauges),
         gauges=gauges,
-        small=device.type == "cpu" if small is None else small,
+        small=device.type == "cpu",
         gather=gather,
     )
 
@@ -278,15 +271,11 @@ def free_memory(case: Case, bench: Bench) -> None:
         torch.cuda.reset_peak_memory_stats(bench.device)
 
 
-GUESS = " This is likely due to turning off both the math kernel and the fused kernels."
-"""What torch adds where a device lacks the one attention kernel that was asked for."""
-
-
 def explain(error: BaseException, warned: Sequence[str] = ()) -> str:
     """Return the type and first line of an error, and the warnings in which torch gives its reasons."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     reasons = dict.fromkeys(text.splitlines()[0].split(" (Triggered internally")[0] for text in warned if text)
-    first = lines[0].removesuffix(GUESS) if lines else ""
+    first = lines[0] if lines else ""
     return " | ".join((f"{type(error).__name__}: {first}", *reasons))[:MAX_ERROR_CHARACTERS]
 
 
@@ -326,31 +315,16 @@ def open_log(file: Path | None, *, resume: bool, tell: Callable[[str], None]) ->
 
 
 def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure the cases in order, except known ones; write each record at once.
-
-    Of several ranks, the first one's log decides. Progress counts the cases, each with its fallback, and says how long the rest
-    takes at this pace.
-    """
-    measured, every = 0, list(cases)
+    """Measure the cases in order, except known ones; write each record at once. Of several ranks, the first one's log decides."""
+    every = list(cases)
     known: dict[Identity, ProbeRecord] = bench.gather(log.known)[0]
-    started = time.monotonic()
-    for number, planned in enumerate(every, 1):
-        case: Case | None = planned
-        while case:
-            record = known.get(identity(case, bench))
-            if record is None:
-                record = measure(case, bench)
-                log.write(record)
-                measured += 1
-                left = (time.monotonic() - started) / measured * (len(every) - number)
-                rest = f", about {left:.0f} s left" if left >= WORTH_TELLING else ""
-                log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}{rest}")
-            yield record
-            case = case.fallback if record.error else None
-
-
-WORTH_TELLING = 5.0
-"""Seconds; a shorter wait is not announced."""
+    for number, case in enumerate(every, 1):
+        record = known.get(identity(case, bench))
+        if record is None:
+            record = measure(case, bench)
+            log.write(record)
+            log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}")
+        yield record
 
 
 def summary(record: ProbeRecord) -> str:

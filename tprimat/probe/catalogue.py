@@ -44,17 +44,10 @@ CASES: dict[str, Callable[[Choice, Bench], list[Case]]] = {
     "ddp": lambda choice, bench: transformer.cases(small=bench.small, ranks=bench.machine.gpus),
     "overlap": lambda choice, bench: collectives.overlap_cases(bench.machine.gpus or 1, small=bench.small),
 }
-LEFT_OUT_ON_A_CPU = {
-    **dict.fromkeys(("gemm", "rounds"), "fp8 and tf32 are left out, which a CPU does not multiply."),
-    "attention": "cudnn and efficient are left out, which a CPU does not have.",
-    "pieces": "attention by cudnn and grouped products in fp8 are left out, which a CPU does not have.",
-}
 
 
 def records(kind: str, choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
     """Measure one probe; of matrix products, search the fastest first, since other results are compared with it."""
-    if bench.device.type == "cpu" and kind in LEFT_OUT_ON_A_CPU and choice.dtypes is None:
-        log.tell(f"{kind}: {LEFT_OUT_ON_A_CPU[kind]}")
     if kind == "gemm":
         for dtype in gemm.TRAINED_DTYPES:
             if dtype in choice.on(bench.machine.platform):

@@ -19,7 +19,6 @@ from torch import Tensor, distributed
 from tprimat.core.effort import Effort
 from tprimat.probe import gemm
 from tprimat.probe.case import Bench, Call, Case, open_bench
-from tprimat.records.schema import Machine
 
 ELEMENT_BYTES = 4
 SIZES, SMALL_SIZES = tuple(2**power for power in range(16, 31, 2)), (2**16, 2**18)
@@ -32,7 +31,7 @@ FIXED = Effort(warmup_seconds=None, relative_interval=None, seconds=None)
 
 
 @contextmanager
-def process_group(small: bool | None, detected: Machine | None) -> Iterator[Bench]:
+def process_group() -> Iterator[Bench]:
     """Join the ranks that torchrun started: with one GPU each if there are GPUs, else as processes that communicate with gloo."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -40,7 +39,7 @@ def process_group(small: bool | None, detected: Machine | None) -> Iterator[Benc
         torch.cuda.set_device(device)
     distributed.init_process_group("gloo" if device.type == "cpu" else "nccl", timeout=TIMEOUT)
     ranks = distributed.get_world_size()
-    yield open_bench(small=small, device=device, ranks=ranks, detected=detected, gather=gather)
+    yield open_bench(device=device, ranks=ranks, gather=gather)
     gc.collect()  # DDP's reducer is part of a reference cycle; with gloo, one that outlives its process group aborts the process
     distributed.barrier()
     distributed.destroy_process_group()

@@ -1,14 +1,14 @@
 """Describe the device under test: its name, software, cache size, and its clock and power while it works."""
 
-import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from tprimat.hardware.sampler import NvmlReader, Reading
+from tprimat.hardware.nodes import this_machine
+from tprimat.hardware.sampler import NvmlReader
 from tprimat.records.environment import processor_name, software_versions
-from tprimat.records.schema import Machine
+from tprimat.records.schema import Machine, TelemetrySample
 
 INFINITY_CACHE_BYTES = 256 * 2**20
 """Memory-side cache of MI300 and MI350 (AMD CDNA 3 white paper, page 4), which torch does not report."""
@@ -42,10 +42,11 @@ def cache_bytes(device: torch.device) -> int:
     return max(kibibytes) * 1024 if kibibytes else DEFAULT_CPU_CACHE_BYTES
 
 
-def describe_machine(device: torch.device, ranks: int = 1, detected: Machine | None = None) -> Machine:
-    """Describe the hardware as torch names it, and what only its vendor's tool has detected: driver and power limit."""
+def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
+    """Describe the hardware as torch names it, and what only its vendor's tool knows: driver and power limit."""
     if device.type != "cuda":
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
+    detected = this_machine()
     return Machine(
         platform="rocm" if torch.version.hip else "cuda",
         accelerator=torch.cuda.get_device_name(device),
@@ -76,7 +77,7 @@ class Gauges:
 
     def __init__(self, device: torch.device) -> None:
         self._read = reader_of(device)
-        self._readings: list[Reading] = []
+        self._readings: list[TelemetrySample] = []
 
     def start(self) -> None:
         """Discard earlier readings."""
@@ -100,31 +101,11 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(present) / len(present) if present else None
 
 
-def reader_of(device: torch.device) -> Callable[[], list[Reading]]:
-    """Return a function that reads a GPU: through NVML, whatever CUDA_VISIBLE_DEVICES says, or on ROCm through torch."""
-    if device.type != "cuda":
+def reader_of(device: torch.device) -> Callable[[], list[TelemetrySample]]:
+    """Return a function that reads an NVIDIA GPU through NVML, whatever CUDA_VISIBLE_DEVICES says."""
+    if device.type != "cuda" or torch.version.hip:
         return list
-    if torch.version.hip:
-        return rocm_reader(device)
     try:
         return NvmlReader([f"GPU-{torch.cuda.get_device_properties(device).uuid}"]).read
     except LookupError:  # NVML does not answer, or does not know the GPU
         return list
-
-
-def rocm_reader(device: torch.device) -> Callable[[], list[Reading]]:
-    """Return the reader of an AMD GPU; amdsmi answers in MHz and W (torch/cuda/__init__.py, clock_rate and power_draw)."""
-    refusals: list[type[Exception]] = [ImportError, RuntimeError, AttributeError, OSError, TypeError, KeyError]
-    try:
-        refusals.append(importlib.import_module("amdsmi").AmdSmiException)  # derives from Exception alone
-    except (ImportError, AttributeError, OSError, KeyError):  # the package may be missing, or broken without its driver
-        return list
-
-    def read() -> list[Reading]:
-        try:
-            clock, power = torch.cuda.clock_rate(device) * 1e6, float(torch.cuda.power_draw(device))
-        except tuple(refusals):
-            return []
-        return [Reading(device=str(device), clock_hertz=clock, power_watts=power)]
-
-    return read

@@ -183,7 +183,7 @@ def attention_cases(backends: tuple[str, ...], *, small: bool) -> list[Case]:
     lengths = SMALL_SEQUENCE_LENGTHS if small else SEQUENCE_LENGTHS
     one = [(attention.Operands(1, length), "one sequence") for length in lengths]
     return [
-        replace(case, variant=f"{case.variant}, {name}", effort=EFFORT, fallback=None)
+        replace(case, variant=f"{case.variant}, {name}", effort=EFFORT)
         for operands, name in (*one, (attention.Operands(2, lengths[0], width=attention.HEAD_DIM // 2), "narrow heads"))
         for backend in backends
         for case in attention.both_passes(backend, operands)
@@ -236,14 +236,10 @@ def region_cases(*, small: bool) -> list[Case]:
     ]
 
 
-def prepare_launches(name: str, count: int, device: torch.device) -> Call:
-    """Return a call of additions to the same few numbers, or of half as many multiplications and their backward passes."""
+def prepare_launches(count: int, device: torch.device) -> Call:
+    """Return a call of half as many multiplications of the same few numbers as launches, and of their backward passes."""
     numbers = torch.ones(LAUNCH_ELEMENTS, device=device)
     start = torch.ones(LAUNCH_ELEMENTS, device=device, requires_grad=True)
-
-    def kernels() -> None:
-        for _ in range(count):
-            numbers.add_(1.0)
 
     def autograd() -> object:
         result = start
@@ -251,20 +247,11 @@ def prepare_launches(name: str, count: int, device: torch.device) -> Call:
             result = result * numbers
         return torch.autograd.grad(result, start, numbers)
 
-    return autograd if name == "autograd" else kernels
+    return autograd
 
 
 def launch_cases(*, small: bool) -> list[Case]:
-    """Return launches from Python alone, and through autograd in both passes."""
+    """Return launches through autograd, in both passes."""
     count = SMALL_LAUNCHES if small else LAUNCHES
-    return [
-        Case(
-            kind="launch",
-            variant=name,
-            shape={"launches": count},
-            dtype="fp32",
-            prepare=partial(prepare_launches, name, count),
-            effort=LAUNCH_EFFORT,
-        )
-        for name in ("kernels", "autograd")
-    ]
+    prepare, shape = partial(prepare_launches, count), {"launches": count}
+    return [Case(kind="launch", variant="autograd", shape=shape, dtype="fp32", prepare=prepare, effort=LAUNCH_EFFORT)]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import run_ranks
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.lock import locked
@@ -112,7 +111,7 @@ def shared_bench() -> "Bench":
     """Open one bench for all probes."""
     from tprimat.probe import case
 
-    return case.open_bench(detected=this_machine())
+    return case.open_bench()
 
 
 def measure_on_ranks(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
@@ -122,7 +121,7 @@ def measure_on_ranks(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
     known = case.open_log(request.file, resume=request.resume, tell=tell).known
     for ranks in rank_counts(kind, request.ranks):
         if known:
-            bench = case.open_bench(ranks=ranks, detected=this_machine())
+            bench = case.open_bench(ranks=ranks)
             if all(case.identity(one, bench) in known for one in catalogue.CASES[kind](catalogue.Choice(), bench)):
                 tell(f"{kind} on {ranks} ranks: everything is measured already.")
                 continue
@@ -158,7 +157,7 @@ def measure_as_rank(request: ProbeRequest) -> None:
     """Measure as one of the ranks that torchrun started; the first one keeps the records."""
     from tprimat.probe import case, catalogue, collectives
 
-    with collectives.process_group(None, this_machine()) as bench:
+    with collectives.process_group() as bench:
         log = case.open_log(None, resume=False, tell=lambda _: None)
         if collectives.is_first():
             log = case.open_log(request.file, resume=request.resume, tell=tell)

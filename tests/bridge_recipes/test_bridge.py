@@ -112,3 +112,15 @@ print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["NVTE_FWD
     environment = {**os.environ, "NCCL_NVLS_ENABLE": "1"}
     done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "1", "20"]
+
+
+def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path):
+    bootstrap.redirect_to_cpu()
+    from tprimat.bridge.recipe import build_config
+
+    tuned = "perf_recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config"
+    settings = {"models.llama.architecture": "qwen3-30b-a3b", "platform_optimizations.cpu.bridge.recipe": tuned}
+    plan = make_plan(tmp_path, "llama", settings, engine="bridge", layers=None)
+    cfg = build_config(plan, on_gpu=True, transformer_engine=True)
+    assert cfg.comm_overlap.overlap_moe_expert_parallel_comm is False
+    assert cfg.model.moe_router_force_load_balancing is False  # natural routing was asked for

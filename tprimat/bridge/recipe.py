@@ -45,12 +45,15 @@ def build_config(plan: RunPlan, *, on_gpu: bool, transformer_engine: bool) -> An
     Raises:
         LaunchError: this Bridge has no such recipe.
     """
-    cfg = recipe_of(plan)
+    cfg, layout = recipe_of(plan), plan.workload.layout
     _set_layout(cfg.model, plan)
     _set_model(cfg.model, plan)
     cfg.mixed_precision = _precision(plan, cfg)
     _set_training(cfg, plan, on_gpu=on_gpu)
     _set_optimizer(cfg, plan)
+    overlaps = layout.expert > 1 and (layout.pipeline == 1 or layout.virtual_pipeline) and plan.workload.recompute != "full"
+    if cfg.comm_overlap is not None and not overlaps:  # what Bridge asserts
+        cfg.comm_overlap.overlap_moe_expert_parallel_comm = cfg.comm_overlap.delay_wgrad_compute = False
     if cfg.model.moe_token_dispatcher_type == "flex" and find_spec("deep_ep") is None:
         _exchange_tokens_by_nccl(cfg.model)
     if not transformer_engine:

@@ -1,6 +1,5 @@
 """Verdicts: what they refuse, what they show, and how often they are wrong."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
 from tprimat.records.schema import StepRecord
 from tprimat.report.comparison import Comparison
-from tprimat.report.words import headline, proven, sentence
+from tprimat.report.words import evidence_words, headline, proven, sentence
 from tprimat.runner.analysis import regression_gate
 
 RUNS = Path(__file__).parent.parent / "runs"
@@ -169,7 +168,7 @@ def test_a_faster_machine_is_shown_with_its_ratio():
     assert judged.outcome == "these runs differ"
     assert judged.ratio.low < judged.ratio.value < judged.ratio.high
     assert judged.ratio.value == pytest.approx(4.43 / 3.95, rel=0.01)
-    assert judged.evidence == "3 and 2 runs: fewer than 3 per side"
+    assert evidence_words(judged) == "3 and 2 runs: fewer than 3 per side"
 
 
 def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_proves():
@@ -177,7 +176,7 @@ def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_pr
     again = slowed(run, 1.0, "again")
     judged = verdict(*groups_of(run, again))
     assert (judged.outcome, judged.ratio.value) == ("no difference shown", 1.0)
-    assert judged.evidence.startswith("one run each: fewer than 3 per side")
+    assert evidence_words(judged).startswith("one run each: fewer than 3 per side, and single runs are assumed to vary by ")
 
 
 def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():
@@ -187,19 +186,7 @@ def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():
     judged = verdict(*groups_of(*mixture))
     assert verdict(*groups_of(*dense)).outcome == "these runs differ"
     assert judged.outcome == "no difference shown"
-    assert judged.evidence.endswith("assumed to vary by 7.0 %")
-    assert re.search(r"assumed to vary by [\d.]+ %, as their steps do$", verdict(*groups_of(*dense)).evidence)
-
-
-def test_what_gpus_vary_by_is_not_said_of_a_cpu():
-    (run,) = recorded("h100", "llama-0")
-    usual = float(np.median([step.step_seconds for step in run.steps]))
-    steps = [replace(step, step_seconds=usual + 0.1 * (step.step_seconds - usual)) for step in run.steps]
-    even = replace(run, steps=tuple(steps))
-    pair = [even, slowed(even, 1.1, "slower")]
-    on_cpus = [changed(one, machine=replace(one.run.machine, platform="cpu")) for one in pair]
-    assert "on a CPU they may vary far more" in verdict(*groups_of(*on_cpus)).evidence
-    assert "CPU" not in verdict(*groups_of(*pair)).evidence
+    assert judged.assumed_spread == 0.07 > verdict(*groups_of(*dense)).assumed_spread > 0.004
 
 
 def test_only_three_runs_a_side_show_one_configuration_to_be_faster():
@@ -242,11 +229,6 @@ def test_a_gate_opens_only_where_the_whole_interval_is_within_the_margin():
     (run,) = recorded("h100", "llama-0")
     judged = verdict(*groups_of(run, slowed(run, 1.05, "slow")))
     assert [judged.no_slower_than(margin) for margin in (0.01, 0.05, 0.08)] == [False, None, True]
-
-
-def test_the_same_files_give_the_same_verdict():
-    groups = groups_of(*recorded("h100", "llama-0"), *recorded("mi300x"))
-    assert verdict(*groups) == verdict(*groups)
 
 
 def test_a_group_of_runs_has_the_spread_between_them():

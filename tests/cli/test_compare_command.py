@@ -34,18 +34,6 @@ def slower(source, target, factor):
     return target
 
 
-def test_the_winner_is_followed_by_what_bounds_it(tmp_path):
-    layouts = [ROOT / "benchmarks" / "records" / "h200" / "repeated" / name for name in ("dp_mbs4", "tp2_mbs4")]
-    head, *_ = compare("--results-dir", *layouts, "--output", tmp_path / "x.png").stdout.split("\n\n")
-    _, winner, *_, bounds = head.splitlines()
-    assert winner.startswith("dp_mbs4 is fastest: 9.0 % ")
-    assert bounds.startswith("dp_mbs4 reaches 59.1 % of the GPU's dense peak of 989.4 TFLOP/s")
-    assert "The power limit holds the clocks down" in bounds
-    on_cpu = compare("--results-dir", RUNS / "cpu", "--output", tmp_path / "x.png").stdout
-    assert "dense peak of" not in on_cpu
-    assert "limit is not known" not in on_cpu  # as the caveat about MFU says
-
-
 @pytest.fixture
 def regression(tmp_path):
     """A baseline and the same run five percent slower."""
@@ -125,7 +113,7 @@ def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_aske
     assert "dtype that ran unknown" in done.stdout
     anyway = compare(*folders, "--even-if-different", "--output", tmp_path / "c.svg", cwd=tmp_path)
     assert "slower" in anyway.stdout
-    assert "tokens a step 262,144 against 131,072. Also different:" in anyway.stdout
+    assert "tokens a step 262,144 against 131,072. " in anyway.stdout
     assert any("NOT LIKE FOR LIKE" in word for word in words_of(tmp_path / "c.svg"))
 
 
@@ -140,7 +128,7 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     assert "Not compared with the workload above, because they differ: dtype that ran" in compare(*arguments).stdout
     done = compare(*arguments, "--varying", "DType")
     assert "llama H100 SXM, llama-3.1-8b, 8 GPUs, 262,144 tokens a step, sequence 2,048\n" in done.stdout
-    assert "Varied: fp8 against bf16." in done.stdout
+    assert "Varied dtype that ran (fp8 | bf16)." in done.stdout
     assert "No winner: " in done.stdout
     assert any(word.startswith("No winner: ") for word in words_of(tmp_path / "c.svg"))
     wrong = compare(*arguments, "--varying", "colour")
@@ -192,18 +180,6 @@ def test_a_baseline_is_named_by_words_of_its_label(tmp_path):
     assert compare(*arguments, "H100 minimal_communication").returncode == 0
     verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
     assert len(verdicts) == 2
-
-
-def test_a_model_without_a_baseline_is_named_once_and_keeps_the_gate_closed(tmp_path):
-    words = ("--results-dir", RUNS / "h100", "--output", tmp_path / "x.md", "--baseline", "llama minimal_communication")
-    done = compare(*words, "--fail-if-slower", "60%")
-    missing = "No baseline for qwen, so not compared: qwen H100 SXM minimal_communication. "
-    assert (done.returncode, done.stderr) == (1, f"written: {tmp_path / 'x.md'}\ngate: no baseline for qwen\n")
-    assert done.stdout.count(missing) == (tmp_path / "x.md").read_text().count(missing) == 1
-    assert "Not compared: " not in done.stdout
-    anyway = compare(*words, "--even-if-different").stdout
-    assert "qwen H100 SXM minimal_communication against llama H100 SXM minimal_communication: " in anyway
-    assert "No baseline for" not in anyway
 
 
 def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_path):

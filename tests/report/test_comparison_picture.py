@@ -54,19 +54,11 @@ def sweep(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("folders", [("h100", "mi300x"), ("cpu",), ("foreign",), ("published",)], ids="+".join)
+@pytest.mark.parametrize("folders", [("h100", "mi300x"), ("cpu",), ("foreign",)], ids="+".join)
 def test_no_text_leaves_the_picture_or_covers_another(folders):
     with drawn(sheet_of(*(RUNS / name for name in folders))) as picture:
         assert outside(picture) == []
         assert covered(picture) == []
-
-
-@pytest.mark.parametrize("folders", [("engine", "torchtitan", "nemo"), ("repeated",)], ids="+".join)
-def test_nor_with_what_was_measured_on_h200(folders):
-    with drawn(sheet_of(*(H200 / name for name in folders))) as picture:
-        assert outside(picture) == []
-        assert covered(picture) == []
-        assert not any("source" in text for text in words(picture))
 
 
 @pytest.mark.parametrize("machine", ["h100", "cpu"])
@@ -93,9 +85,9 @@ def test_the_headline_names_the_winner_of_each_workload_and_the_subtitle_what_ra
     what, amount, differing = sheet.subtitle
     assert what == (
         "llama-3.1-8b, qwen-2.5-7b · 8 x H100 SXM · minimal_communication TP1 PP1 DP8, balanced TP2 PP1 DP4, quick TP2 PP1 DP4"
-        " · batch 128 (micro 1) · sequence 2,048 · bf16 · Megatron"
+        " · batch 128 · sequence 2,048 · bf16 · Megatron"
     )
-    assert amount.startswith("2026-01-01 · 6 configurations, 6 runs, one each · n = 222 steady steps")
+    assert amount.startswith("2026-01-01 · 6 configurations · 6 runs · n = 222 steady steps")
     assert differing.startswith("They differ in strategy (minimal_communication | balanced | quick), layout (")
 
 
@@ -260,16 +252,6 @@ def test_a_failed_run_is_named_below_the_others(tmp_path):
     write_run(tmp_path, short, steps_of(short, step_times(4.0, 2)[:1], 2))
     (note,) = [note for note in sheet_of(tmp_path).notes if note.startswith("Not counted")]
     assert note.endswith("profiled).")
-
-
-@pytest.mark.parametrize(
-    ("names", "listed"), [(("a", "b", "c", "d"), "a, b, c, d"), (("a", "b", "c", "d", "e"), "a, b, c and 2 more")]
-)
-def test_on_a_cpu_no_single_strategy_is_left_out(names, listed, tmp_path):
-    for place, name in enumerate(names):
-        write(tmp_path, name, level=4.0 + place, machine=LAPTOP, data_parallel=2, strategy=name)
-    (headline,) = sheet_of(tmp_path).headline
-    assert headline == f"llama trains under {listed} on 2 processes (Example CPU); a CPU does not show how fast it trains"
 
 
 def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):

@@ -7,12 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, group_estimate, group_held_back, on_cpu
+from tprimat.analyze.groups import Group, group_estimate, group_held_back
 from tprimat.analyze.losses import LossCheck, check_losses
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
 from tprimat.analyze.window import steady_steps
-from tprimat.core import units
 from tprimat.core.errors import ConfigError
 from tprimat.core.statistics import (
     BETWEEN_RUNS,
@@ -26,7 +25,7 @@ from tprimat.core.statistics import (
     spread_between_runs,
     spreads_of,
 )
-from tprimat.records.schema import Estimate, RunRecord
+from tprimat.records.schema import Estimate, Finding, RunRecord
 
 Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
 
@@ -67,21 +66,19 @@ class Verdict:
     and the losses differ on the same data. "held back": it does, and heat or a power brake held back the slower side's clocks."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
-    evidence: str
-    """The number of repeated runs behind it, in words."""
+    runs: tuple[int, int]
+    """Of baseline and candidate."""
+    assumed_spread: float
+    """Relative standard deviation that single runs are assumed to have."""
     traits: tuple[DifferingTrait, ...] = ()
     """Every trait in which the two differ: first is the baseline."""
     question: Question = QUESTION
     unrecorded: tuple[str, ...] = ()
     """Traits that neither side records."""
-    other_loss: LossCheck | None = None
-    """What shows that the two sides reach different losses on the same data; None where nothing does."""
-    losses_open: str = ""
-    """Why it is not shown whether both sides reach the same losses; empty where it is."""
+    losses: LossCheck | None = None
+    """Whether the two sides reach the same losses; None when refused."""
     held_back: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
     """Of baseline and candidate: what held the clocks back -> share of the readings in their worst run."""
-    fewest_runs: int = 1
-    """On the smaller side."""
     spreads: tuple[float, float] | None = None
     """Of baseline and candidate: standard deviation of a run's log throughput, as shown or assumed; None without an interval."""
 
@@ -89,6 +86,16 @@ class Verdict:
     def differences(self) -> tuple[DifferingTrait, ...]:
         """Return the traits whose difference forbids the comparison."""
         return _forbidding(self.traits)
+
+    @property
+    def other_loss(self) -> LossCheck | None:
+        """Return what shows that the two sides reach different losses on the same data; None where nothing does."""
+        return self.losses if self.losses is not None and self.losses.outcome == "different" else None
+
+    @property
+    def losses_open(self) -> Finding | None:
+        """Return why it is not shown whether both sides reach the same losses; None where it is."""
+        return None if self.losses is None else self.losses.open_because
 
     def no_slower_than(self, margin: float) -> bool | None:
         """Judge non-inferiority: True where the whole interval lies above 1 - margin, False where all lies below, else None."""
@@ -110,7 +117,7 @@ class Verdict:
         """Return how many runs per side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
         if self.ratio is None or self.spreads is None:
             return None
-        return more_runs(self.ratio.value, 1 - margin, self.fewest_runs, self.spreads, self.question.confidence)
+        return more_runs(self.ratio.value, 1 - margin, min(self.runs), self.spreads, self.question.confidence)
 
 
 def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) -> Verdict:
@@ -120,15 +127,18 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     (statistics.spread_between_runs). With fewer than statistics.FEWEST_RUNS the outcome speaks of these runs only.
     """
     assumed = assumed_spread(baseline, candidate)
+    on_gpu = "cpu" not in {baseline.run.machine.platform, candidate.run.machine.platform}
+    unread = on_gpu and group_held_back(baseline) is None and group_held_back(candidate) is None
     refusal = Verdict(
         baseline=baseline.label,
         candidate=candidate.label,
         outcome="refused",
         ratio=None,
-        evidence=_evidence(len(candidate.runs), len(baseline.runs), assumed, cpu=on_cpu((baseline, candidate))),
+        runs=(len(baseline.runs), len(candidate.runs)),
+        assumed_spread=assumed,
         traits=tuple(differing_traits(baseline.run, candidate.run, question.varying)),
         question=question,
-        unrecorded=(*unrecorded(baseline.run, candidate.run), *_unread_clocks(baseline, candidate)),
+        unrecorded=(*unrecorded(baseline.run, candidate.run), *["whether clocks were held back"] * unread),
         held_back=(group_held_back(baseline) or {}, group_held_back(candidate) or {}),
     )
     if refusal.differences and not question.even_if_different:
@@ -147,22 +157,14 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     return replace(
         refusal,
         outcome=outcome,
-        other_loss=losses if losses.outcome == "different" else None,
-        losses_open=losses.open_because,
+        losses=losses,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
-        fewest_runs=min(len(first), len(second)),
         spreads=spreads_of(first, second, ratio, question.confidence),
     )
 
 
 LEAST_HELD_BACK = 0.01
 """Share of the readings from which clocks that are held back belong to a verdict."""
-
-
-def _unread_clocks(baseline: Group, candidate: Group) -> list[str]:
-    read = [group_held_back(group) is not None for group in (baseline, candidate)]
-    on_gpu = "cpu" not in {baseline.run.machine.platform, candidate.run.machine.platform}
-    return ["whether clocks were held back"] if on_gpu and not any(read) else []
 
 
 def run_rates(group: Group) -> list[Rate]:
@@ -186,22 +188,6 @@ def assumed_spread(*groups: Group) -> float:
     mixture = any(group.run.ran.shape is not None and group.run.ran.shape.experts for group in groups)
     least = BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS
     return spread_between_runs(*map(run_rates, groups), least=least)
-
-
-def why_so_much(spread: float) -> str:
-    """Return the end of a sentence that names an assumed spread; empty where it is the usual one."""
-    return "" if spread in {BETWEEN_RUNS, BETWEEN_RUNS_OF_MIXTURES} else ", as their steps do"
-
-
-def _evidence(first: int, second: int, spread: float, *, cpu: bool) -> str:
-    runs = "one run each" if first == second == 1 else f"{first} and {second} runs"
-    if min(first, second) >= FEWEST_RUNS:
-        return runs
-    where = why_so_much(spread) or (", as on a GPU" if cpu else "")
-    where += ": on a CPU they may vary far more" if cpu else ""
-    counted = ", which the spread of the repeated ones corrects" if first != second else ""
-    assumed = f", and single runs are assumed to vary by {units.percent(spread)}{where}{counted}" if 1 in {first, second} else ""
-    return f"{runs}: fewer than {FEWEST_RUNS} per side{assumed}"
 
 
 # The ranking of configurations that may be compared, and the pairs that a comparison judges.

@@ -11,7 +11,6 @@ from tprimat.analyze.compare import QUESTION, Outcome, Question, Ranking, Verdic
 from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
-from tprimat.analyze.traits import few
 from tprimat.core import units
 from tprimat.core.published import PublishedResult
 from tprimat.records.schema import RunMetrics
@@ -21,7 +20,7 @@ from tprimat.report.catalogue import CSV_FIELDS, heading_of, shown_columns, tera
 from tprimat.report.names import heading
 from tprimat.report.screen import PLAIN, Meaning, Screen
 from tprimat.report.tables import columns, csv_cell, escaped, table, with_interval
-from tprimat.report.words import caveats, difference, differing, headline, loss_words, sentence
+from tprimat.report.words import caveats, difference, differing, evidence_words, finding_words, headline, loss_words, sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class Comparison:
         return rankings(self.groups, self.question)
 
 
-MEANINGS: dict[str, Meaning] = {
+MEANINGS: dict[Outcome, Meaning] = {
     "faster": "winner",
     "refused": "refused",
     "slower": "warning",
@@ -51,8 +50,6 @@ MEANINGS: dict[str, Meaning] = {
 """Of a verdict's outcome."""
 REPEAT = "./benchmark.py --resume repeats such runs."
 """What to do where no run counts."""
-MOST_NAMED = 6
-"""Runs that a note names; the rest are counted."""
 
 
 def rows_of(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -68,7 +65,7 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     if comparison.groups:
         lines += [winner.blocks(comparison.rankings, screen, say_apart=not comparison.asked), ""]
         if comparison.asked:
-            lines += [screen.prose(words, 2, MEANINGS.get(outcome)) for words, outcome in judgements(comparison)] + [""]
+            lines += [screen.prose(sentence(one), 2, MEANINGS.get(one.outcome)) for one in comparison.verdicts] + [""]
         lines += [screen.prose(line, 2, "quiet") for line in caveats(comparison.rankings, findings(comparison.groups, run_name))]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
@@ -78,35 +75,8 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return verdicts, what to know, and runs that do not count, one line each."""
-    judged = [words for words, _ in judgements(comparison)]
+    judged = map(sentence, comparison.verdicts)
     return [*judged, *caveats(comparison.rankings, findings(comparison.groups, run_name)), *_not_counted(comparison)]
-
-
-def judgements(comparison: Comparison) -> list[tuple[str, Outcome]]:
-    """Return a sentence and the outcome of each verdict; configurations of a model without a baseline share one sentence."""
-    without: dict[str, list[str]] = {}
-    judged: list[tuple[str, Outcome]] = []
-    for verdict in comparison.verdicts:
-        model = model_without_baseline(comparison, verdict)
-        if model is None:
-            judged.append((sentence(verdict), verdict.outcome))
-        else:
-            without.setdefault(model, []).append(verdict.candidate)
-    return judged + [
-        (
-            f"No baseline for {model}, so not compared: {few(names, MOST_NAMED)}. "
-            "Name a folder, or words, that have one configuration of each model.",
-            "refused",
-        )
-        for model, names in without.items()
-    ]
-
-
-def model_without_baseline(comparison: Comparison, verdict: Verdict) -> str | None:
-    """Return the candidate's model where the named baseline has no configuration of it, else None."""
-    if not comparison.asked or verdict.outcome != "refused":
-        return None
-    return next((entry.words[1] for entry in verdict.differences if entry.key == "model"), None)
 
 
 def _not_counted(comparison: Comparison) -> list[str]:
@@ -156,11 +126,13 @@ def as_json(comparison: Comparison) -> str:
             for group in comparison.groups
         ],
         "verdicts": [
-            asdict(verdict)
+            {key: value for key, value in asdict(verdict).items() if key != "losses"}
             | {
                 "differences": [difference(entry) for entry in verdict.differences],
                 "other_loss": loss_words(verdict) or None,
-                "losses_open": verdict.losses_open or None,
+                "losses_open": finding_words(verdict.losses_open) if verdict.losses_open else None,
+                "evidence": evidence_words(verdict),
+                "fewest_runs": min(verdict.runs) if verdict.ratio else 1,
                 "traits": [{"trait": one.name, "sides": one.words, "effect": one.effect} for one in verdict.traits],
                 "words": sentence(verdict),
             }

@@ -21,7 +21,7 @@ from tprimat.records.schema import RunRecord
 from tprimat.records.sharing import shareable, shareable_text
 from tprimat.records.store import as_document, checked
 from tprimat.report.catalogue import per_rank
-from tprimat.report.comparison import Comparison, model_without_baseline, run_name
+from tprimat.report.comparison import Comparison, run_name
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.words import held_words, runs_to_decide, sentence
 
@@ -167,9 +167,6 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
         return Gate(closed=("there is nothing to compare: a gate needs a baseline and another configuration that count",))
     closed, undecided = [], []
     for found in comparison.verdicts:
-        if model := model_without_baseline(comparison, found):
-            closed.append(f"no baseline for {model}")
-            continue
         passed = None if found.outcome == "refused" else found.no_slower_than(margin)
         favoured = passed is not None and found.handicapped == ("baseline" if passed else "candidate")
         if favoured and found.other_loss is None:

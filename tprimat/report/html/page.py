@@ -18,7 +18,7 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
-from tprimat.report.comparison import Comparison, judgements, run_name
+from tprimat.report.comparison import Comparison, run_name
 from tprimat.report.html import sections
 from tprimat.report.html.data import page_data, short_names, shown_panels
 from tprimat.report.limits import PROBE_COMMAND
@@ -26,7 +26,7 @@ from tprimat.report.names import workloads
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.style import MOST_SERIES, Look, looks
 from tprimat.report.tables import plural
-from tprimat.report.words import caveats
+from tprimat.report.words import caveats, sentence
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 
@@ -83,7 +83,7 @@ def html_report(report: Report) -> str:
             software=sections.software(records),
             cards=cards,
             remarks=remarks,
-            verdicts=[words for words, _ in judgements(comparison)],
+            verdicts=list(map(sentence, comparison.verdicts)),
             ranking=sections.ranking_table(report.rankings, appearance),
             bar_titles=[panel.title for panel in panels.bars],
             curve_titles=[curve.title for curve in panels.curves],

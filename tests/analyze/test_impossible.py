@@ -79,7 +79,6 @@ TRAPS = [
     ),
     (seen(tensor_parallel=2), "tensor parallel is 1 in the record and 2 in its evidence"),
     (seen(matmul_dtype="fp8"), "dtype is bf16 in the record and fp8 in its evidence"),
-    (seen(context_parallel=2), "context parallel is 1 in the record and 2 in its evidence"),
     (seen(tokens_per_step=77), "tokens a step is 262144 in the record and 77 in its evidence"),
     (seen(world_size=4), "GPU count is 8 in the record and 4 in its evidence"),
     (seen(parameters=7_000_000_000), "7,000,000,000 parameters ran, and the recorded shape has 8,030,261,248"),

@@ -153,12 +153,6 @@ def test_what_cuda_graphs_hold_is_not_taken_for_little_memory(options, graphs, t
     assert {step.peak_allocated_bytes for step in measured.result.steps} == {None if graphs else 60 * 2**30}
 
 
-def test_the_sparse_peak_halves_mfu():
-    dense = run_metrics(RUN, steps_of([4.0] * 3), options=KEEP).mfu.value
-    sparse = run_metrics(RUN, steps_of([4.0] * 3), options=MetricOptions(warmup=0, peak="sparse")).mfu.value
-    assert sparse == pytest.approx(dense / 2, rel=1e-3)
-
-
 def test_conventions_order_as_their_definitions_do():
     values = {
         name: run_metrics(RUN, steps_of([4.0] * 3), options=MetricOptions(flops_convention=name)).flop_per_token
@@ -193,14 +187,6 @@ def test_one_step_has_a_value_without_an_interval():
     assert metrics.tokens_per_second_per_gpu.low is None
     assert (metrics.step_seconds.high, metrics.step_seconds.samples) == (None, 1)
     assert "few steps" in kinds(metrics)
-
-
-def test_an_interval_keeps_its_relative_width_in_every_unit():
-    metrics = run_metrics(RUN, steps_of(4 + 0.05 * np.random.default_rng(0).normal(size=30)))
-    rates = (metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu, metrics.mfu)
-    widths = [rate.high / rate.low for rate in rates]
-    assert widths == pytest.approx([widths[0]] * 3)
-    assert all(rate.low < rate.value < rate.high and rate.samples == 29 for rate in rates)
 
 
 def test_memory_is_the_worst_inside_the_window_and_loss_the_last():
@@ -261,13 +247,6 @@ def test_what_a_reader_must_know_are_findings():
     metrics = run_metrics(replace(RUN, clock="framework"), steps, options=MetricOptions(telemetry=hot))
     assert kinds(metrics) == ["outliers", "not finite", "framework's clock", "clocks"]
     assert finding_words(metrics.warnings[-1]) == "clocks were held back in 100 % of the readings: SW Thermal Slowdown"
-
-
-def test_a_fast_start_before_throttling_does_not_count_and_is_said():
-    seconds = np.concatenate(([9.0], np.full(20, 3.8), np.full(60, 4.0))) * (1 + 0.002 * np.random.default_rng(1).normal(size=81))
-    metrics = run_metrics(RUN, steps_of(seconds))
-    assert metrics.window.first_step == 22
-    assert metrics.window.rule == "excluded steps 1-21: faster than what follows, and not sustained"
 
 
 def test_drift_is_told_over_the_whole_window_and_only_where_it_matters():

@@ -72,11 +72,3 @@ def test_a_scaling_series_names_what_else_differs_in_it(tmp_path):
         write(tmp_path, run, seconds)
     out = run_command("scaling", tmp_path, cwd=tmp_path).stdout
     assert "Caution, the points also differ in power limit (700 W | 500 W)." in out
-
-
-def test_peaks_say_when_a_dtype_is_only_stated(tmp_path):
-    document = json.loads(FOREIGN.read_text(encoding="utf8"))
-    document["training_config"]["precision"] = "fp8"
-    (tmp_path / FOREIGN.name).write_text(json.dumps(document), encoding="utf8")
-    out = run_command("peak", "--results-dir", tmp_path, cwd=tmp_path).stdout
-    assert "The dtype is stated, not observed: qwen on 8 x H100 SXM." in out

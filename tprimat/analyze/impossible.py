@@ -16,8 +16,6 @@ TOLERANCE = 0.2
 """Between two figures of one file that should be the same; another choice of warm-up makes a few percent."""
 PARAMETER_TOLERANCE = 0.02
 """Frameworks pad the vocabulary differently."""
-ONE_IF_ABSENT = ("virtual_pipeline", "context_parallel", "expert_parallel")
-"""Degrees where none is the same as 1."""
 
 
 def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, ...]:
@@ -40,10 +38,7 @@ def _against_evidence(run: RunRecord) -> Iterator[str]:
     if evidence is None:
         return
     asked, seen = run.workload, evidence.workload
-    compared = [(words, name) for name, words in COMPARED.items() if name not in ONE_IF_ABSENT]
-    pairs = [(words, getattr(asked, name), getattr(seen, name)) for words, name in compared]
-    if asked.tensor_parallel is not None:  # else it is a log's, which has its layout in the evidence alone
-        pairs += [(name.replace("_", " "), getattr(asked, name) or 1, getattr(seen, name) or 1) for name in ONE_IF_ABSENT]
+    pairs = [(words, getattr(asked, name), getattr(seen, name)) for name, words in COMPARED.items()]
     pairs += [
         ("GPU count", run.machine.gpus, evidence.world_size),
         ("tokens a step", asked.tokens_per_step, evidence.tokens_per_step),

@@ -101,13 +101,9 @@ def _check(steps: Sequence[StepRecord]) -> None:
             )
 
 
-REQUESTED = "excluded steps up to"
-"""Begins the rule of a window whose warm-up the user chose."""
-
-
 def _fixed(left: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
     skipped = bisect_right(left, warmup, key=lambda step: step.step)
-    return skipped, f"{REQUESTED} {warmup}: as requested" if warmup > 0 else "excluded none: as requested"
+    return skipped, f"excluded steps up to {warmup}: as requested" if warmup > 0 else "excluded none: as requested"
 
 
 def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
@@ -120,15 +116,4 @@ def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
     excluded = _ranges([step.step for step in left[: startup + prefix.count]])
     if prefix.faster:
         return startup + prefix.count, f"excluded {excluded}: faster than what follows, and not sustained"
-    if is_state(prefix.count, len(left)):
-        return startup + prefix.count, f"excluded {excluded}: start-up, and a state slower than what follows"
     return startup + prefix.count, f"excluded {excluded}: warm-up"
-
-
-LONGEST_WARMUP, LONGEST_WARMUP_STEPS = 0.1, 10
-"""Fraction of a run, and steps, beyond both of which a slow first stretch is a state of the machine rather than warm-up."""
-
-
-def is_state(count: int, steps: int) -> bool:
-    """Whether a first stretch of so many of a run's steps is too long for warm-up."""
-    return count > LONGEST_WARMUP_STEPS and count > LONGEST_WARMUP * steps

@@ -25,7 +25,6 @@ from tprimat.cli.common import (
 from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tprimat.analyze.published import Neighbourhood
     from tprimat.report.comparison import Comparison
 
 FORMATS = ("png", "svg", "pdf", "md", "csv", "json")
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
 
     path = output_path(options)
-    check_panels(options)
+    panels = checked_panels(options)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
     paths = results_dirs(options) or [Path("output")]
     question = Question(varying=varying_traits(options.varying), even_if_different=options.even_if_different)
@@ -66,15 +65,13 @@ def run(options: argparse.Namespace) -> int:
     comparison = compare_runs(results.measured, paths, options.baseline, question)
     screen = screen_of(sys.stdout)
     print(text(comparison, screen), end="")
-    neighbours: list[Neighbourhood] = []
     if options.published:
         from tprimat.analyze.published import nearest_published
         from tprimat.report.comparison import published_text
 
-        neighbours = nearest_published(comparison.groups)
-        print("\n" + published_text(neighbours, screen), end="")
+        print("\n" + published_text(nearest_published(comparison.groups), screen), end="")
     if comparison.groups:
-        write(comparison, path, neighbours, options)
+        write(comparison, path, panels)
         print(f"written: {path}", file=sys.stderr)
     gate = Gate() if margin is None else regression_gate(comparison, margin)
     said = (*gate.closed, *gate.undecided)
@@ -85,18 +82,19 @@ def run(options: argparse.Namespace) -> int:
     return 3 if gate.undecided else 0
 
 
-def check_panels(options: argparse.Namespace) -> None:
-    """Refuse the name of a panel that no comparison has, before anything is read and printed.
+def checked_panels(options: argparse.Namespace) -> list[str] | None:
+    """Return the panels to draw, None for all of them. A wrong name is refused before anything is read and printed.
 
     Raises:
         ConfigError: there is no such panel.
     """
-    if options.panels is None:
-        return
-    from tprimat.report.plots.comparison import PANELS
-    from tprimat.report.plots.sheet import check_names
+    panels = panels_of(options)
+    if panels is not None:
+        from tprimat.report.plots.comparison import PANELS
+        from tprimat.report.plots.sheet import check_names
 
-    check_names(PANELS, panels_of(options))
+        check_names(PANELS, panels)
+    return panels
 
 
 def opened(comparison: "Comparison", margin: float) -> str:
@@ -121,7 +119,7 @@ def output_path(options: argparse.Namespace) -> Path:
     return path
 
 
-def write(comparison: "Comparison", path: Path, neighbours: "list[Neighbourhood]", options: argparse.Namespace) -> None:
+def write(comparison: "Comparison", path: Path, panels: list[str] | None) -> None:
     """Write the comparison in the format of the file's suffix."""
     from tprimat.records.store import write_atomically
     from tprimat.report import comparison as tables
@@ -134,4 +132,4 @@ def write(comparison: "Comparison", path: Path, neighbours: "list[Neighbourhood]
     from tprimat.report.plots.comparison import comparison_sheet
     from tprimat.report.plots.sheet import draw_sheet
 
-    draw_sheet(comparison_sheet(comparison, neighbours), path, panels=panels_of(options))
+    draw_sheet(comparison_sheet(comparison), path, panels=panels)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path(), metavar="DIR", help=f"where {THROUGHPUT_PICTURE} and the other go (.)"
     )
-    parser.add_argument("--format", choices=("text", "md", "json"), default="text", help="format of the output (text)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="format of the output (text)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +39,6 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print_json(scaling.as_document(scaled))
     else:
-        as_text = scaling.as_markdown(scaled) if options.format == "md" else scaling.text(scaled, screen_of(sys.stdout))
-        print(as_text, end="")
+        print(scaling.text(scaled, screen_of(sys.stdout)), end="")
     print(f"written: {options.output / THROUGHPUT_PICTURE}, {options.output / MULTIPLIER_PICTURE}", file=sys.stderr)
     return 1 if results.problems else 0

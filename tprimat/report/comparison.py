@@ -12,7 +12,6 @@ from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.core import units
-from tprimat.core.published import PublishedResult
 from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
 from tprimat.report import winner
@@ -167,15 +166,9 @@ def published_text(found: Sequence[Neighbourhood], screen: Screen = PLAIN) -> st
     if not found:
         return NO_NEIGHBOURS
     results = {neighbour.result.name: neighbour.result for one in found for neighbour in one.neighbours}
-    sources = "\n".join(line for result in results.values() for line in _source(result, screen))
-    return (
-        "\n\n".join([screen.prose("Published neighbours. " + CAPTION), *(_block(one, screen) for one in found), sources]) + "\n"
-    )
-
-
-def _source(result: PublishedResult, screen: Screen) -> list[str]:
-    note = [screen.prose(f"  note    {result.notes}", 10)] if result.notes else []
-    return [result.name, f"  source  {result.source}", *note]
+    sources = "\n".join(f"{name}\n  source  {result.source}" for name, result in results.items())
+    blocks = [_block(one, screen) for one in found]
+    return "\n\n".join([screen.prose("Published neighbours. " + CAPTION), *blocks, sources]) + "\n"
 
 
 def _block(found: Neighbourhood, screen: Screen) -> str:
@@ -193,14 +186,6 @@ def _block(found: Neighbourhood, screen: Screen) -> str:
         differing = "; ".join(map(_difference, neighbour.differences)) or "nothing that the source states"
         lines.append(screen.prose(f"{neighbour.result.name} differs: {differing}", 2))
     return "\n".join(lines)
-
-
-def theirs(neighbour: Neighbour) -> str:
-    """Say what a published result has where it differs from ours, for a line next to ours."""
-    stated = [f"{one.name} {_plain(one.theirs)}" for one in neighbour.differences if one.theirs is not None]
-    silent = [one.name for one in neighbour.differences if one.theirs is None]
-    unknown = [f"not stated: {', '.join(silent)}"] if silent else []
-    return "; ".join([*([", ".join(stated)] if stated else []), *unknown]) or "nothing that the source states"
 
 
 def _row(neighbour: Neighbour) -> list[str]:

@@ -79,16 +79,6 @@ def text(found: Sequence[Series], screen: Screen = PLAIN) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def as_markdown(found: Sequence[Series]) -> str:
-    """Format tables and fitted laws as Markdown."""
-    blocks = []
-    for series in found:
-        header, *rows = table_of(series)
-        lines = [f"- {tables.escaped(line)}" for line in remarks(series)]
-        blocks.append("\n".join([f"### {tables.escaped(series.name)}", "", tables.table(header, rows), "", *lines]))
-    return "\n\n".join(blocks) + "\n"
-
-
 def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
     """Describe the kind of scaling and the fitted law; name what is no point."""
     lines = [KINDS[series.kind], *([CPU_CAUTION] if series.on_cpu else [])]

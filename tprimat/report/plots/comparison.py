@@ -1,16 +1,14 @@
 """Draw the six panels of a comparison: two of bars over groups, four of curves over steps."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.groups import Group, Measured
-from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
-from tprimat.core.units import ABSENT, GIBIBYTE, TERA, percent, seconds, significant
+from tprimat.core.units import GIBIBYTE, percent, seconds, significant
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import headline, subtitle
 from tprimat.report.catalogue import (
@@ -25,22 +23,18 @@ from tprimat.report.catalogue import (
     memory_unit,
     per_rank,
 )
-from tprimat.report.comparison import Comparison, run_name, theirs
+from tprimat.report.comparison import Comparison, run_name
 from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
-    LABEL_INCHES,
     NO_BREAK,
     SMALL,
-    SOFT,
     Bar,
     Look,
     bars,
     looks_of,
-    readable_log_ticks,
     rows_height,
     thousands,
-    wrapped,
 )
 from tprimat.report.tables import plural, useful_ends
 from tprimat.report.words import open_losses
@@ -57,15 +51,9 @@ MOST_WORKLOADS = 3
 """Workloads whose curves are side by side in a panel."""
 MOST_NAMED = 3
 """Runs that do not count and that a note names."""
-LOG_SPAN = 5
-"""Ratio of largest to smallest from which a log axis shows two of its ticks at 1, 2, 5, 10, ... for sure; also in plots.js."""
 SMALLEST_PLAIN = 0.01
 """Numbers below are written as multiples of a power of ten, which the axis names."""
-MOST_LINES = 3
-"""Of notes that name the curves that coincide; more of them are counted."""
-COINCIDE = 0.01
-"""Share of an axis below which two curves cover each other: about the width of a line."""
-PANELS = ("throughput", "memory", "loss", "learning-rate", "memory-steps", "step-time", "published")
+PANELS = ("throughput", "memory", "loss", "learning-rate", "memory-steps", "step-time")
 """The names of all panels, in the order of the picture."""
 
 
@@ -99,8 +87,8 @@ def curves_of(groups: Sequence[Group]) -> list[Curve]:
     ]
 
 
-def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
-    """Return the picture of a comparison of at least one group, before it is drawn; published results are below ours."""
+def comparison_sheet(comparison: Comparison) -> Sheet:
+    """Return the picture of a comparison of at least one group, before it is drawn."""
     works = workloads(comparison.rankings)
     shown = colours(works)
     unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
@@ -112,20 +100,18 @@ def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] 
     if any(work.run.machine.platform == "cpu" for work in works):
         notes.append(CPU_CAUTION)
     hidden = len(comparison.groups) - MOST_GROUPS
+    judged = [one for ranking in comparison.rankings for one in ranking.against_best if one is not None]
     notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []
     return Sheet(
         headline=[*warning, *headline(works)],
         subtitle=subtitle(works),
         panels=[
-            *(
-                _bar_panel(key, works, shown, panel)
-                for key, panel in (("throughput", throughput_panel), ("memory", memory_panel))
-            ),
+            _bar_panel("throughput", works, shown, throughput_panel),
+            _bar_panel("memory", works, shown, memory_panel),
             *(_curve_panel(works, shown, curve) for curve in curves_of(comparison.groups)),
-            _published_panel(published, works, shown),
         ],
         legend=list(shown.items()) if len(shown) > 1 else (),
-        notes=[*notes, *_speed_alone(comparison), *not_counted_notes(comparison.not_counted)],
+        notes=[*notes, *open_losses(judged), *not_counted_notes(comparison.not_counted)],
     )
 
 
@@ -135,20 +121,10 @@ def colours(works: Sequence[Workload]) -> dict[str, Look]:
     return looks_of([one.name for rank in ranks for one in rank if one is not None])
 
 
-def _speed_alone(comparison: Comparison) -> list[str]:
-    return open_losses([one for ranking in comparison.rankings for one in ranking.against_best if one is not None])
-
-
 def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:
     """Name the runs that a picture leaves out, of many the first ones and how many more."""
-    named = [
-        f"{item.result.run.model} {item.result.run.strategy or run_name(item)} ({item.result.run.outcome.replace('_', ' ')})"
-        if item.result.run.outcome != "completed"
-        else f"{run_name(item)} ({(item.not_counted or '').removesuffix('.')})"
-        for item in not_counted
-    ]
-    told = [one if times == 1 else f"{one}, {times} times" for one, times in Counter(named).items()]
-    return [f"Not counted: {few(told, MOST_NAMED)}."] if told else []
+    named = [f"{run_name(item)} ({(item.not_counted or '').partition(':')[0].replace('_', ' ')})" for item in not_counted]
+    return [f"Not counted: {few(named, MOST_NAMED)}."] if named else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,46 +201,6 @@ def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make
     return Panel(key=key, height=rows_height(rows), draw=draw, rows="configurations", present=present)
 
 
-def _published_panel(published: Sequence[Neighbourhood], works: Sequence[Workload], shown: dict[str, Look]) -> Panel:
-    """Return ours and theirs, counted alike; each of theirs has what differs below it."""
-    named = {one.group.label: (work.title, one) for work in works for one in work.configurations}
-    rows: list[tuple[Bar, str]] = []
-    for found in published:
-        title, one = named[found.ours.group.label]
-        rate, share = found.ours.flops_per_gpu, found.ours.utilization
-        label = ", ".join(filter(None, ("ours", title, one.label)))
-        value = None if rate is None else rate.value / TERA
-        rows.append(
-            (
-                Bar(
-                    label=label, value=value, text=_rate(value, None if share is None else share.value), look=shown.get(one.name)
-                ),
-                "",
-            )
-        )
-        for neighbour in found.neighbours:
-            flops = neighbour.rebased.flops_per_second_per_gpu
-            value = None if flops is None else flops / TERA
-            text = f"{_rate(value, neighbour.rebased.mfu)}; ours is {neighbour.ratio:.2f} x"
-            rows.append((Bar(label=neighbour.result.name, value=value, text=text), f"differs: {theirs(neighbour)}"))
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes("Nearest published results, counted alike")
-        bars(axes, [bar for bar, _ in rows], canvas.inches, height=0.4)
-        for place, (_, sentence) in enumerate(rows):
-            line = "\n".join(wrapped(sentence, canvas.inches - LABEL_INCHES - 1, SMALL, most=2))
-            axes.text(0, place + 0.24, line, va="top", size=SMALL, color=SOFT, parse_math=False)
-        axes.set_ylim(len(rows) - 0.1, -0.6)
-        axes.set_xlabel("TFLOP/s per GPU (causal FLOP count, dense peak); for orientation, not a verdict", size=SMALL)
-
-    return Panel(key="published", height=1.2 + 0.5 * len(rows), draw=draw, present=bool(rows), whole_row=True)
-
-
-def _rate(value: float | None, share: float | None) -> str:
-    text = ABSENT if value is None else significant(value)
-    return text if share is None else f"{text} ({percent(share)} of peak)"
-
-
 # Curves.
 
 
@@ -303,8 +239,8 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
         parts = canvas.split(curve.title, [work.title for work, _ in drawn])
         for number, (axes, (_, series)) in enumerate(zip(parts, drawn, strict=True)):
             _draw_curves(axes, series, shown, curve)
-            notes = [_start_up(series) if curve.steady else "", *_coinciding(axes, series, curve, canvas.inches / len(parts))]
-            canvas.notes(axes, "optimizer step", [note for note in notes if note], len(parts))
+            note = _start_up(series) if curve.steady else ""
+            canvas.notes(axes, "optimizer step", [note] if note else [], len(parts))
             if number and curve.key != "learning-rate":
                 axes.set_ylabel("")
 
@@ -312,7 +248,7 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
 
 
 def _draw_curves(axes: "Axes", series: Sequence[Series], shown: dict[str, Look], curve: Curve) -> None:
-    drawn = _drawn_steps(series, curve)
+    drawn = [one.steady() for one in series] if curve.steady else list(series)
     for one in drawn:
         look = shown[one.configuration.name]
         mark = "o" if len(one.points) == 1 else ""  # a line through one point is invisible
@@ -323,28 +259,6 @@ def _draw_curves(axes: "Axes", series: Sequence[Series], shown: dict[str, Look],
         axes.set_xlim(min(steps) - 1, max(steps) + 1)
     axes.locator_params(axis="x", integer=True, nbins=5)
     heights = [height for one in drawn for _, height in one.points]
-    if curve.steady and max(heights) >= LOG_SPAN * min(heights):
-        _log_axis(axes, heights)
-    else:
-        _linear_axis(axes, heights, curve)
-
-
-def _drawn_steps(series: Sequence[Series], curve: Curve) -> list[Series]:
-    return [one.steady() for one in series] if curve.steady else list(series)
-
-
-def _log_axis(axes: "Axes", heights: Sequence[float]) -> None:
-    """Make the axis logarithmic where steps differ so much that a linear one would flatten most of them."""
-    from matplotlib.ticker import FuncFormatter
-
-    axes.set_yscale("log")
-    axes.set_ylim(min(heights) / 1.2, max(heights) * 1.2)
-    readable_log_ticks(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    axes.set_ylabel("seconds, log scale")
-
-
-def _linear_axis(axes: "Axes", heights: Sequence[float], curve: Curve) -> None:
     low, high = min(heights), max(heights)
     middle, half = (low + high) / 2, 0.58 * max(high - low, curve.least_span * abs(high), 1e-12)
     bottom = max(0.0, middle - half) if low >= 0 else middle - half
@@ -362,31 +276,3 @@ def _start_up(series: Sequence[Series]) -> str:
     last, longest = max(step for step, _ in left), max(height for _, height in left)
     numbers = "1" if last == 1 else f"1 to {last}"
     return f"start-up left out: step{'s' * (last > 1)} {numbers}, up to {seconds(longest).replace(' ', NO_BREAK)}"
-
-
-def _coinciding(axes: "Axes", series: Sequence[Series], curve: Curve, inches: float) -> list[str]:
-    """Return notes on the configurations whose curves cover each other: by name where a line has room, else their number."""
-    low, high = axes.get_ylim()
-    firsts: dict[str, dict[int, float]] = {}
-    for one in _drawn_steps(series, curve):
-        firsts.setdefault(one.configuration.name, dict(one.points))
-    bundles: list[list[str]] = []
-    for name, points in firsts.items():
-        for bundle in bundles:
-            other = firsts[bundle[0]]
-            common = points.keys() & other.keys()
-            if common and all(abs(points[step] - other[step]) <= COINCIDE * (high - low) for step in common):
-                bundle.append(name)
-                break
-        else:
-            bundles.append([name])
-    several = [bundle for bundle in bundles if len(bundle) > 1]
-    if several and len(several[0]) == len(firsts):
-        return ["both curves coincide" if len(firsts) == 2 else f"all {len(firsts)} curves coincide"]
-    if several and len(several[0]) == len(firsts) - 1:
-        (apart,) = firsts.keys() - set(several[0])
-        return [f"all but {apart} coincide"]
-    named = [f"coincide: {'; '.join(bundle)}" for bundle in several]
-    if sum(len(wrapped(note, 0.8 * inches, SMALL)) for note in named) <= MOST_LINES:
-        return named
-    return [f"coincide: {' and '.join(str(len(bundle)) for bundle in several)} of {len(firsts)} curves"]

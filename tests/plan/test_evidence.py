@@ -74,8 +74,8 @@ def test_layers_are_recomputed_as_asked(plan):
     ("recompute", "layers", "stages", "said"),
     [
         ("selective", 2, 1, ("Whole layers are computed again under full only.", "recompute: full")),
-        ("full", 32, 1, ("The model has 32 layers.", "recompute_layers: 1 to 31, or null for all")),
-        ("full", 16, 2, ("A stage has 16 layers.", "recompute_layers: 1 to 15, or null for all")),
+        ("full", 32, 1, ("A stage or its chunk has 32 layers.", "recompute_layers: 1 to 31, or null for all")),
+        ("full", 16, 2, ("A stage or its chunk has 16 layers.", "recompute_layers: 1 to 15, or null for all")),
     ],
 )
 def test_a_number_of_layers_that_cannot_be_recomputed_is_refused(tmp_path, recompute, layers, stages, said):

@@ -1,7 +1,7 @@
 """Build a RunPlan from the configuration and the command line."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TypeVar
@@ -59,12 +59,13 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     shape = shape_at(loaded, request.model, request.size)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, micro = layout_of(loaded, request, shape, nodes * gpus)
-    optimizations = _checked_settings(loaded, request.platform)
+    settings = config.platform_optimizations.get(request.platform, PlatformOptimizations())
+    _check_settings(loaded, request.platform, settings)
     return RunPlan(
         run_id=request.run_id,
         model=request.model,
         size=request.size,
-        workload=_workload(loaded, request, shape, layout, micro),
+        workload=_workload(loaded, request.platform, shape, layout, micro),
         nemo_recipe=model.nemo_recipe,
         primus_config=model.primus_config,
         primus=request.primus,
@@ -80,22 +81,20 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         tokenizer=_tokenizer(config.training.data.tokenizer, loaded),
         seed=config.experiment.seed,
         optimizer=config.training.optimizer,
-        engine_options=optimizations.engine_options,
-        nemo=optimizations.nemo,
-        bridge=optimizations.bridge,
+        engine_options=settings.engine_options,
+        nemo=settings.nemo,
+        bridge=settings.bridge,
         profiling=config.profiling,
-        environment=optimizations.environment,
+        environment=settings.environment,
         run_directory=request.run_directory,
         command=request.command,
         output_directory=request.output_directory,
     )
 
 
-def _workload(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, micro: int) -> FullWorkload:
-    settings, training = (
-        loaded.config.platform_optimizations.get(request.platform, PlatformOptimizations()),
-        loaded.config.training,
-    )
+def _workload(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, layout: Layout, micro: int) -> FullWorkload:
+    training = loaded.config.training
+    settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     workload = FullWorkload(
         **layout.facts,
         shape=shape,
@@ -104,8 +103,8 @@ def _workload(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, lay
         sequence_tokens=training.data.sequence_length,
         matmul_dtype=settings.precision,
         recompute=settings.recompute,
-        recompute_modules=_recompute_modules(loaded, request.platform, shape) or None,
-        recompute_layers=_recompute_layers(loaded, request.platform, shape, layout),
+        recompute_modules=_recompute_modules(loaded, platform, settings, shape) or None,
+        recompute_layers=_recompute_layers(loaded, platform, settings, shape, layout),
         routing=training.routing if shape.experts else None,
         expert_capacity=(training.moe_expert_capacity_factor or "unlimited") if shape.experts else None,
         expert_tensor_parallel=1 if shape.experts else None,
@@ -123,30 +122,14 @@ def with_options(workload: FullWorkload, options: EngineOptions) -> FullWorkload
     )
 
 
-def _checked_settings(loaded: LoadedConfig, platform: PlatformName) -> PlatformOptimizations:
-    """Return the settings of a platform, after the checks that need no layout."""
-    settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
-    _check_warmup(loaded)
-    if settings.precision == "fp8":
-        _check_fp8(loaded, platform)
-    return settings
-
-
-def _check_warmup(loaded: LoadedConfig) -> None:
-    """Refuse a run without a step to measure."""
+def _check_settings(loaded: LoadedConfig, platform: PlatformName, settings: PlatformOptimizations) -> None:
+    """Refuse a run without a step to measure, and fp8 on a CPU."""
     warmup, steps = loaded.config.benchmarking.warmup_steps, loaded.config.training.duration.max_steps
     if warmup != "auto" and warmup >= steps:
-        raise ConfigError(
-            f"warmup_steps is {warmup}, and a run has {steps} step{'s' * (steps > 1)}.",
-            where=loaded.where("benchmarking", "warmup_steps"),
-            why="No step would be left to measure.",
-            fix=f"--set warmup=auto, or --steps {warmup + 10}",
-        )
-
-
-def _check_fp8(loaded: LoadedConfig, platform: PlatformName) -> None:
-    """Refuse a CPU, on which something else than 8-bit floating point would run."""
-    if platform == "cpu":
+        what, why = f"warmup_steps is {warmup}, and max_steps is {steps}.", "No step would be left to measure."
+        fix = f"--set warmup=auto, or --steps {warmup + 10}"
+        raise ConfigError(what, where=loaded.where("benchmarking", "warmup_steps"), why=why, fix=fix)
+    if settings.precision == "fp8" and platform == "cpu":
         where = loaded.where("platform_optimizations", platform, "precision")
         why = "No processor multiplies 8-bit floating point; Megatron-Core would silently run another type."
         raise ConfigError("fp8 cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32")
@@ -160,9 +143,10 @@ NEEDED_BY_MODULES: Mapping[str, tuple[str, str]] = {
 """Module to recompute -> field of a shape that has it, and in words."""
 
 
-def _recompute_modules(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape) -> tuple[RecomputeModule, ...]:
+def _recompute_modules(
+    loaded: LoadedConfig, platform: PlatformName, settings: PlatformOptimizations, shape: ModelShape
+) -> tuple[RecomputeModule, ...]:
     """Return the modules that are computed again, sorted; refuse those that the model lacks, and any without `selective`."""
-    settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     asked = settings.recompute_modules
     where = loaded.where("platform_optimizations", platform, "recompute_modules")
     if settings.recompute != "selective":
@@ -180,9 +164,10 @@ def _recompute_modules(loaded: LoadedConfig, platform: PlatformName, shape: Mode
     return tuple(sorted(set(asked or ("core_attn",)) - inside))
 
 
-def _recompute_layers(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, layout: Layout) -> int | None:
+def _recompute_layers(
+    loaded: LoadedConfig, platform: PlatformName, settings: PlatformOptimizations, shape: ModelShape, layout: Layout
+) -> int | None:
     """Return how many layers of each chunk of a stage are computed again, None for all; refuse a number without `full`."""
-    settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     asked = settings.recompute_layers
     if asked is None:
         return None
@@ -190,12 +175,10 @@ def _recompute_layers(loaded: LoadedConfig, platform: PlatformName, shape: Model
     if settings.recompute != "full":
         what = f"recompute_layers is set, and recompute is {settings.recompute}."
         raise ConfigError(what, where=where, why="Whole layers are computed again under full only.", fix="recompute: full")
-    chunks = layout.pipeline * (layout.virtual_pipeline or 1)
-    fewest = shape.layers // chunks
+    fewest = shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
     if asked >= fewest:
-        part = "The model" if chunks == 1 else "A stage" if layout.virtual_pipeline is None else "A chunk of a stage"
         fix = f"recompute_layers: 1 to {fewest - 1}, or null for all" if fewest > 1 else "recompute_layers: null"
-        why = f"{part} has {fewest} layer{'s' * (fewest > 1)}."
+        why = f"A stage or its chunk has {fewest} layers."
         raise ConfigError(f"recompute_layers is {asked}.", where=where, why=why, fix=fix)
     return asked
 
@@ -303,9 +286,8 @@ def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> st
         return requested
     if requested.startswith("text:") and len(requested) > len("text:"):
         return f"text:{absolute_path(requested.removeprefix('text:'), where)}"
-    raise ConfigError(
-        f"dataset is {requested!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--set data=text:PATH"
-    )
+    why = "It must be mock, text:PATH or auto."
+    raise ConfigError(f"dataset is {requested!r}.", where=where, why=why, fix="--set data=text:PATH")
 
 
 def _named(
@@ -315,15 +297,6 @@ def _named(
     if name in table:
         return table[name]
     noun, path = kind
-    where = loaded.where(*(place or path))
-    if not table:
-        raise ConfigError(
-            f"{'.'.join(path)} is empty.", where=where, why=f"A {noun} {name!r} is requested.", fix=f"add {name}: ..."
-        )
-    raise ConfigError(f"There is no {noun} {name!r} in {'.'.join(path)}.", where=where, fix=_suggestion(name, table))
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return close[0] if close else f"one of: {', '.join(names)}"
+    close = difflib.get_close_matches(name, list(table), n=1)
+    fix = close[0] if close else f"one of: {', '.join(table)}"
+    raise ConfigError(f"There is no {noun} {name!r} in {'.'.join(path)}.", where=loaded.where(*(place or path)), fix=fix)

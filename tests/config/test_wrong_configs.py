@@ -86,7 +86,7 @@ def test_a_wrong_setting_names_the_flag(setting, says, tmp_path):
         ("a: 1\n---\nb: 1\n", "my.yaml is not valid YAML.\n  at    my.yaml:2\n  why   but found another document"),
         (
             "models: {}\nparallelism: {}\n",
-            "models is empty.\n  at    my.yaml:1 models\n  why   A model 'mine' is requested.\n  try   add mine: ...",
+            "There is no model 'mine' in models.\n  at    my.yaml:1 models\n  try   add mine: ...",
         ),
         (
             "training: {}\n",

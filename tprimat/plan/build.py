@@ -298,5 +298,5 @@ def _named(
         return table[name]
     noun, path = kind
     close = difflib.get_close_matches(name, list(table), n=1)
-    fix = close[0] if close else f"one of: {', '.join(table)}"
+    fix = close[0] if close else f"one of: {', '.join(table)}" if table else f"add {name}: ..."
     raise ConfigError(f"There is no {noun} {name!r} in {'.'.join(path)}.", where=loaded.where(*(place or path)), fix=fix)

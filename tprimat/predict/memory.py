@@ -11,22 +11,13 @@ All sizes are bytes. torch rounds each tensor up to 512 bytes, which is not coun
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, get_args
 
 from tprimat.core.workload import ATTENTION_ALONE, FullWorkload
 from tprimat.predict.stages import Stage, Weights, chunks_in_flight, layer_weights, stages_of, weights_of
 
 Part = Literal["weights", "gradients", "optimizer", "8-bit copies", "activations", "loss", "backward", "buffers"]
-PARTS: tuple[Part, ...] = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "8-bit copies",
-    "activations",
-    "loss",
-    "backward",
-    "buffers",
-)
+PARTS: tuple[Part, ...] = get_args(Part)
 
 FP32_BYTES = 4
 MOMENTS = 2
@@ -133,38 +124,26 @@ def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:
 
 
 def state_bytes(workload: FullWorkload, weights: Weights) -> dict[Part, int]:
-    """Return what one rank keeps from step to step for its weights."""
+    """Return what one rank keeps from step to step for its weights.
+
+    FSDP2 keeps fp32 weights, gradients and moments of its share; unsharded bf16 weights come and go (see `_buffers`).
+    """
+    total, low = weights.total, workload.matmul_dtype != "fp32"
+    sharded = workload.code.shards_weights or workload.distributed_optimizer
+    shards = (workload.replicas, workload.expert_replicas) if sharded else (1, 1)
     if workload.code.shards_weights:
-        return _sharded_state_bytes(workload, weights)
-    low = workload.matmul_dtype != "fp32"
-    if workload.optimizer_states == "bf16":
-        found = {"weights": 2 * weights.total, "gradients": 2 * weights.total, "optimizer": MOMENTS * 2 * weights.total}
-    else:
-        states = FP32_BYTES * (MOMENTS + low)
-        shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
-        found = {
-            "weights": (2 if low else 4) * weights.total,
-            "gradients": workload.gradient_bytes * weights.total,
-            "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
-        }
+        own = FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1])
+        return {"weights": own, "gradients": own, "optimizer": MOMENTS * own, "8-bit copies": 0}
     kept_twice = workload.matmul_dtype == "fp8" and not workload.code.keeps_fp8_weights_alone
     copies = 2 * weights.fp8_matrices if kept_twice else 0
+    if workload.optimizer_states == "bf16":
+        return {"weights": 2 * total, "gradients": 2 * total, "optimizer": MOMENTS * 2 * total, "8-bit copies": copies}
+    states = FP32_BYTES * (MOMENTS + low)
     return {
-        "weights": found["weights"],
-        "gradients": found["gradients"],
-        "optimizer": found["optimizer"],
+        "weights": (2 if low else 4) * total,
+        "gradients": workload.gradient_bytes * total,
+        "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
         "8-bit copies": copies,
-    }
-
-
-def _sharded_state_bytes(workload: FullWorkload, weights: Weights) -> dict[Part, int]:
-    """FSDP2 keeps fp32 weights, gradients and moments of its share; unsharded bf16 weights come and go (see `_buffers`)."""
-    share = weights.dense // workload.replicas + weights.experts // workload.expert_replicas
-    return {
-        "weights": FP32_BYTES * share,
-        "gradients": FP32_BYTES * share,
-        "optimizer": MOMENTS * FP32_BYTES * share,
-        "8-bit copies": 0,
     }
 
 
@@ -316,15 +295,9 @@ def _feed_forward(workload: FullWorkload, *, moe: bool) -> dict[str, int]:
     stored, routed = _bytes_of_inputs(workload, routed=False), _bytes_of_inputs(workload, routed=True)
     halves = 2 if shape.gated else 1
     if not moe:
-        width = shape.ffn // tensor
-        return {
-            "router": 0,
-            "dispatched": 0,
-            "returned": 0,
-            "hidden": workload.tokens * halves * width * size,
-            "activated": workload.tokens * width * stored,
-            "shared_hidden": 0,
-        }
+        width = workload.tokens * (shape.ffn // tensor)
+        no_experts = dict.fromkeys(("router", "dispatched", "returned", "shared_hidden"), 0)
+        return {"hidden": halves * width * size, "activated": width * stored, **no_experts}
     code = workload.code
     experts, chosen, inner = shape.experts or 0, shape.experts_per_token or 0, shape.expert_ffn or 0
     split = workload.tokens // workload.sequence_ranks

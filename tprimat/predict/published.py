@@ -1,7 +1,7 @@
 """Predictions of training runs that others published, from data sheets and published rates alone."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import FSDP, MEGATRON_TUNED
-from tprimat.core.models import model_shape
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.core.workload import FullWorkload
 from tprimat.predict import predict
@@ -40,22 +39,6 @@ def score_published() -> tuple[PublishedScore, ...]:
     """
     scores = (_score(result, accelerator) for result in results() if (accelerator := find_accelerator(result.accelerator)))
     return tuple(score for score in scores if score is not None)
-
-
-def published_errors(accelerator: Accelerator, *, experts: bool, several_nodes: bool) -> Sequence[float]:
-    """Return the relative errors of predicted steps: of published results on an accelerator, with experts or without.
-
-    With several nodes only of those that ran on more than one.
-    """
-    alike = {
-        result.name
-        for result in results()
-        if result.shape
-        and find_accelerator(result.accelerator) is accelerator
-        and (model_shape(result.shape).experts is not None) == experts
-        and (not several_nodes or (result.gpus or 0) > accelerator.node_gpus)
-    }
-    return [score.error for score in score_published() if score.name in alike]
 
 
 def published_like(shape: str, accelerator: str, precision: str) -> list[tuple[PublishedResult, PublishedScore]]:

@@ -4,12 +4,12 @@ A step is composed of pieces at their exact shapes: each product forward, for th
 weight's (wgrad); attention; what only passes over memory; exchanges between ranks as far as nothing hides them; the bubble of the
 pipeline's schedule; the optimizer. The device is as fast as `Rates` say, and the host launches no faster than they say.
 
-Nothing here is fitted to a training run. `analyze` of the ledger (predict/accuracy.py) may scale all of it by one factor.
+Nothing here is fitted to a training run.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.workload import FullWorkload
@@ -20,19 +20,7 @@ from tprimat.predict.stages import Stage, Weights, stages_of, weights_of
 TimePart = Literal[
     "products", "attention", "memory", "tensor", "context", "experts", "pipeline", "bubble", "replicas", "optimizer", "host"
 ]
-TIME_PARTS: tuple[TimePart, ...] = (
-    "products",
-    "attention",
-    "memory",
-    "tensor",
-    "context",
-    "experts",
-    "pipeline",
-    "bubble",
-    "replicas",
-    "optimizer",
-    "host",
-)
+TIME_PARTS: tuple[TimePart, ...] = get_args(TimePart)
 KERNELS_OF_A_LAYER = 55
 """Launches for one layer and micro-batch, forward and backward: 7,000 in 128 of them in the profile of DP4 on H200."""
 ADAM_BYTES = {"one_pass": 28, "fused": 28 + 8, "eager": 80 + 16}
@@ -105,7 +93,8 @@ def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
     layout, steps = workload.layout, workload.accumulation
     of_kind = {stage.kind: stage for stage in stages}
     pieces = {kind: _stage_piece(workload, rates, stage) for kind, stage in of_kind.items()}
-    seconds = {kind: _with_host(workload, rates, stage, pieces[kind].total) for kind, stage in of_kind.items()}
+    launches = {kind: (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds for kind, stage in of_kind.items()}
+    seconds = {kind: max(piece.total, launches[kind]) for kind, piece in pieces.items()}  # what the host needs to launch it
     totals = [seconds[stage.kind] for stage in stages]
     slowest = max(range(len(stages)), key=lambda number: totals[number])
     piece, virtual = pieces[stages[slowest].kind], layout.virtual_pipeline or 1
@@ -113,12 +102,7 @@ def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
     sends = _pipeline_exchange(workload, rates, virtual)
     weights = weights_of(workload, stages[slowest])
     parts: dict[TimePart, float] = {
-        "products": steps * piece.products,
-        "attention": steps * piece.attention,
-        "memory": steps * piece.memory,
-        "tensor": steps * piece.tensor,
-        "context": steps * piece.context,
-        "experts": steps * piece.experts,
+        **{part: steps * getattr(piece, part) for part in TIME_PARTS if hasattr(piece, part)},
         "host": steps * (totals[slowest] - piece.total),
         "bubble": fill,
         "pipeline": sends,
@@ -131,11 +115,6 @@ def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
         gpus=layout.world_size,
         source=rates.source,
     )
-
-
-def _with_host(workload: FullWorkload, rates: Rates, stage: Stage, seconds: float) -> float:
-    """Return the time of a micro-batch, at least what the host needs to launch it."""
-    return max(seconds, (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds)
 
 
 def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage) -> Piece:

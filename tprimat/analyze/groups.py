@@ -60,9 +60,7 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
     chosen = replace(
         options,
         telemetry=result.telemetry,
-        held_back=result.held_back,
-        gpu_busy=result.gpu_busy,
-        stated_energy=result.stated_energy,
+        stated=result.stated,
         cost_per_gpu_hour=price,
         stated_tokens_per_second=stated,
     )

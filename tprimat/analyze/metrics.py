@@ -1,8 +1,8 @@
 """Derive the metrics of a run from its steps. Everything that prints or draws a rate gets it from `run_metrics`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from tprimat.analyze.window import Warmup, steady_steps, steady_window
 from tprimat.core.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.core.flops import flop_per_token, seed_flop_per_token
 from tprimat.core.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
-from tprimat.records.benchmark_file import StatedEnergy
+from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import (
     Estimate,
@@ -52,12 +52,8 @@ class MetricOptions:
     cost_per_gpu_hour: float | None = None
     """In the user's currency."""
     telemetry: Sequence[TelemetrySample] = ()
-    held_back: Mapping[str, float] | None = None
-    """What a file states of clocks that were held back, for runs without telemetry."""
-    gpu_busy: float | None = None
-    """What a file states of the share of time in which any kernel ran, likewise."""
-    stated_energy: StatedEnergy | None = None
-    """What a file states of energy, likewise; used where it is of the same steps."""
+    stated: Stated = field(default_factory=Stated)
+    """What a file states of telemetry that is not with it; its energy is used where it is of the same steps."""
     gemm_ceiling_flops: float | None = None
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
     gemm_ceiling_notes: tuple[str, ...] = ()
@@ -94,7 +90,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     no_rate = "the tokens of a step are not recorded" if rate is None else "the number of GPUs is not recorded"
     energy, of_energy = _joules_per_token(options, steady, window, gpus)
     prediction = None if drops_choices(run, dropped) else run.prediction
-    clocks = held_back(options.telemetry, steady) if options.telemetry else options.held_back
+    clocks = held_back(options.telemetry, steady) if options.telemetry else options.stated.held_back
     return RunMetrics(
         window=window,
         step_seconds=scaled(_unless(states, median_interval(seconds)), 1.0, window.steps),
@@ -126,7 +122,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         rank_load=_mean(step.rank_load for step in steady),
         dropped=dropped,
         held_back=None if clocks is None else dict(clocks),
-        gpu_busy=gpu_busy(options.telemetry, steady) if options.telemetry else options.gpu_busy,
+        gpu_busy=gpu_busy(options.telemetry, steady) if options.telemetry else options.stated.gpu_busy,
         warnings=(
             *_of_steps(steady, window, states),
             *_of_run(run),
@@ -217,10 +213,10 @@ def _joules_per_token(
     options: MetricOptions, steady: Sequence[StepRecord], window: Window, gpus: int | None
 ) -> tuple[float | None, list[Finding]]:
     """Return the joules of a token over the steady steps, which must be consecutive; or what is missing."""
-    tokens, stated = _tokens(steady), options.stated_energy
+    tokens, stated = _tokens(steady), options.stated
     if gpus is None or tokens is None:
         return None, []
-    if not options.telemetry and stated is not None:
+    if not options.telemetry and stated.joules_per_token and stated.window:
         one, other = stated.window, window
         both = min(one.last_step, other.last_step) + 1 - max(one.first_step, other.first_step)
         either = max(one.last_step, other.last_step) + 1 - min(one.first_step, other.first_step)

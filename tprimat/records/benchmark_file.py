@@ -6,14 +6,15 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from tprimat.core.accelerators import SHORT_NAMES, Backend
+from tprimat.core.limits import Fraction
 from tprimat.core.rows import RefuseUnknownKeys, adapter
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.sharing import shareable
@@ -95,11 +96,14 @@ GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatedEnergy:
-    """What a file states of energy, and of which steps it states it."""
+class Stated:
+    """What a file states of its telemetry, which is not with it. None: nothing that can be."""
 
-    joules_per_token: float
-    window: Window
+    held_back: dict[str, Fraction] | None = None
+    gpu_busy: Fraction | None = None
+    joules_per_token: Annotated[float, Field(gt=1e-9, lt=1e9)] | None = None
+    window: Window | None = None
+    """The steps of which it states energy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +115,7 @@ class RunResult:
     path: Path
     """File or folder that it was read from."""
     telemetry: tuple[TelemetrySample, ...] = ()
-    held_back: Mapping[str, float] | None = None
-    """What the file states of clocks that were held back, where telemetry is not with it."""
-    gpu_busy: float | None = None
-    """What the file states of the share of time in which any kernel ran, likewise."""
-    stated_energy: StatedEnergy | None = None
-    """What the file states of energy, likewise."""
+    stated: Stated = Stated()
     stated_tokens_per_second: float | None = None
     """What a file of another program states in addition to its step times."""
 
@@ -210,46 +209,12 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
     """
     run = checked(RunRecord, document["run"], path)
     steps = checked(tuple[StepRecord, ...], document["steps"], path)
-    metrics = document.get("metrics") if document.get("schema_version", SCHEMA_VERSION) in range(1, SCHEMA_VERSION + 1) else None
-    metrics = upgraded_metrics(metrics) if isinstance(metrics, dict) else None
-    return RunResult(
-        run=run,
-        steps=steps,
-        path=path,
-        held_back=_held_back(metrics),
-        gpu_busy=_gpu_busy(metrics),
-        stated_energy=_energy(metrics),
-    )
+    return RunResult(run=run, steps=steps, path=path, stated=_stated(document))
 
 
-def _held_back(metrics: Any) -> dict[str, float] | None:
-    """Return what a document's metrics say of clocks that were held back; None where they say nothing."""
-    if not isinstance(metrics, dict):
-        return None
-    stated = metrics.get("held_back")
-    if not isinstance(stated, dict):
-        return None
-    return {str(reason): float(share) for reason, share in stated.items() if isinstance(share, int | float) and 0 <= share <= 1}
-
-
-def _gpu_busy(metrics: Any) -> float | None:
-    """Return what a document's metrics say of the time in which any kernel ran; None where they say nothing that can be."""
-    stated = metrics.get("gpu_busy") if isinstance(metrics, dict) else None
-    return float(stated) if isinstance(stated, int | float) and 0 <= stated <= 1 else None
-
-
-MOST_JOULES = 1e9
-"""Of a token: more, or less than its inverse, is no measurement. A large model on a slow machine takes some thousand."""
-
-
-def _energy(metrics: Any) -> StatedEnergy | None:
-    """Return what a document's metrics say of energy; None where they say nothing that can be used."""
-    if not isinstance(metrics, dict):
-        return None
-    joules, window = metrics.get("joules_per_token"), metrics.get("window")
-    if not isinstance(joules, int | float) or isinstance(joules, bool) or not 1 / MOST_JOULES < joules < MOST_JOULES:
-        return None
+def _stated(document: dict[str, Any]) -> Stated:
+    metrics, known = document.get("metrics"), document.get("schema_version", SCHEMA_VERSION) in range(1, SCHEMA_VERSION + 1)
     try:
-        return StatedEnergy(joules_per_token=float(joules), window=adapter(Window).validate_python(window))
+        return adapter(Stated).validate_python(upgraded_metrics(metrics)) if known and isinstance(metrics, dict) else Stated()
     except ValidationError:
-        return None
+        return Stated()

@@ -202,7 +202,7 @@ MISTAKES = [
     (["--set", "warmup=few"], "benchmarking.warmup_steps is 'few'.\n  at    --set warmup benchmarking.warmup_steps\n"),
     (
         ["--set", "warmup=5", "--steps", "5"],
-        "warmup_steps is 5, and a run has 5 steps.\n  at    --set warmup benchmarking.warmup_steps\n",
+        "warmup_steps is 5, and max_steps is 5.\n  at    --set warmup benchmarking.warmup_steps\n",
     ),
     (["--set", "trainin.steps=3"], "trainin is not a key of the configuration.\n  at    --set trainin\n"),
     (["--set", "speed=fast"], "speed is not a key of the configuration.\n  at    --set speed\n"),

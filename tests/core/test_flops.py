@@ -1,11 +1,9 @@
 """FLOP counts against published figures and against a list of matmuls written down by hand."""
 
-from dataclasses import replace
-
 import pytest
 
-from tprimat.core.errors import ConfigError, LayoutError
-from tprimat.core.flops import flop_per_token, gemm_shapes, seed_flop_per_token
+from tprimat.core.errors import LayoutError
+from tprimat.core.flops import flop_per_token, gemm_shapes
 from tprimat.core.models import model_shape
 
 LLAMA = model_shape("llama-3.1-8b")
@@ -48,26 +46,11 @@ def test_a_dense_model_costs_the_sum_of_its_matmuls():
     assert flop_per_token(LLAMA, tokens, "causal") == pytest.approx(3 * (weights + attention / 2) / tokens, rel=1e-12)
 
 
-def test_qwens_mixture_cut_to_twelve_layers_costs_what_its_benchmarks_count():
-    """The model of benchmarks/speed_layouts.py: 7.17 GFLOP a token at 4,096 tokens, with the experts that a token passes."""
-    cut = replace(model_shape("qwen3-30b-a3b"), layers=12)
-    assert flop_per_token(cut, 4096) / 1e9 == pytest.approx(7.17, abs=0.006)
-
-
 def test_a_mixture_of_experts_costs_what_its_chosen_experts_cost():
     """Mixtral 8x7B: two of eight experts and the router; no weight of the other six."""
     layer = [(4096, 6144), (4096, 4096), (4096, 8)] + 2 * [(4096, 14336), (4096, 14336), (14336, 4096)]
     forward = 32 * sum(2 * n * k for n, k in layer) + 2 * 4096 * 32000 + 32 * 32 * 2 * (2 * 4096 * 128)
     assert flop_per_token(model_shape("mixtral-8x7b"), 4096, "full") == pytest.approx(3 * forward, rel=1e-12)
-
-
-def test_latent_attention_may_make_its_queries_with_one_matrix():
-    """DeepSeek-V2-Lite at 4,096 tokens: no rank of queries, 27 layers, of which one dense; 6 + 2 experts a token."""
-    attention = 2048 * 16 * 192 + 2048 * (512 + 64) + 512 * 16 * (128 + 128) + 16 * 128 * 2048
-    dense, moe = 3 * 2048 * 10944, 8 * 3 * 2048 * 1408 + 2048 * 64
-    weights = 27 * attention + dense + 26 * moe + 2048 * 102400
-    square = 27 * 16 * (2 * 4096 * 192 + 2 * 4096 * 128)
-    assert flop_per_token(model_shape("deepseek-v2-lite"), 4096, "full") == pytest.approx(3 * (2 * weights + square), rel=1e-12)
 
 
 def test_latent_attention_costs_its_low_rank_products_and_unequal_heads():
@@ -77,24 +60,6 @@ def test_latent_attention_costs_its_low_rank_products_and_unequal_heads():
     weights = 61 * attention + 3 * dense + 58 * moe + 7168 * 129280
     square = 61 * 128 * (2 * 4096 * 192 + 2 * 4096 * 128)
     assert flop_per_token(model_shape("deepseek-v3"), 4096, "full") == pytest.approx(3 * (2 * weights + square), rel=1e-12)
-
-
-def test_each_expert_gets_its_share_of_the_tokens():
-    shapes = {gemm.name: (gemm.m, gemm.n, gemm.k, gemm.repeats) for gemm in gemm_shapes(model_shape("qwen3-30b-a3b"), 1, 4096, 2)}
-    assert shapes == {
-        "qkv": (4096, 2560, 2048, 1),
-        "attention_output": (4096, 2048, 2048, 1),
-        "router": (4096, 128, 2048, 1),
-        "expert_up": (256, 768, 2048, 128),
-        "expert_down": (256, 2048, 384, 128),
-        "output": (4096, 75968, 2048, 1),
-    }
-
-
-def test_the_first_tool_counted_with_rounded_sizes():
-    assert seed_flop_per_token("llama-3.1-8b") == 48.0e9
-    assert seed_flop_per_token("qwen-2.5-7b") == 45.6e9
-    assert seed_flop_per_token("qwen3-8b") is None
 
 
 def test_the_matmuls_of_a_layer_are_split_as_megatron_splits_them():
@@ -113,14 +78,3 @@ def test_a_split_that_cuts_a_head_is_refused_with_the_reason():
         gemm_shapes(model_shape("qwen-2.5-7b"), 1, 2048, 8)
     with pytest.raises(LayoutError, match="4 key/value heads"):
         gemm_shapes(model_shape("qwen-2.5-7b"), 1, 2048, 7)
-
-
-@pytest.mark.parametrize("convention", ["7n", "", "FULL"])
-def test_an_unknown_convention_is_refused(convention):
-    with pytest.raises(ConfigError, match="count FLOP"):
-        flop_per_token(LLAMA, 2048, convention)
-
-
-def test_an_empty_sequence_is_refused():
-    with pytest.raises(ConfigError, match="0 tokens"):
-        flop_per_token(LLAMA, 0)

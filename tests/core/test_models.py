@@ -4,31 +4,20 @@ import pytest
 
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import parameters
-from tprimat.core.models import ModelShape, divisors, model_shape, models, tiny
+from tprimat.core.models import ModelShape, model_shape, models, tiny
 
 PUBLISHED_PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
-    "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
-    "qwen-2.5-0.5b": 494_032_768,
-    "qwen-2.5-1.5b": 1_543_714_304,
-    "qwen-2.5-3b": 3_085_938_688,
     "qwen-2.5-7b": 7_615_616_512,
-    "qwen-2.5-32b": 32_763_876_352,
     "qwen-2.5-72b": 72_706_203_648,
-    "qwen-2.5-14b": 14_770_033_664,
-    "qwen3-0.6b": 596_049_920,
-    "qwen3-1.7b": 1_720_574_976,
-    "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
-    "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
     "qwen3-235b-a22b": 235_093_634_560,
     "llama-2-70b": 68_976_648_192,
-    "llama-3.3-70b": 70_553_706_496,
     "mistral-7b-v0.3": 7_248_023_552,
     "phi-4": 14_659_507_200,
     "qwen3-30b-a3b": 30_532_122_624,
@@ -85,27 +74,6 @@ def test_kimi_has_the_tensors_of_its_checkpoint_in_fp8():
     assert round((count.active - count.embedding) / 1e9) == 32
 
 
-def test_moonlight_has_the_tensors_of_its_checkpoint():
-    """The model hub counts 15,960,111,936 elements with a bias an expert; arXiv 2502.16982 2.24 billion without both tables."""
-    shape = model_shape("moonlight-16b-a3b")
-    count = parameters(shape)
-    assert count.total + shape.moe_layers * shape.experts == pytest.approx(15_960_111_936, rel=1e-6)
-    assert (count.active - count.embedding - count.output) / 1e9 == pytest.approx(2.24, abs=0.005)
-
-
-def test_deepseek_counts_active_weights_without_the_input_table():
-    """arXiv 2412.19437: 671 billion in all, 37 billion for each token."""
-    count = parameters(model_shape("deepseek-v3"))
-    assert round((count.active - count.embedding) / 1e9) == 37
-
-
-def test_experts_are_most_of_mixtral():
-    """32 layers of 8 experts of three 4096 x 14336 matrices; two of the eight work on one token."""
-    count = parameters(model_shape("mixtral-8x7b"))
-    assert count.experts == 32 * 8 * 3 * 4096 * 14336
-    assert count.total - count.active == count.experts * 6 // 8
-
-
 SUITE_ROWS = [
     ("gpt-30m", "30M", 950_586, 171.8),
     ("gpt-124m", "124M", 298_957, 222.4),
@@ -126,35 +94,10 @@ def test_the_suite_has_the_weights_that_its_page_prints_and_that_its_rates_imply
     assert total == pytest.approx(teraflops * 1e12 / tokens_per_second / 6, rel=5e-4)
 
 
-def test_a_dense_model_uses_all_its_weights():
-    count = parameters(model_shape("qwen-2.5-7b"))
-    assert count.active == count.total
-    assert count.experts == 0
-
-
-def test_the_input_table_is_looked_up_and_not_multiplied():
-    count = parameters(model_shape("llama-3.1-8b"))
-    norms = 65 * 4096
-    assert count.embedding == 128256 * 4096
-    assert count.matmul == count.total - count.embedding - norms
-
-
 def test_a_misspelt_model_is_refused_with_the_nearest_names():
     with pytest.raises(ConfigError) as caught:
         model_shape("llama3.1-8b")
     assert "llama-3.1-8b" in caught.value.fix
-
-
-def test_case_does_not_matter():
-    assert model_shape("Llama-3.1-8B") is models()["llama-3.1-8b"]
-
-
-def test_llama_31_carries_its_long_context_scaling():
-    shape = model_shape("llama-3.1-8b")
-    scaling = shape.rope_scaling
-    values = (scaling.factor, scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.original_context_tokens)
-    assert values == (8, 1, 4, 8192)
-    assert (shape.rope_base, shape.context_tokens) == (500000, 131072)
 
 
 @pytest.mark.parametrize("shape", models().values(), ids=lambda shape: shape.name)
@@ -176,22 +119,12 @@ def test_a_tiny_model_can_be_split_exactly_as_the_real_one(shape):
     assert parameters(small).total < parameters(shape).total / 10
 
 
-@pytest.mark.parametrize("shape", models().values(), ids=lambda shape: shape.name)
-def test_each_shape_cites_its_source(shape):
-    assert shape.source
-
-
 def test_half_described_experts_are_refused():
     with pytest.raises(ConfigError, match="in part only") as caught:
         ModelShape(
             name="half", layers=2, hidden=8, heads=2, kv_heads=2, head_dim=4, ffn=64, vocabulary=512, context_tokens=64, experts=4
         )
     assert "experts_per_token" in caught.value.fix
-
-
-def test_divisors_are_all_there_and_in_order():
-    for number in range(200):
-        assert divisors(number) == [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def test_heads_that_do_not_divide_are_refused_with_those_that_do():

@@ -142,10 +142,3 @@ def test_a_file_that_is_not_yaml_is_refused_with_the_line(data):
     with pytest.raises(ConfigError, match="models.yaml is not valid YAML") as caught:
         model_shape("llama-3.1-8b")
     assert "line" in caught.value.why
-
-
-def test_a_rate_of_all_gpus_needs_their_number(data):
-    add_result(data, RESULT.replace("gpus: 8", "gpus: null"))
-    with pytest.raises(ConfigError, match="all GPUs") as caught:
-        results()
-    assert "new-result" in caught.value.what

@@ -9,7 +9,7 @@ from planning import make_plan
 
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import parameters
-from tprimat.core.models import padded_vocabulary, valid_tensor_degrees
+from tprimat.core.models import padded_vocabulary
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan, write_plan
 from tprimat.runner.schedule import configuration
@@ -87,17 +87,6 @@ def test_a_number_of_layers_that_cannot_be_recomputed_is_refused(tmp_path, recom
     assert (refused.value.why, refused.value.fix) == said
 
 
-def test_attention_alone_is_recomputed_where_no_module_is_named(tmp_path):
-    assert make_plan(tmp_path, "llama", {"platform_optimizations.cpu.recompute": "selective"}).workload.recompute_modules == (
-        "core_attn",
-    )
-    both = {
-        "platform_optimizations.cpu.recompute": "selective",
-        "platform_optimizations.cpu.recompute_modules": ["mlp", "core_attn"],
-    }
-    assert make_plan(tmp_path, "llama", both).workload.recompute_modules == ("core_attn", "mlp")
-
-
 def test_the_counted_parameters_must_be_those_of_the_shape_as_trained(plan):
     expected = parameters(replace(plan.workload.shape, vocabulary=padded_vocabulary(plan.workload.shape))).total
     assert mismatches(plan, evidence_of(source="running_framework", parameters=expected)) == ()
@@ -142,12 +131,6 @@ def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, t
     with pytest.raises(RecordError, match="names no trainer") as caught:
         worker.train(older)
     assert caught.value.fix
-
-
-def test_the_padded_vocabulary_must_divide_too(plan):
-    shape = replace(plan.workload.shape, heads=25, kv_heads=25, ffn=100, hidden=100, vocabulary=500)
-    assert valid_tensor_degrees(shape) == [1]
-    assert valid_tensor_degrees(replace(shape, vocabulary=640)) == [1, 5]
 
 
 def test_a_plan_that_is_only_named_says_who_writes_it(tmp_path):

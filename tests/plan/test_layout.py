@@ -70,14 +70,6 @@ def test_the_message_for_heads_is_megatrons_own():
     assert complaint(QWEN, ranks=14, tp=7) == "num_query_groups (4) must be a multiple of tensor_model_parallel_size (7)."
 
 
-def test_the_tensor_degrees_that_are_offered_are_those_that_work():
-    for shape in (LLAMA, QWEN, tiny(LLAMA), tiny(QWEN)):
-        works = [tp for tp in range(1, 65) if outcome(shape, tp, 1) == "valid"]
-        assert works == valid_tensor_degrees(shape)
-    assert valid_tensor_degrees(LLAMA) == [1, 2, 4, 8]
-    assert valid_tensor_degrees(QWEN) == [1, 2, 4]
-
-
 def outcome(shape, tp, pp, **more):
     """valid, or which rule is broken, without the figures that differ between sizes."""
     try:
@@ -98,12 +90,6 @@ def test_the_tiny_size_is_as_valid_as_the_real_one_under_every_split(shape):
     )
 
 
-@pytest.mark.parametrize("vpp", [2, 3, 4, 7, 8])
-def test_the_tiny_size_is_as_valid_under_virtual_stages(vpp):
-    for shape, pp in product((LLAMA, QWEN), (1, 2, 4, 7)):
-        assert outcome(shape, 1, pp, vpp=vpp) == outcome(tiny(shape), 1, pp, vpp=vpp)
-
-
 def test_virtual_stages_need_stages_whole_chunks_and_whole_rounds():
     made, _ = divide(LLAMA, tp=4, pp=2, vpp=4)
     assert made.virtual_pipeline == 4
@@ -112,28 +98,6 @@ def test_virtual_stages_need_stages_whole_chunks_and_whole_rounds():
     assert complaint(LLAMA, pp=2, vpp=3) == says
     says = "The 3 micro-batches of a step must be a multiple of pipeline_model_parallel_size (2)."
     assert complaint(LLAMA, ranks=2, pp=2, vpp=2, data={"global_batch_size": 3}) == says
-
-
-def test_context_parallelism_cuts_a_sequence_into_two_pieces_a_rank():
-    made, _ = divide(LLAMA, tp=1, cp=4)
-    assert (made.context, made.data) == (4, 2)
-    assert complaint(LLAMA, cp=4, data={"sequence_length": 2052}) == "sequence_length (2052) must be a multiple of 8."
-    assert complaint(LLAMA, tp=4, cp=2, data={"sequence_length": 2056}) == "sequence_length (2056) must be a multiple of 16."
-
-
-def test_sequence_parallelism_is_on_with_tensor_parallelism_unless_a_user_says_otherwise():
-    assert divide(LLAMA, tp=2)[0].sequence_parallel
-    assert not divide(LLAMA, tp=1)[0].sequence_parallel
-    assert not divide(LLAMA, tp=2, sequence_parallel=False)[0].sequence_parallel
-    assert complaint(LLAMA, tp=1, sequence_parallel=True) == "sequence_parallel is true, and tensor_model_parallel_size is 1."
-    assert complaint(LLAMA, tp=2, data={"sequence_length": 2047}) == "sequence_length (2047) must be a multiple of 2."
-    assert divide(LLAMA, tp=2, sequence_parallel=False, data={"sequence_length": 2047})
-
-
-def test_a_sequence_is_no_longer_than_the_model_allows():
-    assert divide(LLAMA, data={"sequence_length": 131072})
-    says = "sequence_length is 131080, and llama-3.1-8b takes at most 131072 tokens."
-    assert complaint(LLAMA, data={"sequence_length": 131080}) == says
 
 
 def test_experts_divide_over_the_ranks_of_a_stage():
@@ -150,8 +114,3 @@ def test_experts_under_tensor_parallelism_need_sequence_parallelism():
     refused = "MoE and tensor parallelism are enabled without also enabling sequence parallelism."
     assert complaint(model_shape("mixtral-8x7b"), tp=2, ep=2, sequence_parallel=False) == refused
     assert divide(model_shape("mixtral-8x7b"), tp=2, ep=2)[0].sequence_parallel
-
-
-@pytest.mark.parametrize(("ranks", "parts"), [(6, 4), (2, 4), (9, 2)])
-def test_ranks_that_make_no_whole_replica_are_refused(ranks, parts):
-    assert complaint(LLAMA, ranks=ranks, tp=parts) == f"world size ({ranks}) is not divisible by {parts}."

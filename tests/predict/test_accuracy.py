@@ -23,7 +23,7 @@ from benchmarks.accuracy import (
     score_runs,
     with_factors,
 )
-from benchmarks.other_estimators import calculon_estimate, megatron_estimate
+from benchmarks.other_estimators import megatron_estimate
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.implementations import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE
@@ -87,16 +87,6 @@ def test_megatrons_estimator_gives_what_megatron_prints(tensor, gibibytes):
     assert (2 * one - two) / 2**30 == pytest.approx(gibibytes, abs=0.01)
 
 
-def test_calculon_knows_dense_models_only():
-    parts = {"layout": Layout(), "micro_batch": 1, "accumulation_steps": 1, "sequence_tokens": 2048}
-    dense = FullWorkload.of(**parts, shape=model_shape("gpt-3-175b"), implementation=TRANSFORMER_ENGINE)
-    # 2 bytes per weight, 12 of master and moments, 2 of its gradient; activations come on top.
-    assert calculon_estimate(dense) > 16 * 174e9
-    assert (
-        calculon_estimate(FullWorkload.of(**parts, shape=model_shape("mixtral-8x7b"), implementation=TRANSFORMER_ENGINE)) is None
-    )
-
-
 # Issue 17's targets, on the committed records.
 
 
@@ -113,19 +103,6 @@ def test_memory_on_h200():
     assert found.mean_absolute < 0.01
     assert unseen.within_10 == 1.0  # measured after the prediction was written, and not yet explained
     assert found.within_5 > 0.95
-
-
-def test_predictions_by_probes_and_by_published_figures_are_rows_of_their_own():
-    rows = [
-        time
-        for _, time in ledger().foretold
-        if (time.name, time.group)
-        == ("qwen3-30b-a3b-12-layers EP2 DP2 MBS2 s4096 natural routing", "H200 SXM, bf16, embedded, mixtures")
-    ]
-    errors_by_rates = {row.rates: row.error for row in rows}
-    assert len(rows) == len(errors_by_rates) == 2
-    assert errors_by_rates["probes of H200 SXM"] == pytest.approx(-0.08, abs=0.01)
-    assert errors_by_rates["published figures of H200 SXM"] == pytest.approx(-0.20, abs=0.01)
 
 
 def test_memory_of_megatrons_tests():
@@ -202,13 +179,6 @@ def test_published_throughput_without_probes():
     assert all(-0.7 < score.error < 0 for score in small)
 
 
-def test_what_amd_published_is_predicted():
-    """MI325X: Llama 3.1 8B in fp8 on one node and on eight, 70B over sharded weights with 12 and with all layers recomputed."""
-    amd = {score.name: score.error for score in score_published() if score.name.startswith("amd-")}
-    assert len(amd) == 4
-    assert max(map(abs, amd.values())) < 0.08, amd
-
-
 def test_rows_come_back_with_their_predictions(tmp_path):
     rows = [json.loads(line) for line in GOLDENS.read_text().splitlines()[:3]]
     rows.append({"case": "mine", "machine": "unknown", "options": {"num-layers": 2}})
@@ -224,78 +194,6 @@ def test_rows_come_back_with_their_predictions(tmp_path):
     assert (bad["predicted_peak_bytes"], bad["predicted_step_seconds"]) == (None, None)
     assert "micro-batch-size" in bad["error"]
     assert found["groups"]["rows_memory"]["over 4 GB"]["raw"]["rows"] == 3
-
-
-def test_numbers_of_a_row_may_be_text_and_a_missing_one_is_named():
-    row = read_rows(GOLDENS)[0]
-    text = {**row, "options": {name: str(given) for name, given in row["options"].items()}}
-    lacking = {**row, "options": {name: given for name, given in row["options"].items() if name != "seq-length"}}
-    *_, (plain, written, refused) = score_rows([row, text, lacking])
-    assert written["predicted_peak_bytes"] == plain["predicted_peak_bytes"] > 0
-    assert (refused["predicted_peak_bytes"], refused["error"]) == (None, "Its option 'seq-length' is missing.")
-
-
-def test_overlap_of_tensor_ranks_and_layers_kept_in_bf16_are_rows_of_their_own():
-    names = [score.name for score in ledger().time if "NeMo with Transformer Engine" in score.group]
-    plain = [name for name in names if "llama" in name and "MBS2" in name and "PP" not in name]
-    assert sorted(plain) == [
-        "llama-3.1-8b DP2 MBS2 s2048",
-        "llama-3.1-8b DP2 MBS2 s2048",
-        "llama-3.1-8b DP2 MBS2 s2048, 2 of 32 layers in bf16",
-        "llama-3.1-8b TP2 DP1 MBS2 s2048",
-        "llama-3.1-8b TP2 DP1 MBS2 s2048, tp_comm_overlap",
-        "llama-3.1-8b-20-layers DP1 MBS2 s2048, current scaling, 2 of 20 layers in bf16",
-    ]
-
-
-def test_runs_of_one_configuration_are_one_row_wherever_its_shape_was_copied_from():
-    folders = [H200 / series / "megatron" / "cut_mbs4_fp8" for series in ("in-turn", "in-turn-delayed")]
-    sources = {measured.result.run.ran.shape.source for measured in read_results(folders, MetricOptions(), {}).measured}
-    assert len(sources) == 2
-    assert len(score_runs(read_results(folders, MetricOptions(), {}).measured, []).memory) == 1
-
-
-def test_current_and_delayed_scaling_are_rows_of_their_own():
-    folders = [H200 / series / "transformer_engine" / "cut_mbs4_fp8" for series in ("in-turn", "in-turn-delayed")]
-    names = sorted(score.name for score in score_runs(read_results(folders, MetricOptions(), {}).measured, []).memory)
-    assert [name.endswith(", current scaling") for name in names] == [False, True]
-
-
-def test_two_accelerators_are_rows_of_their_own():
-    folders = [H200 / "whole-model-on-one-gpu" / "llama_mbs1_states", H100 / "in-turn" / "megatron" / "llama_one_gpu"]
-    ledger = score_runs(read_results(folders, MetricOptions(), {}).measured, [])
-    assert {(score.group, round(score.measured, 2)) for score in ledger.time} == {
-        ("H200 SXM, bf16, embedded", 2.61),
-        ("H100 SXM, bf16, embedded", 2.72),
-    }
-
-
-def test_a_lowered_power_limit_is_a_row_of_its_own():
-    runs = read_results([H100 / "in-turn" / "megatron"], MetricOptions(), {}).measured
-    record = runs[0].result.run
-    lowered = replace(record, machine=replace(record.machine, power_limit_watts=500.0))
-    runs = [replace(runs[0], result=replace(runs[0].result, run=lowered)), *runs[1:]]
-    assert sorted(", 500 W" in score.name for score in score_runs(runs, []).time) == [False, True]
-
-
-@pytest.mark.parametrize("options", [{"cuda_graph_impl": "transformer_engine"}, {"external_cuda_graph": True}])
-def test_runs_with_cuda_graphs_of_any_kind_are_a_row_of_their_own(options):
-    runs = read_results([H200 / "nemo-cuda-graphs" / "without"], MetricOptions(), {}).measured
-    graphs = [
-        replace(
-            run, result=replace(run.result, run=replace(run.result.run, engine_options=run.result.run.engine_options | options))
-        )
-        for run in runs
-    ]
-    assert sorted(score.name.endswith(", CUDA graphs") for score in score_runs([*runs, *graphs], []).time) == [False, True]
-
-
-def test_reserved_memory_of_captured_layers_is_predicted():
-    folders = [H100 / "in-turn-nemo" / "nemo", H100 / "single" / "nemo", H200 / "nemo-cuda-graphs" / "with"]
-    ledger = score_runs(read_results(folders, MetricOptions(), {}).measured, [])
-    errors_of = {score.group: score.error for score in ledger.memory if "bf16" in score.group}
-    assert set(errors_of) == {f"{gpu} SXM, bf16, NeMo with Transformer Engine (reserved)" for gpu in ("H100", "H200")}
-    assert all(abs(error) < 0.01 for error in errors_of.values())
 
 
 def test_a_run_that_drops_choices_is_not_scored():

@@ -6,7 +6,7 @@ import pytest
 from changes import replace
 
 from benchmarks.accuracy import recorded_workload
-from tprimat.core.implementations import EMBEDDED, FSDP, TRANSFORMER_ENGINE
+from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.memory import predict_memory, state_bytes
@@ -16,19 +16,12 @@ from tprimat.records.discover import load_results
 H200 = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
 MEASURED = [
     ("engine/dp_mbs1", 0.001),
-    ("engine/tp4_mbs4", 0.001),
     ("engine/tp2_pp2_mbs4", 0.001),
     ("two-gpus/engine/pp2_vpp2_mbs4", 0.005),
     ("fp8/dp_mbs4_fp8", 0.001),
-    ("switches/fp8-output/on-1", 0.001),
-    ("one-gpu/qwen_one_gpu", 0.002),
     ("qwen3-8b/embedded-full-bf16", 0.006),
     ("with-transformer-engine/transformer_engine/dp_mbs4_fp8/1", 0.002),
-    ("switches/one/streamed_cross_entropy", 0.002),
-    ("switches/one/compiled_regions", 0.002),
     ("nemo/qwen_tp2_pp2_mbs4", 0.005),
-    ("short/1b_dp_mbs4", 0.001),
-    ("short/3b_dp_mbs4", 0.001),
     ("context-parallel/cp2_s32768_full", 0.001),
     ("short/pp2_vpp4_mbs2", 0.002),
 ]
@@ -121,43 +114,3 @@ def test_the_moment_of_the_peak_is_named():
     assert "loss" in predict_memory(workload()).moment
     assert predict_memory(workload(layout=Layout(pipeline=4))).moment == "backward pass of a layer"
     assert replace(workload(), micro_batch_sequences=4).tokens == 8192
-
-
-def test_gradients_in_bf16_save_two_bytes_a_weight():
-    halved = replace(EMBEDDED, reduces_in_fp32=False)
-    own, less = (
-        predict_memory(workload(micro_batch=4, layout=Layout(data=2), implementation=code)) for code in (EMBEDDED, halved)
-    )
-    assert own.parts["gradients"] == 2 * less.parts["gradients"]
-    assert own.allocated_bytes - less.allocated_bytes == less.parts["gradients"]
-
-
-def test_an_update_that_copies_gradients_to_fp32_needs_the_most_where_activations_are_small():
-    small = {"micro_batch": 1, "sequence_tokens": 512, "layout": Layout(data=2)}
-    halved = replace(EMBEDDED, reduces_in_fp32=False)
-    read, copied, whole = (
-        predict_memory(workload(**small, **changes))
-        for changes in (
-            {"implementation": halved},
-            {"implementation": replace(halved, widens_gradients=True)},
-            {"implementation": halved, "distributed_optimizer": False},
-        )
-    )
-    assert (copied.moment, copied.parts["activations"]) == ("update of the weights", 0)
-    assert copied.parts["gradients"] == 2 * read.parts["gradients"]  # 2 bytes per weight, and 4 of half of them
-    assert read.moment == "backward pass of the loss"
-    assert whole.moment == "update of the weights"
-
-
-def test_torchtitan_spreads_experts_once_and_weighs_their_results_in_fp32():
-    shape = model_shape("qwen3-30b-a3b")
-    alone, spread = (
-        predict_memory(workload(shape=shape, implementation=FSDP, layout=Layout(data=2, expert=expert))) for expert in (1, 2)
-    )
-    assert spread.parts["weights"] == pytest.approx(alone.parts["weights"], rel=0.001)
-    narrow = predict_memory(
-        workload(shape=shape, implementation=replace(FSDP, weighs_experts_in_fp32=False), layout=Layout(data=2))
-    )
-    results = shape.layers * 2 * 2048 * shape.experts_per_token * shape.hidden * 4
-    assert alone.parts["activations"] - narrow.parts["activations"] == results
-    assert alone.parts["buffers"] > 2 * shape.experts * shape.expert_ffn * shape.hidden  # a layer's experts, gathered

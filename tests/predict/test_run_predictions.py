@@ -59,9 +59,3 @@ def test_a_dry_run_says_what_its_prediction_assumes():
     words = ("--model", "qwen3_moe", "--platform", "nvidia", "--gpus", "8", "--set", "ep=8", "--dry-run", "--set")
     shown = run_command("benchmark.py", *words, "training.moe_expert_capacity_factor=1.25").stdout
     assert "predicted on the fullest rank if no token is dropped" in " ".join(shown.split())
-
-
-def test_weights_that_fit_no_gpu_are_refused_under_any_capacity():
-    small = replace(H200, memory_bytes=20 * 2**30)
-    with pytest.raises(LaunchError):
-        refuse_too_large(mixture(4, 1.25), small)

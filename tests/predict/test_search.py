@@ -138,12 +138,6 @@ def test_layouts_that_nvidia_publishes_for_layers_that_nothing_divides_are_searc
     assert all(work.chunk_layers is None for work in workloads(replace(asked, equal_stages=True)))
 
 
-def test_stages_may_differ_by_a_layer_where_the_framework_lets_them():
-    asked = question(shape=model_shape("deepseek-v3"), gpus=512, global_batch=1024, implementation=TRANSFORMER_ENGINE)
-    assert {layout.pipeline for layout in layouts(asked)} == {1}
-    assert {1, 2, 4, 8, 16, 32} <= {layout.pipeline for layout in layouts(replace(asked, equal_stages=False))}
-
-
 def test_only_as_many_layers_are_recomputed_as_memory_needs():
     """Llama 3.1 70B on eight MI300X: no layout fits without recomputation, and that of all layers is slower."""
     mi300x = find_accelerator("MI300X")
@@ -191,18 +185,3 @@ def test_steps_that_waited_for_the_host_are_within_the_interval(program, layers)
     assert value < high
     assert host_may_be_late(found, rates)
     assert low > 0.4 * value
-
-
-def test_a_host_is_not_late_in_long_micro_batches_as_graphs_or_without_tensor_parallelism():
-    rates = published_rates(H100, 2)
-
-    def late(micro, implementation=EMBEDDED, tensor=2):
-        asked = question(gpus=2, gpus_per_node=2, implementation=implementation, memory_bytes=4 * H100.memory_bytes)
-        wanted = (tensor, 1, 1, 1)
-        found = search(asked, rates).fitting
-        return host_may_be_late(next(one for one in found if one.degrees == wanted and one.workload.micro_batch == micro), rates)
-
-    assert late(1)
-    assert not late(8)
-    assert not late(1, replace(EMBEDDED, late_host_seconds=0.0))
-    assert not late(1, tensor=1)

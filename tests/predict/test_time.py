@@ -9,10 +9,8 @@ from changes import replace
 from tprimat.core.accelerators import accelerators, find_accelerator
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
-from tprimat.core.models import model_shape, padded_vocabulary
+from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
-from tprimat.engines.base import Settings
-from tprimat.engines.embedded import ENGINE
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time
 from tprimat.records.discover import probes_in
@@ -122,21 +120,6 @@ def test_experts_between_nodes_cost_more_than_in_one():
     assert far > near > 0
 
 
-@pytest.mark.parametrize("others", [{"tensor": 8, "sequence_parallel": True}, {"context": 8}], ids=["tensor", "context"])
-def test_expert_ranks_are_neighbours_whatever_else_divides_them(others):
-    """Megatron-Core places expert ranks inside tensor and context ranks: eight of them share a node, and so do two replicas."""
-    shape = model_shape("mixtral-8x7b")
-
-    def parts(node, experts):
-        layout = Layout(expert=experts, data=2, **others)
-        work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor_parallel=1)
-        return predict_time(work, published_rates(find_accelerator("H100 SXM"), node)).parts
-
-    assert parts(8, 8)["experts"] == parts(16, 8)["experts"], "8 expert ranks are in one node of 8"
-    assert parts(4, 8)["experts"] > 1.5 * parts(8, 8)["experts"]
-    assert parts(8, 4)["experts"] == parts(16, 4)["experts"]
-
-
 def test_switches_join_the_nodes_of_a_rack():
     """GB200 NVL72: 64 expert ranks exchange over NVLink, whatever the number of GPUs in a node; 128 do not."""
     size = 2.0**28
@@ -146,21 +129,6 @@ def test_switches_join_the_nodes_of_a_rack():
     assert nodes.exchange_seconds("all_to_all", size, 64) > 5 * rack.exchange_seconds("all_to_all", size, 64)
     assert rack.exchange_seconds("send_recv", size, 2, 32) < rack.exchange_seconds("send_recv", size, 2, 64)
     assert rack.slowdown_seconds("all_gather", size, 64, 1, size) < rack.exchange_seconds("all_gather", size, 64)
-
-
-def test_deepseek_on_a_rack_reaches_about_what_nvidia_published():
-    """Megatron-Bridge 25.11: 3,139 tokens/s/GPU on 256 GB200 in bf16, with some recomputation that is left out here."""
-    work = workload(
-        shape=model_shape("deepseek-v3"),
-        layout=Layout(pipeline=4, virtual_pipeline=4, expert=64, data=64),
-        micro_batch=1,
-        accumulation_steps=64,
-        sequence_tokens=4096,
-        implementation=TRANSFORMER_ENGINE,
-        expert_tensor_parallel=1,
-    )
-    time = predict_time(work, published_rates(find_accelerator("GB200"), 4))
-    assert time.tokens_per_second_per_gpu == pytest.approx(3139, rel=0.3)
 
 
 def test_a_token_that_travels_to_a_node_once_takes_less_of_the_network():
@@ -184,15 +152,6 @@ def test_a_token_that_travels_to_a_node_once_takes_less_of_the_network():
     assert seconds(8, implementation=once) == seconds(8, implementation=TRANSFORMER_ENGINE), "in one node"
 
 
-def test_replicas_of_experts_in_one_node_do_not_use_the_network():
-    shape = model_shape("mixtral-8x7b")
-    layout = Layout(tensor=2, expert=2, data=4, sequence_parallel=True)
-    work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor_parallel=1)
-    near = published_rates(find_accelerator("H100 SXM"), 8)
-    slow = replace(near, network=near.network / 100)
-    assert predict_time(work, near).parts == predict_time(work, slow).parts
-
-
 def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
     shape = replace(model_shape("mixtral-8x7b"), vocabulary=512)
     common = {"shape": shape, "layout": Layout(expert=8, data=8), "expert_tensor_parallel": 1}
@@ -204,17 +163,6 @@ def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
     assert all_of_them.parts["memory"] > ours.parts["memory"] > wide.parts["memory"]
     saved, more = (wide.parts["products"] - of.parts["products"] for of in (ours, all_of_them))
     assert saved / more == pytest.approx(2 / 3, abs=0.05)  # attention has all three
-
-
-def test_an_output_layer_in_fp8_takes_half_of_its_products_time_and_converts_its_weight():
-    work = workload(matmul_dtype="fp8")
-    wide, small = (
-        predict_time(replace(work, implementation=replace(EMBEDDED, fp8_output_layer=on)), RATES) for on in (False, True)
-    )
-    flop = 6 * padded_vocabulary(work.shape) * work.shape.hidden * work.tokens * work.accumulation
-    saved = flop * (1 / RATES.flops["bf16"] - 1 / RATES.flops["fp8"])
-    assert wide.parts["products"] - small.parts["products"] == pytest.approx(saved, rel=0.1)
-    assert small.parts["optimizer"] > wide.parts["optimizer"]
 
 
 @pytest.mark.parametrize(
@@ -247,41 +195,6 @@ def test_replicas_share_the_update_and_each_sets_all_its_gradients_to_zero():
     assert seconds[8, True] - seconds[8, False] == pytest.approx(zeroing, rel=0.001)
 
 
-def test_states_in_bf16_move_less_and_leave_the_conversion_to_fp8():
-    one = workload(layout=Layout(), distributed_optimizer=False)
-    seconds = {
-        (states, precision): predict_time(replace(one, optimizer_states=states, matmul_dtype=precision), RATES).parts["optimizer"]
-        for states in ("fp32", "bf16")
-        for precision in ("bf16", "fp8")
-    }
-    converted = {states: seconds[states, "fp8"] - seconds[states, "bf16"] for states in ("fp32", "bf16")}
-    assert converted["bf16"] == pytest.approx(converted["fp32"])
-    assert converted["fp32"] > 0
-    assert seconds["bf16", "bf16"] < 0.6 * seconds["fp32", "bf16"]
-
-
-@pytest.mark.parametrize(
-    ("options", "optimizer"),
-    [
-        ({"layers": "transformer_engine", "optimizer_states": "fp32", "fused_adam": False}, "fused"),
-        ({"layers": "transformer_engine", "optimizer_states": "bf16", "fused_adam": False}, "eager"),
-        ({"layers": "transformer_engine", "optimizer_states": "bf16", "fused_adam": True}, "fused"),
-        ({"layers": "local", "fused_adam": True, "compiled_adam": True}, "one_pass"),
-        ({"layers": "local", "fused_adam": False, "compiled_adam": False}, "eager"),
-    ],
-)
-def test_which_adam_updates_the_weights_follows_from_the_switches(options, optimizer):
-    code = ENGINE.implementation(Settings(shape=model_shape("llama-3.1-8b"), options=options))
-    assert code.optimizer == optimizer
-    seconds = [
-        predict_time(
-            workload(layout=Layout(), implementation=replace(code, optimizer=name), optimizer_states="bf16"), RATES
-        ).parts["optimizer"]
-        for name in ("fused", "eager")
-    ]
-    assert seconds[0] < 0.6 * seconds[1]
-
-
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_an_exchange_beside_products_lengthens_them(sequence_parallel):
     work = workload(layout=Layout(tensor=2, sequence_parallel=sequence_parallel), implementation=TRANSFORMER_ENGINE)
@@ -293,35 +206,10 @@ def test_an_exchange_beside_products_lengthens_them(sequence_parallel):
     assert whole / none == pytest.approx(10 / 6 if sequence_parallel else 4 / 2)
 
 
-def test_inputs_that_are_kept_are_not_gathered_again():
-    layout = Layout(tensor=2, sequence_parallel=True)
-    again, kept = (
-        predict_time(workload(layout=layout, implementation=replace(TRANSFORMER_ENGINE, keeps_gathered_inputs=keeps)), RATES)
-        for keeps in (False, True)
-    )
-    assert again.parts["tensor"] > kept.parts["tensor"]
-
-
 def test_little_work_is_bound_by_the_host():
     tiny = workload(shape=model_shape("gpt-124m"), micro_batch=1, sequence_tokens=128)
     assert predict_time(tiny, RATES).parts["host"] > 0
     assert predict_time(workload(), RATES).parts["host"] == 0
-
-
-def test_a_tied_weight_takes_longer_than_an_output_layer_of_its_own():
-    shape = model_shape("llama-3.2-1b")
-    tied, own = (predict_time(workload(shape=replace(shape, tied_embeddings=tied)), RATES) for tied in (True, False))
-    weight = shape.vocabulary * shape.hidden
-    passes = workload().accumulation_steps
-    assert tied.parts["memory"] - own.parts["memory"] == pytest.approx(passes * weight * 32 / RATES.bandwidth, rel=0.01)
-    assert tied.parts["products"] == own.parts["products"]
-
-
-def test_a_loss_in_chunks_multiplies_at_the_rate_of_their_rows():
-    rates = probed_rates(probes_in([H200 / "probes-1gpu"])[0], find_accelerator("NVIDIA H200"), 8)
-    implementation = replace(EMBEDDED, loss_chunk_tokens=8192)
-    few, many = (workload(micro_batch=4, implementation=made) for made in (EMBEDDED, implementation))
-    assert predict_time(few, rates).parts["products"] > predict_time(many, rates).parts["products"]
 
 
 def test_probes_replace_published_rates():
@@ -339,27 +227,6 @@ def test_probes_replace_published_rates():
     assert measured.exchange_seconds("all_gather", 2**31, 4) > measured.exchange_seconds("all_gather", 2**30, 4)
     assert probed_rates([], accelerator, 8).flops == published_rates(accelerator, 8).flops
     assert replace(measured, products={}).product_seconds(4096, 4096, 4096, "bf16") > 0
-
-
-def test_an_exchange_over_the_network_slows_products_less_than_its_own_length():
-    rates = published_rates(find_accelerator("H100 SXM"), 8)
-    size, message = 16e9, 2.0**28
-    near, far = (rates.exchange_seconds("reduce_scatter", size, ranks) for ranks in (8, 64))
-    assert far > near
-    share = rates.overlapped_share(message)
-    assert 0 < share < rates.overlapped_share(2.0**20) < 1
-    assert rates.slowdown_seconds("reduce_scatter", size, 8, 1, message) == pytest.approx(share * near)
-    assert rates.slowdown_seconds("reduce_scatter", size, 64, 1, message) == pytest.approx(share * size * 63 / 64 / rates.link)
-    assert rates.slowdown_seconds("reduce_scatter", size, 1, 1, message) == 0
-
-
-def bf16_rate(name):
-    return published_rates(find_accelerator(name), 8).flops["bf16"]
-
-
-def test_a_faster_chip_of_a_series_is_not_predicted_slower():
-    assert bf16_rate("MI300X") < bf16_rate("MI325X") < bf16_rate("MI350X") < bf16_rate("MI355X")
-    assert bf16_rate("A100 SXM 80GB") < bf16_rate("H100 SXM") < bf16_rate("B200") < bf16_rate("GB200")
 
 
 @pytest.mark.parametrize("accelerator", WITH_BF16, ids=lambda accelerator: accelerator.name)

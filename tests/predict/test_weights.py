@@ -43,23 +43,7 @@ def test_each_rank_holds_what_megatron_builds(name):
     assert predicted(shape, layout) == built(shape, layout)
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite"])
-def test_experts_are_spread_over_their_ranks(name):
-    shape = shallow(models()[name], LAYERS)
-    layout = Layout(expert=4, data=4)
-    assert predicted(shape, layout) == built(shape, layout)
-    whole = predicted(shape, Layout())[0]
-    assert sum(predicted(shape, layout)) < whole / 2
-
-
 @pytest.mark.parametrize("name", sorted(models()))
 def test_one_rank_holds_the_whole_model(name):
     shape = models()[name]
     assert predicted(shape, Layout()) == [parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total]
-
-
-def test_the_embedded_engine_gives_the_last_stage_fewer_layers():
-    from tprimat.core.implementations import EMBEDDED
-
-    work = replace(workload(models()["llama-3.1-8b"], Layout(pipeline=2)), implementation=EMBEDDED)
-    assert [stage.layers for stage in stages_of(work)] == [17, 15]

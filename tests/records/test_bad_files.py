@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from commands import run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,25 +128,6 @@ def test_every_bad_file_is_named_with_its_rule(many_bad_ones):
     assert all(problem.why or "cannot be read" in problem.what for problem in problems)
     assert "update" in named[f"run-{list(BAD_RUNS).index('newer')}"].why
     assert named["benchmark_pipe.json"].what.endswith("benchmark_pipe.json is not a regular file.")
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("compare", ("--output", "{out}.png")),
-        ("peak", ()),
-        ("report", ("--output", "{out}.html")),
-        ("archive", ("{out}.tar.gz",)),
-    ],
-)
-def test_a_command_skips_and_names_them(command, words, many_bad_ones, tmp_path):
-    words = [word.format(out=tmp_path / "out") for word in words]
-    place = [many_bad_ones] if command in {"report", "archive"} else ["--results-dir", many_bad_ones]
-    done = run_command(command, *place, *words, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    links = 3 if command == "archive" else 0  # which it does not follow
-    assert done.stderr.count("skipped: ") >= ALL_BAD - 1 - links
-    assert "benchmark_pipe.json is not a regular file" in done.stderr
 
 
 def leaves(document, path=()):

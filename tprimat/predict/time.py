@@ -304,7 +304,7 @@ def _compiled_elements(workload: FullWorkload) -> tuple[float, float]:
 
 
 def _eager_elements(workload: FullWorkload) -> tuple[float, float]:
-    """Return the same where each operation reads its operands and writes its result (tests/predict/moved_bytes.py counts them).
+    """Return the same where each operation reads its operands and writes its result.
 
     | elements | operation | forward | backward |
     |---|---|---|---|

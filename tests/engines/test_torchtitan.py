@@ -12,7 +12,7 @@ from plans import request_of
 from tprimat.config.load import parse_setting, read_config
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Here, choose
-from tprimat.engines.torchtitan import ENGINE, TEXTS, WORDS, arguments, input_files
+from tprimat.engines.torchtitan import ENGINE, arguments
 from tprimat.plan.build import build_plan
 
 ROOT = Path(__file__).parents[2]
@@ -48,32 +48,12 @@ def test_torchtitan_gets_the_workload_of_the_plan():
     assert arguments(plan)[-2:] == ("--compile.enable", "--job.print_config")
 
 
-def test_the_schedule_decays_to_the_smallest_learning_rate_of_the_plan():
-    words = given(plan_of("training.optimizer={learning_rate: 4.0e-4, min_learning_rate: 1.0e-4, gradient_clipping: 0.5}"))
-    assert (words["--optimizer.lr"], words["--lr_scheduler.min_lr_factor"]) == ("0.0004", "0.25")
-    assert (words["--lr_scheduler.decay_type"], words["--training.max_norm"]) == ("cosine", "0.5")
-
-
 def test_it_is_started_by_torchrun_in_the_folder_of_its_inputs():
     command = ENGINE.command(plan_of("platform_optimizations.nvidia.environment={NCCL_DEBUG: WARN}"))
     assert command.argv[:3] == ("--local-ranks-filter=0", "-m", "torchtitan.train")
     assert (command.ranks_per_node, command.directory) == (4, "/results/torchtitan")
     assert (command.environment["HF_HUB_OFFLINE"], command.environment["NCCL_DEBUG"]) == ("1", "WARN")
     assert {Path(name).parts[:3] for name in command.files} == {("/", "results", "torchtitan")}
-
-
-def test_the_inputs_are_texts_of_words_that_the_tokenizer_knows():
-    texts = input_files()["tests/assets/c4_test/data.json"].splitlines()
-    vocabulary = json.loads(input_files()["tokenizer/tokenizer.json"])["model"]["vocab"]
-    assert len(texts) == TEXTS
-    assert {vocabulary[word] for word in json.loads(texts[0])["text"].split()} <= set(range(WORDS))
-
-
-def test_it_runs_the_plans_that_its_recorded_results_come_from(monkeypatch):
-    monkeypatch.syspath_prepend(str(FAKE_PACKAGES))
-    assert choose("torchtitan", Here(platform="nvidia")).engine is ENGINE
-    for strategy in ("minimal_communication", "balanced"):
-        assert ENGINE.refusal(plan_of(strategy=strategy), place) is None
 
 
 def test_a_torchtitan_that_is_not_installed_is_named_with_the_way_to_get_it():
@@ -128,10 +108,6 @@ def test_what_torchtitan_cannot_do_is_refused_with_the_way_out(changes, fields, 
     assert error.fix
 
 
-def test_fp32_needs_no_sharded_weights():
-    assert ENGINE.refusal(plan_of(TP4.format(""), "platform_optimizations.nvidia.precision=fp32"), place) is None
-
-
 def test_the_extra_names_the_version_whose_arguments_these_are():
     extra = re.search(
         r'^torchtitan = \["torchtitan==([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf8"), re.MULTILINE
@@ -184,29 +160,6 @@ def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, t
     assert run_of(tmp_path)[0] == record
 
 
-def test_the_prediction_stands_in_plan_record_and_summary(machine, tmp_path):
-    done = machine()
-    record, folder = run_of(tmp_path)
-    planned = json.loads((folder / "plan.json").read_text())["prediction"]
-    assert record["prediction"] == planned
-    assert planned["allocated_bytes"] == sum(planned["memory"].values())
-    assert planned["step_seconds"] == pytest.approx(sum(planned["time"].values()))
-    assert planned["rates"] == "published figures of H200 SXM"
-    assert "  predicted      step " in done.stdout
-    metrics = json.loads((tmp_path / "out" / "benchmark_cuda_llama.json").read_text())["metrics"]
-    assert metrics["predicted_step_error"] == pytest.approx(planned["step_seconds"] / metrics["step_seconds"]["value"] - 1)
-
-
-def test_a_run_that_cannot_fit_asks_for_force(machine, tmp_path):
-    huge = ("--set", "models.llama.architecture=llama-3.1-405b")
-    done = machine(*huge)
-    assert done.returncode == 2
-    assert "on the fullest rank, by prediction" in done.stderr
-    assert "--force runs it anyway" in done.stderr
-    assert not (tmp_path / "out").exists()
-    assert "by prediction" not in machine(*huge, "--force").stderr
-
-
 def test_a_log_that_contradicts_the_plan_is_not_counted(machine, tmp_path):
     assert machine(FAKE_TITAN_BATCH="16", FAKE_TITAN_TENSOR="2", FAKE_TITAN_DTYPE="float32").returncode == 1
     record, _ = run_of(tmp_path)
@@ -218,26 +171,8 @@ def test_a_log_that_contradicts_the_plan_is_not_counted(machine, tmp_path):
     } <= set(record["mismatches"])
 
 
-def test_a_run_out_of_memory_keeps_its_step_and_says_why(machine, tmp_path):
-    done = machine(FAKE_TITAN_FAILS="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
-    assert done.returncode == 1
-    record, folder = run_of(tmp_path)
-    assert record["outcome"] == "out_of_memory"
-    first, fitting = record["hint"].split("; then ")
-    assert first == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    assert fitting.startswith("what fits by prediction: ")
-    assert len((folder / "steps.jsonl").read_text().splitlines()) == 1
-
-
 def test_a_plan_that_it_refuses_starts_nothing(machine, tmp_path):
     done = machine("--set", "data=text:stdlib")
     assert done.returncode == 2
     assert done.stderr.startswith("error: The engine torchtitan trains on mock data, not on text:stdlib.\n  at    --set data")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_shows_the_whole_command(machine):
-    done = machine("--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "rendezvous.py" in done.stdout
-    assert "--local-ranks-filter=0 -m torchtitan.train" in done.stdout

@@ -155,22 +155,10 @@ def test_the_precision_plugin_decides_on_fp8(precision, scaling, recipe_name):
     assert recipe_name is None or dtypes.fp8_recipe == recipe_name
 
 
-def test_recompute_reaches_the_model():
-    own = "platform_optimizations__nvidia__recompute"
-    for settings, wanted in (
-        ({own: "none"}, (None, None, None)),
-        ({own: "selective"}, ("selective", None, None)),
-        ({own: "full"}, ("full", "uniform", 1)),
-        ({own: "full", f"{own}_layers": 5}, ("full", "block", 5)),
-    ):
-        made = recipe_of(plan_of("llama", **settings)).model.config.__arguments__
-        assert tuple(made.get(f"recompute_{name}") for name in ("granularity", "method", "num_layers")) == wanted
-
-
 def test_the_layers_that_the_recipe_leaves_in_bf16_are_the_ones_that_megatron_multiplies_so():
     from megatron.core.fp8_utils import is_first_last_bf16_layer
 
-    from tprimat.nemo.evidence import layers_in_bf16
+    from tprimat.train.observed import layers_in_bf16
 
     names = ("fp8", "first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
     plugin = recipe_of(plan_of("llama", **fp8_options("fp8", "current"))).trainer.plugins
@@ -206,13 +194,6 @@ def test_a_recipe_of_another_kind_of_model_is_refused(recipe, field):
     with pytest.raises(LaunchError) as caught:
         recipe_of(plan)
     assert caught.value.what == f"NeMo's recipe {recipe} builds another kind of model than qwen-2.5-7b: {field}."
-
-
-def test_every_llama_and_qwen_recipe_that_a_shape_can_name_is_of_the_kind_that_is_set():
-    for recipe in ("llama3_8b", "llama2_7b", "qwen2_7b", "qwen25_14b", "qwen2_1p5b"):
-        assert recipe_of(replace(plan_of("qwen"), nemo_recipe=recipe)) is not None
-    for recipe in ("llama31_8b", "llama31_70b", "llama32_1b", "llama32_3b"):
-        assert recipe_of(replace(plan_of("llama"), nemo_recipe=recipe)) is not None
 
 
 def test_a_recipe_that_nemo_does_not_have_is_named():

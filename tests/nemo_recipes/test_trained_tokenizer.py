@@ -16,8 +16,7 @@ from tprimat.train.data import open_text  # noqa: E402
 WORDS = ["<unk>", "red", "green", "blue", "<|end_of_text|>"]
 
 
-def test_each_file_ends_with_the_tokenizers_own_token(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_each_file_ends_with_the_tokenizers_own_token(tmp_path):
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
     )

@@ -66,16 +66,3 @@ def train_together(plans: list, *, timeout: float = 500) -> list[tuple]:
                 os.killpg(process.pid, signal.SIGKILL)  # the ranks, too
     assert process.returncode == 0, out[-3000:] + err[-5000:]
     return [(directory.read_run(), directory.read_steps()) for directory in directories]
-
-
-def train_until_the_data_end(plan, *, step):
-    """Train a plan on one rank, whose data come to an end in a step, so that it fails."""
-    file = Path(plan.run_directory).parent / f"{Path(plan.run_directory).name}.json"
-    write_plan(file, plan)
-    command = [sys.executable, str(Path(__file__).parent / "fails_in_a_step.py"), str(file), str(step)]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # what torchrun would set
-    environment = {**os.environ, **rank, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 1
-    assert "the data have come to an end" in done.stderr

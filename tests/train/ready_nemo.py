@@ -20,6 +20,7 @@ from megatron.core import tensor_parallel  # noqa: E402
 from nemo.lightning import megatron_init  # noqa: E402
 
 from tprimat.megatron.layers import Parts, block_spec  # noqa: E402
+from tprimat.megatron.linear import LinearProducts, linear_types  # noqa: E402
 from tprimat.nemo import recipe, run  # noqa: E402
 
 
@@ -46,7 +47,7 @@ class TorchBlockSpec:
         self.shape = shape
 
     def __call__(self, config, vp_stage=None):
-        return block_spec(config, self.shape, vp_stage, Parts())
+        return block_spec(config, self.shape, vp_stage, Parts(linear=linear_types(LinearProducts, overlapped=False)))
 
 
 def forward_step(model, batch):

@@ -12,8 +12,7 @@ from torch import Tensor
 
 
 class ReferenceMixture(ReferenceModel):
-    def __init__(self, shape, weights: dict[str, Tensor], capacity_factor: float | None = None) -> None:
-        self.capacity_factor, self.dropped = capacity_factor, 0
+    def __init__(self, shape, weights: dict[str, Tensor]) -> None:
         dense = {name: weight for name, weight in weights.items() if ".experts." not in name}
         super().__init__(shape, split_fused_weights(dense, shape))
         self.weights |= {name: weight for name, weight in weights.items() if ".experts." in name}
@@ -60,26 +59,12 @@ class ReferenceMixture(ReferenceModel):
         if f"{layer}.mlp.router.weight" not in self.weights:
             return super().feed_forward(x, layer)
         flat = x.transpose(0, 1).flatten(0, 1)  # Megatron's tokens come position after position
-        chosen = [self.chosen(token, layer) for token in flat]
-        if self.capacity_factor is not None:
-            chosen = self.without_dropped(chosen)
-        out = torch.stack([self.mixture(token, layer, experts) for token, experts in zip(flat, chosen, strict=True)])
+        out = torch.stack([self.mixture(token, layer, self.chosen(token, layer)) for token in flat])
         out = out.view_as(x.transpose(0, 1)).transpose(0, 1)
         if self.shape.shared_experts:
             gate, up = (self.linear(x, f"{layer}.mlp.shared_experts.{part}") for part in ("gate", "up"))
             out = out + self.linear(gate * gate.sigmoid() * up, f"{layer}.mlp.shared_experts.linear_fc2")
         return out
-
-    def without_dropped(self, chosen: list[list[tuple[int, Tensor]]]) -> list[list[tuple[int, Tensor]]]:
-        """Each expert keeps the choices with the largest weights, up to its capacity, and the others are left out."""
-        shape = self.shape
-        capacity = math.ceil(self.capacity_factor * len(chosen) * shape.experts_per_token / shape.experts)
-        kept = set()
-        for expert in range(shape.experts):
-            weights = {token: float(weight) for token, pairs in enumerate(chosen) for other, weight in pairs if other == expert}
-            kept |= {(token, expert) for token in sorted(weights, key=weights.get, reverse=True)[:capacity]}
-        self.dropped += sum(map(len, chosen)) - len(kept)
-        return [[(expert, weight) for expert, weight in pairs if (token, expert) in kept] for token, pairs in enumerate(chosen)]
 
     def mixture(self, token: Tensor, layer: str, experts: list[tuple[int, Tensor]]) -> Tensor:
         """One token's experts, one after the other."""

@@ -106,9 +106,6 @@ class Machine:
 
     # What torch.distributed._symmetric_memory has.
 
-    def enable_symm_mem_for_group(self, name):
-        pass
-
     def empty(self, size, dtype, device):
         """The ranks' n-th belong together, and are made when the first asks."""
         number = self.made[self.rank]

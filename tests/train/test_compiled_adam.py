@@ -59,60 +59,6 @@ def test_weights_and_moments_are_torchs(both):
             assert torch.allclose(compiled.state[one][name], plain.state[other][name], rtol=1e-5, atol=1e-7)
 
 
-def test_gradients_are_left_as_they_came(both):
-    _, ours, _, _ = both
-    assert all(0.5 < weight.grad.std() < 2 for weight in ours)
-
-
-def test_a_weight_without_gradient_stays():
-    weight = torch.nn.Parameter(torch.ones(32))
-    CompiledAdamW([weight], **SETTINGS).step()
-    assert torch.equal(weight, torch.ones(32))
-
-
-def test_it_goes_on_with_torchs_states_under_another_rate_and_decay(both):
-    """As a schedule changes them: in the groups, between two steps."""
-    compiled, ours, plain, theirs = both
-    states = compiled.state_dict(), plain.state_dict()
-    compiled.load_state_dict(states[1])
-    plain.load_state_dict(states[0])
-    compiled.gradient_factor = None
-    for optimizer, weights in ((compiled, ours), (plain, theirs)):
-        for group, decay in zip(optimizer.param_groups, (0.3, 0.0), strict=True):
-            group["lr"], group["weight_decay"] = 1e-2, decay
-        for weight in weights:
-            weight.grad = torch.linspace(-1, 1, weight.numel()).view_as(weight)
-        optimizer.step()
-    assert {float(state["step"]) for state in compiled.state.values()} == {5.0}
-    assert {float(state["step"]) for state in plain.state.values()} == {5.0}
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("late", [CompiledAdamW, torch.optim.AdamW])
-def test_each_weight_counts_its_own_steps(late):
-    early, weight = (torch.nn.Parameter(torch.ones(32)) for _ in range(2))
-    optimizer = late([early, weight], **SETTINGS)
-    for _ in range(3):
-        early.grad = torch.ones(32)
-        optimizer.step()
-    early.grad, weight.grad = None, torch.ones(32)
-    optimizer.step()
-    assert torch.allclose(weight, torch.full((32,), 1 - 3e-3 * 1e-2 - 3e-3))
-
-
-def test_an_infinite_norm_does_to_a_gradient_what_scaling_it_by_zero_would():
-    weights = [torch.nn.Parameter(torch.ones(64)) for _ in range(2)]
-    gradient = torch.cat([torch.ones(63), torch.tensor([torch.inf])])
-    compiled, plain = CompiledAdamW(weights[:1], **SETTINGS), torch.optim.AdamW(weights[1:], **SETTINGS)
-    compiled.gradient_factor = torch.zeros(1)
-    weights[0].grad, weights[1].grad = gradient.clone(), gradient * 0.0
-    compiled.step()
-    plain.step()
-    assert weights[0].isnan().sum() == 1
-    assert torch.allclose(*weights, equal_nan=True)
-
-
 def test_gradients_in_bf16_are_computed_with_in_fp32():
     rows = torch.randn(64, 32, generator=torch.Generator().manual_seed(5))
     weights = [torch.nn.Parameter(torch.ones(64, 32)) for _ in range(2)]

@@ -7,10 +7,8 @@ from importlib import metadata
 
 import pytest
 from changes import replace
-from commands import run_command
 from planning import make_plan, train_together
 
-from tprimat.core.errors import LaunchError
 from tprimat.core.models import model_shape, tiny
 from tprimat.engines import embedded
 from tprimat.train import compat
@@ -83,13 +81,3 @@ def test_a_newer_version_is_refused_with_the_known_ones(monkeypatch, installed, 
         assert error.what == f"megatron-core {installed} is too new."
         assert "0.18.2 and 0.19.2" in error.why
         assert "--force starts it anyway" in error.fix
-
-
-def test_nothing_starts_on_a_newer_version_without_force(monkeypatch, tmp_path):
-    monkeypatch.setattr(embedded.EmbeddedEngine, "untried", lambda _: LaunchError("megatron-core 0.20.0 is too new."))
-    words = ("--model", "llama", "--platform", "cpu", "--gpus", "1", "--output-dir", tmp_path / "out")
-    done = run_command("benchmark.py", *words)
-    assert done.returncode == 2
-    assert "megatron-core 0.20.0 is too new." in done.stderr
-    assert not (tmp_path / "out").exists()
-    assert run_command("benchmark.py", *words, "--dry-run").returncode == 0

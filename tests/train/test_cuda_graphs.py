@@ -9,24 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from changes import replace
-from megatron.core.transformer.transformer_config import TransformerConfig
-from planning import make_plan, train_together, train_until_the_data_end
-from plans import request_of
+from planning import make_plan, train_together
 from repeating import RepeatingRecorder
-from torch.nn.functional import silu
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
-from tprimat.config.load import parse_setting, read_config
 from tprimat.core.errors import MetricError
-from tprimat.engines.embedded import ENGINE
-from tprimat.megatron import fp8, transformer_engine
+from tprimat.megatron import fp8
 from tprimat.megatron.evidence import untested
 from tprimat.megatron.graphs import Place, StepGraphs
-from tprimat.plan.build import build_plan
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
-from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = "platform_optimizations.nvidia.engine_options"
@@ -77,17 +70,6 @@ def test_first_last_and_all_others_are_recorded_once_in_the_third_step(micro_bat
         assert seen[-micro_batches:] == [Place(number == 0, number == micro_batches - 1) for number in range(micro_batches)]
 
 
-def test_nothing_that_was_recorded_is_left_once_it_is_forgotten():
-    recorder = CountingRecorder()
-    steps = StepGraphs(lambda tokens, _: tokens.float().sum(), recorder)
-    for _ in range(3):
-        steps.step([torch.ones(1, 3)] * 4, torch.device("cpu"))
-    assert [result() is not None for result in recorder.results] == [True] * 3
-    steps.forget()
-    assert [result() for result in recorder.results] == [None] * 3
-    assert steps.recorded
-
-
 VARIANTS = {
     "1 rank": {"accumulate_weight_gradients": True},
     "dp2": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
@@ -134,16 +116,6 @@ def test_the_steps_before_the_graphs_are_no_measure_of_them():
         run_metrics(run, steps[:3])
 
 
-def test_a_run_that_fails_after_the_recording_keeps_its_switch(tmp_path):
-    """Otherwise its steps would pass as those of a run without graphs."""
-    plan = make_plan(tmp_path / "fails", "llama", {**COMMON, "hardware.platforms.cpu.gpus_per_node": 1})
-    plan = replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))
-    train_until_the_data_end(plan, step=5)
-    directory = RunDirectory(Path(plan.run_directory))
-    assert [step.step for step in directory.read_steps()] == [1, 2, 3, 4]
-    assert directory.read_run().engine_options["cuda_graphs"] is True
-
-
 def test_weights_in_8_bits_from_before_the_recording_take_no_memory_beside_those_of_the_graphs(monkeypatch):
     kept, alive = [], []
 
@@ -169,63 +141,11 @@ def test_weights_in_8_bits_from_before_the_recording_take_no_memory_beside_those
     assert len(kept) == 3
 
 
-def test_transformer_engines_loss_is_told_of_graphs():
-    """It would otherwise ask the device whether the loss was scaled, which nothing recorded may."""
-    for graphs in (False, True):
-        plan = plan_of(f"{OPTIONS}.layers=transformer_engine", f"{OPTIONS}.cuda_graphs={str(graphs).lower()}")
-        settings = {**transformer_engine.settings(plan), "apply_rope_fusion": False}  # which only the package itself allows
-        config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, activation_func=silu, **settings)
-        told = (config.cuda_graph_impl, *config.cuda_graph_scope) if config.cuda_graph_scope else (config.cuda_graph_impl,)
-        assert ("full_iteration" in [getattr(word, "name", word) for word in told]) is graphs
-
-
-def plan_of(*changes, model="llama", platform="nvidia"):
-    settings = [parse_setting(change) for change in (f"{OPTIONS.replace('nvidia', platform)}.cuda_graphs=true", *changes)]
-    request = request_of(model, "minimal_communication", platform=platform)
-    return build_plan(read_config(settings=settings, environment={}), request)
-
-
-def refusal(*changes, **which):
-    return ENGINE.refusal(plan_of(*changes, **which), place)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "fix"),
-    [
-        ([f"{LAYOUT}.pipeline_model_parallel_size=2"], "the layout has pipeline parallelism", "a --parallel with PP1"),
-        ([f"{LAYOUT}.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
-        (["platform_optimizations.nvidia.recompute=full"], "recompute is full", "recompute: none"),
-        ([f"{OPTIONS}.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
-        (["profiling.enabled=true"], "profiling is on", "profiling off"),
-        (["training.duration.max_steps=4"], "there are 4 steps", "--steps 5"),
-        (["hardware.platforms.nvidia.nodes=2"], "there are 2 nodes", "--nodes 1"),
-        (
-            [f"{OPTIONS}.layers=transformer_engine", "platform_optimizations.nvidia.precision=fp8"],
-            "Transformer Engine multiplies in fp8",
-            "layers: local, or --precision bf16",
-        ),
-    ],
-)
-def test_what_does_not_go_with_graphs_is_refused_with_the_way_out(changes, what, fix):
-    error = refusal(*changes)
-    assert error.what == f"cuda_graphs is on, and {what}."
-    assert error.where == f"{OPTIONS}.cuda_graphs"
-    assert error.why
-    assert error.fix == f"{fix}, or cuda_graphs: false"
-
-
 @pytest.mark.parametrize(("precision", "tensor", "cautions"), [("fp8", 2, 1), ("fp8", 1, 0), ("bf16", 2, 0)])
 def test_a_record_cautions_only_against_graphs_that_no_gpu_has_run(precision, tensor, cautions):
-    changes = [f"platform_optimizations.nvidia.precision={precision}", f"{LAYOUT}.tensor_model_parallel_size={tensor}"]
-    recorded = SimpleNamespace(plan=plan_of(*changes), graphs=object())
-    assert len(untested(recorded)) == cautions
-    assert not untested(SimpleNamespace(plan=recorded.plan, graphs=None))
-
-
-def test_experts_and_other_platforms_are_refused():
-    assert refusal(model="mixtral").what == "cuda_graphs is on, and mixtral-8x7b has experts."
-    assert refusal(platform="amd").what == "cuda_graphs is on, and the platform is amd."
-    assert refusal() is None
+    work = SimpleNamespace(matmul_dtype=precision, layout=SimpleNamespace(tensor=tensor))
+    assert len(untested(SimpleNamespace(plan=SimpleNamespace(workload=work), graphs=object()))) == cautions
+    assert not untested(SimpleNamespace(plan=SimpleNamespace(workload=work), graphs=None))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
@@ -235,17 +155,7 @@ def test_on_a_gpu_losses_are_those_without_graphs(tmp_path, ranks, tensor, preci
         pytest.skip("needs two GPUs")
     folders = [tmp_path / name for name in ("usual", "graphs")]
     for folder in folders:
-        words = [
-            sys.executable,
-            ROOT / "benchmark.py",
-            "--set",
-            "size=tiny",
-            "--model",
-            "llama",
-            "--engine",
-            "megatron",
-            "--platform",
-        ]
+        words = [sys.executable, ROOT / "benchmark.py", "--set", "size=tiny", "--model", "llama", "--platform"]
         words += ["nvidia", "--gpus", ranks, "--tp", tensor, "--pp", 1, "--steps", 6, "--precision", precision]
         words += ["--micro-batch-size", 1, "--global-batch-size", 8, "--output-dir", folder]
         words += ["--set", f"{OPTIONS}.cuda_graphs={'true' if folder.name == 'graphs' else 'false'}"]

@@ -12,9 +12,9 @@ from megatron.core.transformer.moe.moe_utils import (
 )
 
 from tprimat.core.implementations import EMBEDDED
-from tprimat.megatron import grouped, rows
+from tprimat.megatron import rows
+from tprimat.megatron.compat import grouped_matmul
 from tprimat.megatron.experts import LENGTHS, order_by_expert
-from tprimat.megatron.grouped import GroupedProducts, LoopedProducts
 from tprimat.megatron.router import Choice, balance_loss, choose, sorted_places, within_capacity
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a GPU's kernels with a CPU's: there is no GPU")
@@ -72,23 +72,16 @@ def test_received_rows_are_read_in_the_order_of_experts(counts, spare):
     assert all(0 <= place < max(1, len(received)) for place in source[len(received) :].tolist())
 
 
-@pytest.mark.parametrize("products", [GroupedProducts(), LoopedProducts()], ids=["grouped", "looped"])
-def test_each_row_is_multiplied_with_its_experts_weight(products):
+def test_each_row_is_multiplied_with_its_experts_weight():
     """The second expert has no row, and the last three rows belong to nobody."""
     data, weight, gradient = torch.randn(10, 16), torch.randn(3, 8, 16), torch.randn(10, 8)
     ends, expert_of = torch.tensor([4, 4, 7], dtype=torch.int32), [0, 0, 0, 0, 2, 2, 2]
     forward = torch.stack([weight[expert] @ row for expert, row in zip(expert_of, data, strict=False)])
-    torch.testing.assert_close(products.forward(data, weight, ends)[:7], forward, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grouped_matmul(data, weight.transpose(-2, -1), ends)[:7], forward, atol=1e-5, rtol=1e-5)
     back = torch.stack([weight[expert].T @ row for expert, row in zip(expert_of, gradient, strict=False)])
-    torch.testing.assert_close(products.dgrad(gradient, weight, ends)[:7], back, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grouped_matmul(gradient, weight, ends)[:7], back, atol=1e-5, rtol=1e-5)
     of_weight = torch.stack([gradient[:4].T @ data[:4], torch.zeros(8, 16), gradient[4:7].T @ data[4:7]])
-    torch.testing.assert_close(products.wgrad(gradient, data, ends), of_weight, atol=1e-5, rtol=1e-5)
-
-
-def test_products_that_go_wrong_are_not_used(monkeypatch):
-    assert grouped.products_for(torch.float32, torch.device("cpu")) is GroupedProducts
-    monkeypatch.setattr(GroupedProducts, "wgrad", lambda _, gradient, data, ends: torch.zeros(3, 16, 32))
-    assert grouped.products_for(torch.float32, torch.device("cpu")) is LoopedProducts
+    torch.testing.assert_close(grouped_matmul(gradient.t(), data, ends), of_weight, atol=1e-5, rtol=1e-5)
 
 
 CHOICES = {
@@ -141,7 +134,7 @@ def test_rows_move_to_their_places_and_add_up_again():
 
 
 @NEEDS_GPU
-@pytest.mark.parametrize("width", [64, 2048, 7168])
+@pytest.mark.parametrize("width", [64, 7168])
 def test_rows_on_a_gpu_move_as_on_a_cpu(width):
     x, gradient, weights = torch.randn(37, width).bfloat16(), torch.randn(37, width).bfloat16(), torch.rand(37, 3)
     places, many = torch.randperm(111).view(37, 3).int(), torch.randn(111, width).bfloat16()
@@ -160,21 +153,6 @@ def test_rows_on_a_gpu_move_as_on_a_cpu(width):
 
     for on_gpu, on_cpu in zip(moved("cuda"), moved("cpu"), strict=True):
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, atol=2e-2, rtol=2e-2)
-
-
-@NEEDS_GPU
-def test_a_gpu_multiplies_groups_of_any_length_in_one_kernel():
-    device = torch.device("cuda")
-    assert grouped.products_for(torch.bfloat16, device) is GroupedProducts
-    ends = torch.tensor([0, 301, 302, 302, 1000], dtype=torch.int32, device=device)
-    data, weight, gradient = (torch.randn(shape, device=device).bfloat16() for shape in ((1024, 256), (5, 128, 256), (1024, 128)))
-    one, other = GroupedProducts(), LoopedProducts()
-    for made, wanted in (
-        (one.forward(data, weight, ends)[:1000], other.forward(data, weight, ends)[:1000]),
-        (one.dgrad(gradient, weight, ends)[:1000], other.dgrad(gradient, weight, ends)[:1000]),
-        (one.wgrad(gradient, data, ends), other.wgrad(gradient, data, ends)),
-    ):
-        assert float((made.float() - wanted.float()).norm() / wanted.float().norm()) < 1e-2
 
 
 def test_the_prediction_of_memory_knows_the_steps_of_the_buffers():

@@ -19,7 +19,7 @@ from tprimat.megatron.linear import (
 )
 from tprimat.megatron.loss import loss_gradient
 
-HAS_FP8_GPU = torch.cuda.is_available() and fp8.multiplies_fp8(torch.device("cuda"))
+HAS_FP8_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def relative_error(got, wanted):
@@ -146,16 +146,6 @@ def test_the_norm_for_8_bits_leaves_the_maxima_and_changes_no_number(residual):
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_FP8_GPU, reason="needs a GPU with 8-bit products"))]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_what_is_no_number_in_16_bits_is_none_in_8_bits(device, wrong):
-    x = torch.randn(64, 256, device=device).bfloat16()
-    x[3, 200] = wrong
-    small, transposed, undo = fp8.convert(x, fp8.FORWARD_DTYPE)
-    assert not (small.float() * undo).isfinite().all()
-    assert not (transposed.float() * undo).isfinite().all()
-
-
 @pytest.mark.skipif(not HAS_FP8_GPU, reason="needs a GPU that multiplies 8-bit numbers")
 @pytest.mark.parametrize("shape", [(64, 128), (192, 96), (4096, 1008)])
 @pytest.mark.parametrize("dtype", [fp8.FORWARD_DTYPE, fp8.GRADIENT_DTYPE])
@@ -182,6 +172,3 @@ def test_the_loss_gradient_is_rounded_to_8_bits_and_transposed_as_it_is_computed
     rounding = exact.abs() * (1 / 2**3 + 1 / 2**7)  # half of e5m2's last place; a CPU's way passes through bf16
     assert ((small.float() * undo - exact).abs() <= rounding + 1e-9).all()
     assert 0.01 < relative_error(small.float() * undo, exact) < 0.08
-
-
-# Experts: a scale for each row.

@@ -18,10 +18,6 @@ class Float8CurrentScaling:
     fp8_mha = False
 
 
-class NVFP4BlockScaling:
-    fp8_mha = True
-
-
 class Linear:
     def __init__(self, recipe, fp8=True):
         self.fp8, self.fp8_meta = fp8, {} if recipe is None else {"recipe": recipe}
@@ -30,12 +26,10 @@ class Linear:
 @pytest.mark.parametrize(
     ("modules", "found"),
     [
-        ([], (None, None)),
         ([object(), Linear(None)], (None, None)),
         ([Linear(DelayedScaling(), fp8=False)], (None, None)),
         ([Linear(None), Linear(TEDelayedScaling())], ("delayed", None)),
         ([Linear(Float8CurrentScaling())], ("current", "fp8")),
-        ([Linear(NVFP4BlockScaling())], (None, "fp8")),
     ],
 )
 def test_the_recipe_of_the_modules_that_multiplied_in_fp8_tells(modules, found):

@@ -39,12 +39,6 @@ CASES = {
         1,
         {**STRAIGHT, "distributed_optimizer": False, "recompute": "full"},
     ),
-    "1 rank, selective recompute of layernorm and mlp": (
-        "llama",
-        1,
-        {"recompute": "selective", "recompute_modules": ["mlp", "layernorm"]},
-    ),
-    "dp2": ("llama", 2, {}),
     "dp2, ours": ("llama", 2, OURS),
     "dp2, plain optimizer, compiled Adam": ("llama", 2, {"distributed_optimizer": False, "compiled_adam": True}),
     "dp2, sharded, selective recompute of layernorm and mlp": (
@@ -76,7 +70,6 @@ CASES = {
     "cp2, sharded, full recompute": ("llama", 2, {"cp": 2, "fully_shard": True, "recompute": "full"}),
     "tp2 pp2": ("llama", 4, {"tp": 2, "pp": 2}),
     "tp2 pp2 without sequence parallelism": ("llama", 4, {"tp": 2, "pp": 2, "sequence_parallel": False}),
-    "tp2 pp2 dp2": ("llama", 8, {"tp": 2, "pp": 2}),
     "qwen, 1 rank": ("qwen", 1, {}),
     "qwen, tp2, overlapped, ours": ("qwen", 2, {"tp": 2, "overlap_tensor_parallel": True, **OURS}),
     "qwen, tp2, selective recompute of core_attn, layernorm and mlp by our layers": (
@@ -145,16 +138,11 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_seen_in_the_weights_whether_replicas_share_them(trained, name):
+def test_sharing_recomputation_and_sequence_parallelism_are_seen_in_weights_and_layers(trained, name):
     evidence = trained[name][0].evidence
     assert evidence.workload.weights_split_over == (2 if "sharded" in name else 1)
     assert evidence.workload.optimizer.endswith(" over 1/2 of each weight") == ("sharded" in name)
     assert evidence.workload.gradient_dtype == "float32"
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_recomputation_and_sequence_parallelism_are_seen_in_the_layers(trained, name):
-    evidence = trained[name][0].evidence
     assert evidence.workload.recompute == ("full" if "full" in name else "selective" if "selective" in name else "none")
     assert evidence.workload.recompute_layers == (1 if "of 1 layer" in name else None)
     modules = [module for module in ("core_attn", "layernorm", "mlp") if module in name]
@@ -163,28 +151,7 @@ def test_recomputation_and_sequence_parallelism_are_seen_in_the_layers(trained, 
     assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
 
 
-def test_the_losses_fall(trained):
-    for name in ("1 rank", "qwen, 1 rank"):
-        _, steps = trained[name]
-        assert steps[-1].loss < steps[0].loss - 0.1
-
-
-def test_evidence_tells_layouts_apart(trained):
-    deep, with_sp = trained["qwen, tp4 pp2"][0].evidence, trained["tp2 pp2"][0].evidence
-    without = trained["tp2 pp2 without sequence parallelism"][0].evidence
-    assert (deep.workload.tensor_parallel, deep.workload.pipeline_parallel, deep.workload.data_parallel) == (4, 2, 1)
-    assert (with_sp.workload.sequence_parallel, without.workload.sequence_parallel) == (True, False)
-    assert trained["pp2 vpp2, gradients straight into the buffer"][0].evidence.workload.virtual_pipeline == 2
-    plain = trained["1 rank, plain optimizer, full recompute, gradients straight into the buffer"]
-    assert plain[0].evidence.workload.optimizer.startswith("FP32Optimizer")
-
-
 def test_evidence_names_the_attention_that_ran(trained):
     whole, parts = (trained[name][0].evidence.workload.attention for name in ("tp2 pp2", "cp2, streamed cross-entropy"))
     assert parts.endswith("scaled_dot_product_attention, flash_attention in two parts")
     assert "in two parts" not in whole
-
-
-def test_the_last_stage_gets_fewer_layers_for_its_output_layer(trained):
-    assert any("has 1 of 4 layers" in note for note in trained["pp2, wide vocabulary"][0].evidence.notes)
-    assert not any("stage" in note for note in trained["pp2 even, wide vocabulary, full recompute of 1 layer"][0].evidence.notes)

@@ -1,4 +1,4 @@
-"""The models of the table, and all five strategies of config.yaml, train on the embedded engine in tiny sizes, on a CPU."""
+"""The models of the table train on the embedded engine in tiny sizes, on a CPU; strategies have the layouts of the contract."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,10 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.store import from_json
 
 ROOT = Path(__file__).parents[2]
-TABLE = ("gpt-3-175b", "gpt-30m", "llama-2-7b", "qwen-2.5-0.5b", "qwen3-8b", "olmoe-1b-7b", "deepseek-v2", "deepseek-v3")
+TABLE = ("gpt-3-175b", "qwen-2.5-0.5b", "qwen3-8b", "olmoe-1b-7b", "deepseek-v3")
 """One of each kind of attention and of experts."""
 ELSEWHERE = ("llama-3.1-8b", "qwen-2.5-7b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite")
-"""Trained by the strategies below and by test_experts.py."""
-AS_DEEP_AS_THEY_ARE = ("gpt-30m", "qwen3-8b")
+"""Trained by test_layouts.py and test_experts.py."""
 SHALLOW = 3
 WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16", "--set", "data=mock", "--gpus", "1")
 
@@ -28,7 +27,7 @@ WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16
 def trained_shape(model):
     """The tiny shape, most with few layers, and one with experts among them."""
     shape = tiny(model_shape(model))
-    return shape if model in AS_DEEP_AS_THEY_ARE else replace(shape, layers=max(SHALLOW, shape.dense_first_layers + 1))
+    return replace(shape, layers=max(SHALLOW, shape.dense_first_layers + 1))
 
 
 def configuration(folder, models):
@@ -53,7 +52,6 @@ def weights_of(shape):
 
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 CASES = [(model, strategy) for model in ("llama", "qwen") for strategy in STRATEGIES]
-TRAINED = [("qwen", "balanced"), *(("llama", strategy) for strategy in STRATEGIES)]
 SETTINGS = {
     "training.duration.max_steps": 2,
     "training.data.global_batch_size": 8,
@@ -81,34 +79,21 @@ def strategy_plan(folder, model, strategy):
     return make_plan(folder, model, settings, strategy=strategy)
 
 
-def what_is_trained(plan):
-    """All of a plan but its names: strategies that ask for the same in a node of 8 are trained once."""
-    return repr(replace(plan, strategy="", run_id="", run_directory="", output_directory=""))
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Both groups of plans, in one start of train_plans.py.
-
-    Every model with its own width, heads, experts and switches; every strategy with 8 ranks. Nearly all have few of their layers.
-    """
+    """Every model with its own width, heads, experts and switches, in one start of train_plans.py."""
     folder = tmp_path_factory.mktemp("models")
     done = benchmark(folder, "--config", configuration(folder, TABLE), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plans = [from_json(RunPlan, json.dumps(plan), where="--dry-run") for plan in json.loads(done.stdout)["plans"]]
     assert {plan.model: plan.workload.shape for plan in plans} == {model: tiny(model_shape(model)) for model in TABLE}
     plans = [replace(plan, shape=trained_shape(plan.model)) for plan in plans]
-    cases = {(model, name): strategy_plan(folder / f"{model}-{name}", model, name) for model, name in TRAINED}
-    distinct = {what_is_trained(plan): plan for plan in cases.values()}
-    results = train_together([*plans, *distinct.values()])
-    of_strategies = dict(zip(distinct, results[len(plans) :], strict=True))
-    of_table = {plan.model: (plan, *result) for plan, result in zip(plans, results, strict=False)}
-    return of_table, {case: of_strategies[what_is_trained(plan)] for case, plan in cases.items()}
+    return {plan.model: (plan, *result) for plan, result in zip(plans, train_together(plans), strict=True)}
 
 
 @pytest.mark.parametrize("model", TABLE)
 def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(trained, model):
-    plan, run, steps = trained[0][model]
+    plan, run, steps = trained[model]
     assert plan.workload.shape == trained_shape(model)
     assert (run.outcome, run.mismatches, run.ran.matmul_dtype) == ("completed", (), "fp32")
     assert run.evidence.parameters == weights_of(plan.workload.shape)
@@ -131,35 +116,7 @@ def test_the_table_has_no_kind_of_layer_that_is_not_trained():
     assert set(kinds(table.models())) == set(kinds((*TABLE, *ELSEWHERE)))
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v2-lite"])
-def test_the_same_tokens_on_several_tensor_ranks_are_refused_before_anything_starts(tmp_path, model):
-    layout = "{tensor_model_parallel_size: 2, sequence_parallel: false}"
-    setting = f"parallelism.minimal_communication={{'{model}': {{cpu: {layout}}}}}"
-    done = benchmark(tmp_path, "--config", configuration(tmp_path, [model]), "--gpus", "2", "--set", setting)
-    assert done.returncode == 2
-    assert "MoE and tensor parallelism are enabled without also enabling sequence parallelism." in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_every_strategy_has_the_layout_of_the_contract(tmp_path):
     for model, strategy in CASES:
         layout = strategy_plan(tmp_path / f"{model}-{strategy}", model, strategy).workload.layout
         assert (layout.tensor, layout.pipeline, layout.data) == EXPECTED[model, strategy]
-
-
-@pytest.mark.parametrize(("model", "strategy"), TRAINED)
-def test_a_strategy_trains_under_the_layout_of_the_contract(trained, model, strategy):
-    run, steps = trained[1][model, strategy]
-    evidence = run.evidence
-    assert (evidence.workload.tensor_parallel, evidence.workload.pipeline_parallel, evidence.workload.data_parallel) == EXPECTED[
-        model, strategy
-    ]
-    assert run.mismatches == ()
-    assert len(steps) == 2
-    assert all(step.finite and step.loss is not None for step in steps)
-
-
-def test_all_strategies_train_the_same_model(trained):
-    losses = [[step.loss for step in trained[1]["llama", strategy][1]] for strategy in STRATEGIES]
-    for other in losses[1:]:
-        assert other == pytest.approx(losses[0], abs=1e-4)

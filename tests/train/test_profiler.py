@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from planning import make_plan, train_together, train_until_the_data_end
+from planning import make_plan, train_together
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
-from tprimat.records.store import RunDirectory
-from tprimat.train.profiler import is_slowed
 
 SETTINGS = {
     "training.duration.max_steps": 8,
@@ -27,20 +25,15 @@ def profiled_plan(folder, schedule, ranks=1, **switches):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Three runs: one cycle inside the run, two cycles of which the second is cut short, and a schedule that never records."""
+    """Two runs: one cycle inside the run, and two cycles of which the second is cut short."""
     folder = tmp_path_factory.mktemp("profiled")
     plans = [
         profiled_plan(folder / "once", {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}, ranks=2),
         profiled_plan(
             folder / "twice",
             {"wait": 0, "warmup": 1, "active": 4, "repeat": 2},
-            export_chrome_trace=False,
             with_stack=False,
-            profile_memory=False,
-            record_shapes=False,
-            with_flops=False,
         ),
-        profiled_plan(folder / "never", {"wait": 8, "warmup": 1, "active": 1, "repeat": 1}),
     ]
     return {plan.run_id: (plan, *result) for plan, result in zip(plans, train_together(plans), strict=True)}
 
@@ -95,28 +88,3 @@ def test_a_second_cycle_has_a_trace_of_its_own_even_if_training_ends_in_it(train
     assert steps_in(load_trace(plan, 2)) == ["ProfilerStep#6", "ProfilerStep#7"]
     assert run.profiled_steps == tuple(range(1, 9))
     assert len(steps) == 8
-
-
-def test_what_is_switched_off_or_never_begins_leaves_nothing(trained):
-    plan, *_ = trained["twice"]
-    trace = load_trace(plan)
-    kinds = {event.get("cat") for event in trace["traceEvents"]}
-    assert not {"python_function", "cpu_instant_event"} & kinds
-    assert not any("Input Dims" in event.get("args", {}) for event in trace["traceEvents"])
-    assert not list(Path(plan.output_directory).glob("profile_*"))
-    plan, run, steps = trained["never"]
-    assert (run.profiled_steps, len(steps)) == ((), 8)
-    assert not list(Path(plan.output_directory).rglob("*trace.json"))
-
-
-def test_a_failure_keeps_the_steps_that_were_recorded_before_it(tmp_path):
-    plan = profiled_plan(tmp_path / "fails", {"wait": 0, "warmup": 1, "active": 6, "repeat": 1}, with_stack=False)
-    train_until_the_data_end(plan, step=4)
-    assert steps_in(load_trace(plan)) == [f"ProfilerStep#{number}" for number in (1, 2, 3)]
-    assert load_trace(plan)["tprimat_unfinished"] == 3
-    assert RunDirectory(Path(plan.run_directory)).read_run().profiled_steps == (1, 2, 3, 4)
-
-
-def test_the_step_in_which_a_trace_is_written_counts_as_slowed(tmp_path):
-    plan = profiled_plan(tmp_path, {"wait": 2, "warmup": 1, "active": 2, "repeat": 2})
-    assert [index for index in range(20) if is_slowed(plan, index)] == [2, 3, 4, 5, 7, 8, 9, 10]

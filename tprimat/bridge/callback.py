@@ -13,12 +13,11 @@ from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 from tprimat.records.evidence import REDIRECTED
-from tprimat.records.schema import Evidence, RunRecord
+from tprimat.records.schema import RunRecord
 from tprimat.train.callback import BenchmarkCallback, launched_record
 from tprimat.train.device import local_rank
 from tprimat.train.expert_loads import mean_loads
 from tprimat.train.first_batch import FirstBatchHook
-from tprimat.train.observed import common_evidence, dtype_name, layers_in_bf16, scaling_and_attention, te_matmul_dtype, te_modules
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
 
@@ -34,7 +33,7 @@ class Reporter(Callback):  # type: ignore[misc]
         self.cfg = cfg
         self.redirected = redirected
         self.batch = FirstBatchHook()
-        benchmark = BenchmarkCallback(plan.run_directory, describe=self._what_runs, log=StepLog(plan, slowed_steps(plan)))
+        benchmark = BenchmarkCallback(plan.run_directory, describe=self._what_runs, log=StepLog(plan))
         self.benchmark = benchmark
         self.callbacks = [benchmark, *profiling_callbacks(plan)]
         device = torch.device("cpu") if redirected else torch.device("cuda", local_rank())
@@ -87,12 +86,18 @@ class Reporter(Callback):  # type: ignore[misc]
     def _what_runs(self, trainer: Any, module: Any) -> RunRecord:
         del trainer, module
         notes = (REDIRECTED,) if self.redirected else ()
-        evidence = observe(self.context, self.batch, self.plan, data=self.cfg.dataset.description, notes=notes)
+        evidence = self.batch.evidence(
+            self.context.optimizer,
+            fp8_asked=self.plan.workload.matmul_dtype == "fp8",
+            data=self.cfg.dataset.description,
+            notes=notes,
+        )
         return replace(
             launched_record(self.plan),
             software=software_versions(),
+            profiled_steps=slowed_steps(self.plan),
             evidence=evidence,
-            engine_options=running_options(self.cfg, self.context),
+            engine_options=self.batch.running_options(self.context.model[0].ddp_config),
             mismatches=mismatches(self.plan, evidence),
         )
 
@@ -127,49 +132,3 @@ class _Trainer:
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
-
-
-def observe(context: CallbackContext, batch: FirstBatchHook, plan: RunPlan, **own: Any) -> Evidence:
-    """Return evidence of a running pretrain(), with further facts. Every rank must call it: parameters are summed over all."""
-    first, config = next(batch.models[0].parameters()), batch.models[0].config
-    wide = layers_in_bf16(config)
-    kept = [layer for model in batch.models for layer in model.decoder.layers if layer.layer_number in wide]
-    fused = te_modules(batch.models, without=kept)
-    dtype = te_matmul_dtype(fused, first.dtype, fp8_asked=plan.workload.matmul_dtype == "fp8" and bool(fused))
-    scaling, attention = scaling_and_attention(fused) if dtype == "fp8" else (None, None)
-    return common_evidence(
-        batch.models,
-        config,
-        batch.seen,
-        batch.layers,
-        parameter_dtype=dtype_name(first.dtype),
-        matmul_dtype=dtype,
-        attention_dtype=attention,
-        layers_in_bf16=len(wide) if dtype == "fp8" else None,
-        fp8_scaling=scaling,
-        gradient_dtype=dtype_name(first.main_grad.dtype),
-        attention="Transformer Engine" if fused else "Megatron-Core's local attention",
-        optimizer=_optimizer(context.optimizer),
-        **own,
-    )
-
-
-def _optimizer(megatron: Any) -> str:
-    inner = getattr(megatron, "chained_optimizers", [megatron])[0]
-    return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
-
-
-def running_options(cfg: Any, context: CallbackContext) -> dict[str, Any]:
-    """Return the settings of a recipe that change speed or memory, under Bridge's names, read from the built model."""
-    config, replicas = context.model[0].config, context.model[0].ddp_config
-    return {
-        "cross_entropy_fusion_impl": config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else None,
-        "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
-        "overlap_grad_reduce": replicas.overlap_grad_reduce,
-        "overlap_param_gather": replicas.overlap_param_gather,
-        "gradient_accumulation_fusion": config.gradient_accumulation_fusion,
-        "tp_comm_overlap": config.tp_comm_overlap,
-        "cuda_graph_impl": config.cuda_graph_impl,
-        "moe_token_dispatcher_type": config.moe_token_dispatcher_type if config.num_moe_experts else None,
-        **({"fp8_recipe": config.fp8_recipe} if config.fp8 else {}),
-    }

@@ -1,6 +1,5 @@
 """What every engine answers about itself, how --engine chooses one, and the engines that our own worker trains."""
 
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -175,15 +174,7 @@ def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> 
     return engine.implementation(settings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """An engine, and in words why it was chosen."""
-
-    engine: Engine
-    reason: str
-
-
-def choose(requested: str, here: Here, *, elsewhere: bool = False) -> Choice:
+def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engine, str]:
     """Return the requested engine, or for auto the one that prefers this platform if it is installed, else the embedded one.
 
     Raises:
@@ -194,22 +185,15 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> Choice:
         availability = engine.available(here)
         if availability.error is not None and not elsewhere:
             raise availability.error
-        return Choice(engine=engine, reason="asked for")
+        return engine, "asked for"
     reason = "the only engine that runs on a CPU"
     for engine in map(engine_named, ENGINE_NAMES):
         if engine.automatic_on == here.platform:
             availability = engine.available(here)
             if availability.error is None:
-                return Choice(engine=engine, reason=availability.reason)
+                return engine, availability.reason
             reason = availability.reason
-    return Choice(engine=engine_named(FALLBACK), reason=reason)
-
-
-def fallback_from(choice: Choice, refusal: UserError) -> Choice:
-    """Return the embedded engine in place of one that refused a plan, with that engine's reason."""
-    why = f" {refusal.why}" if refusal.why and isinstance(refusal, ConfigError) else ""
-    reason = f"{choice.reason}, but does not fit: {refusal.what}{why}"
-    return Choice(engine=engine_named(FALLBACK), reason=reason)
+    return engine_named(FALLBACK), reason
 
 
 OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False, "fully_shard": False}
@@ -241,18 +225,6 @@ IN_A_CHECKOUT = all((ROOT / name).is_file() for name in SCRIPTS.values())
 def start_command() -> tuple[str, ...]:
     """Return the words that start ./benchmark.py with this Python, on any machine that has the same checkout or package."""
     return (sys.executable, str(ROOT / "benchmark.py")) if IN_A_CHECKOUT else (sys.executable, "-m", "tprimat", "run")
-
-
-def bytecode_cache(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables that let Python store bytecode in the user's cache where the environment forbids storing it.
-
-    Many container images do. Each rank would then compile torch, Megatron-Core and Lightning again in every run, which
-    takes seconds before the first step. The user's cache keeps the package folders untouched.
-    """
-    if not environment.get("PYTHONDONTWRITEBYTECODE") or environment.get("PYTHONPYCACHEPREFIX"):
-        return {}
-    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(cache) / "tprimat" / "bytecode")}
 
 
 WORKER_MODULES = ("torch", "megatron.core", "numpy")
@@ -295,6 +267,6 @@ class WorkerEngine(Engine):
         return Command(
             argv=(*script, *arguments),
             ranks_per_node=plan.gpus_per_node,
-            environment={**bytecode_cache(), **plan.environment},
+            environment=plan.environment,
             directory=str(ROOT) if IN_A_CHECKOUT and not name else None,
         )

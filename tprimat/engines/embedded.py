@@ -1,11 +1,13 @@
 """The embedded engine: Megatron-Core under a Lightning Trainer, on a CPU, CUDA or ROCm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
+from itertools import chain
 from typing import ClassVar
 
-from tprimat.core.cuda_graphs import Obstacle, obstacle
+from tprimat.core.cuda_graphs import obstacle
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
@@ -33,21 +35,11 @@ class EmbeddedEngine(WorkerEngine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse before the start what the worker would refuse."""
-        return _refuse_experts_in_fp8(plan, where) or self._refusal_of_split(plan, where)
+        return next(_refusals(plan, where), None) or self.refusal_of_layout(plan, where, EMBEDDED)
 
-    def _refusal_of_split(self, plan: RunPlan, where: Where) -> UserError | None:
-        return (
-            _refuse_experts(plan, where)
-            or _refuse_repeated_tokens(plan, where)
-            or _refuse_fp8(plan, where)
-            or _refuse_fp8_output_layer(plan, where)
-            or _refuse_recomputation(plan, where)
-            or _refuse_bf16_gradients(plan, where)
-            or _refuse_bf16_states(plan, where)
-            or _refuse_fully_shard(plan, where)
-            or _refuse_transformer_engine(plan, where)
-            or _refuse_cuda_graphs(plan, where)
-        )
+    def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
+        """All but experts in fp8, which other engines train: their layouts can be planned."""
+        return next(chain(_refusals_of_layout(plan, where), _refusals_of_switches(plan, where)), None)
 
     def untried(self) -> UserError | None:
         """Refuse a Megatron-Core newer than all known ones: its parts may do something else under the same names."""
@@ -62,10 +54,6 @@ class EmbeddedEngine(WorkerEngine):
         return LaunchError(
             f"{CORE} {installed} is too new.", why=why, fix=f"pip install {CORE}=={newest}; --force starts it anyway"
         )
-
-    def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
-        """All but experts in fp8, which other engines train: their layouts can be planned."""
-        return self._refusal_of_split(plan, where)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
@@ -115,93 +103,136 @@ def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:
     return "one_pass" if compiled else "fused" if fused else "eager"
 
 
-def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse what the engine's experts cannot do."""
-    if not plan.workload.shape.experts:
-        return None
-    architecture = where("models", plan.model, "architecture")
-    if not plan.workload.shape.gated or plan.workload.shape.linear_bias:
-        what = f"The embedded engine's experts are gated and have no biases; {plan.workload.shape.name} differs."
-        return ConfigError(what, where=architecture, fix="gated: true and linear_bias: false")
-    if plan.engine_options.layers != "local" and plan.workload.layout.tensor > 1 and plan.workload.layout.expert == 1:
-        place = where("parallelism", plan.strategy, plan.model, plan.platform, "expert_model_parallel_size")
-        why = "Megatron-Core would not add up the gradients of whole experts over tensor-parallel ranks."
-        what = "Transformer Engine's experts under tensor parallelism need expert parallelism."
-        return ConfigError(
-            what, where=place, why=why, fix=f"expert_model_parallel_size: {plan.workload.layout.tensor}, or layers: local"
+def _refusals(plan: RunPlan, where: Where) -> Iterator[ConfigError]:
+    if plan.workload.matmul_dtype == "fp8" and plan.workload.shape.experts and plan.engine_options.layers == "local":
+        what = f"The embedded engine's own layers train {plan.workload.shape.name}, which has experts, in bf16 alone."
+        place, fix = (
+            where("platform_optimizations", plan.platform, "precision"),
+            "--precision bf16, or layers: transformer_engine",
         )
-    return None
+        yield ConfigError(what, where=place, why="fp8 gained nothing there.", fix=fix)
 
 
-def _refuse_repeated_tokens(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse the same tokens on several tensor ranks, where latent attention needs each rank's own; plan/layout.py: experts."""
-    if plan.workload.layout.tensor == 1 or plan.workload.layout.sequence_parallel or not plan.workload.shape.kv_lora_rank:
-        return None
-    return ConfigError(
-        f"{plan.workload.shape.name} has latent attention, which needs sequence parallelism under tensor parallelism.",
-        where=where("parallelism", plan.strategy, plan.model, plan.platform, "sequence_parallel"),
-        why="Otherwise each tensor rank would compute the same tokens once more.",
-        fix="sequence_parallel: auto",
-    )
-
-
-def _refuse_experts_in_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
-    if plan.workload.matmul_dtype != "fp8" or not plan.workload.shape.experts or plan.engine_options.layers != "local":
-        return None
-    what = f"The embedded engine's own layers train {plan.workload.shape.name}, which has experts, in bf16 alone."
-    place, fix = where("platform_optimizations", plan.platform, "precision"), "--precision bf16, or layers: transformer_engine"
-    return ConfigError(what, where=place, why="fp8 gained nothing there.", fix=fix)
-
-
-def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
-    if plan.workload.matmul_dtype != "fp8":
-        return None
-    for what, size in _fp8_dimensions(plan):
+def _refusals_of_layout(plan: RunPlan, where: Where) -> Iterator[ConfigError]:
+    """Yield an error for each way in which the plan contradicts itself, or asks for what the engine lacks."""
+    work, shape, layout, options = plan.workload, plan.workload.shape, plan.workload.layout, plan.engine_options
+    own_layers, in_fp8 = options.layers == "local", plan.workload.matmul_dtype == "fp8"
+    platform = partial(where, "platform_optimizations", plan.platform)
+    split = partial(where, "parallelism", plan.strategy, plan.model, plan.platform)
+    if shape.experts and (not shape.gated or shape.linear_bias):
+        what, place = f"The embedded engine's experts are gated and have no biases; {shape.name} differs.", "architecture"
+        yield ConfigError(what, where=where("models", plan.model, place), fix="gated: true and linear_bias: false")
+    if shape.experts and not own_layers and layout.tensor > 1 and layout.expert == 1:
+        what = "Transformer Engine's experts under tensor parallelism need expert parallelism."
+        why = "Megatron-Core would not add up the gradients of whole experts over tensor-parallel ranks."
+        fix = f"expert_model_parallel_size: {layout.tensor}, or layers: local"
+        yield ConfigError(what, where=split("expert_model_parallel_size"), why=why, fix=fix)
+    if layout.tensor > 1 and not layout.sequence_parallel and shape.kv_lora_rank:
+        what = f"{shape.name} has latent attention, which needs sequence parallelism under tensor parallelism."
+        why = "Otherwise each tensor rank would compute the same tokens once more."
+        yield ConfigError(what, where=split("sequence_parallel"), why=why, fix="sequence_parallel: auto")
+    for name, size in _fp8_dimensions(plan) if in_fp8 else ():
         if size % FP8_MULTIPLE:
-            return ConfigError(
-                f"{what} of {size} cannot be multiplied in fp8.",
-                where=where("platform_optimizations", plan.platform, "precision"),
-                why=f"The matrix units take fp8 in multiples of {FP8_MULTIPLE} only.",
-                fix="--precision bf16, or another layout or micro-batch",
-            )
-    return None
+            what, why = f"{name} of {size} cannot be multiplied in fp8.", f"Matrix units take multiples of {FP8_MULTIPLE} only."
+            fix = "--precision bf16, or another layout or micro-batch"
+            yield ConfigError(what, where=platform("precision"), why=why, fix=fix)
+    if own_layers and in_fp8 and "layernorm" in (work.recompute_modules or ()):
+        what = "The embedded engine's own layers cannot recompute layernorm in fp8."
+        why, fix = (
+            "Products in 8 bits need the norm's output with its rows' maxima.",
+            "recompute_modules: [mlp], or recompute: full",
+        )
+        yield ConfigError(what, where=platform("recompute_modules"), why=why, fix=fix)
+    if not own_layers and plan.platform != "nvidia":
+        place = platform("engine_options", "layers")
+        yield ConfigError("layers is transformer_engine.", where=place, why="It needs an NVIDIA GPU.", fix="layers: local")
+
+
+def _refusals_of_switches(plan: RunPlan, where: Where) -> Iterator[ConfigError]:
+    options, ranks = plan.engine_options, plan.workload.layout.world_size
+    switch = partial(where, "platform_optimizations", plan.platform, "engine_options")
+    for name in ("gradients", "optimizer_states") if plan.workload.matmul_dtype == "fp32" else ():
+        if getattr(options, name) == "bf16":
+            why = "The weights are fp32, and their gradients and states with them."
+            yield ConfigError(f"{name} is bf16.", where=switch(name), why=why, fix=f"{name}: fp32, or --precision bf16")
+    if options.optimizer_states == "bf16" and ranks > 1:
+        place, why = switch("optimizer_states"), f"It is for one rank alone; this layout has {ranks}, which share fp32 states."
+        yield ConfigError("optimizer_states is bf16.", where=place, why=why, fix="optimizer_states: fp32, or --gpus 1")
+    for name, contradictions in SWITCHES.items():
+        for applies, what, why, fix in contradictions(plan) if getattr(options, name) is True else ():
+            if applies:
+                yield ConfigError(f"{name} is on, and {what}.", where=switch(name), why=why, fix=f"{fix}, or {name}: false")
 
 
 Contradiction = tuple[bool, str, str, str]
-"""Whether it is there, and in words what, why it contradicts, and the way out."""
+"""Whether it is there, and in words what, why it contradicts a switch that is on, and the way out."""
 
 
-def _refuse_switch(name: str, plan: RunPlan, where: Where, contradictions: Sequence[Contradiction]) -> ConfigError | None:
-    """Refuse a switch that is on for the first thing that contradicts it."""
-    for applies, what, why, fix in contradictions:
-        if applies:
-            place = where("platform_optimizations", plan.platform, "engine_options", name)
-            return ConfigError(f"{name} is on, and {what}.", where=place, why=why, fix=f"{fix}, or {name}: false")
-    return None
+def _of_fp8_output_layer(plan: RunPlan) -> Iterator[Contradiction]:
+    precision, options = plan.workload.matmul_dtype, plan.engine_options
+    yield precision != "fp8", f"the precision is {precision}", "Only fp8 runs have products in 8 bits.", "--precision fp8"
+    yield options.layers != "local", "layers is transformer_engine", "Its output layer is Megatron-Core's.", "layers: local"
+    whole, fix = options.streamed_cross_entropy is False, "streamed_cross_entropy: auto"
+    yield whole, "streamed_cross_entropy is off", "Its gradient is converted chunk by chunk.", fix
 
 
-def _refuse_fp8_output_layer(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse an output layer in 8 bits where it is not ours, whole logits exist, or nothing else is in 8 bits."""
-    options, in_fp8 = plan.engine_options, plan.workload.matmul_dtype == "fp8"
-    if not options.fp8_output_layer:
-        return None
-    whole = options.streamed_cross_entropy is False
-    contradictions = [
-        (
-            not in_fp8,
-            f"the precision is {plan.workload.matmul_dtype}",
-            "Only fp8 runs have products in 8 bits.",
-            "--precision fp8",
-        ),
-        (options.layers != "local", "layers is transformer_engine", "The output layer is then Megatron-Core's.", "layers: local"),
-        (whole, "streamed_cross_entropy is off", "Its gradient is converted chunk by chunk.", "streamed_cross_entropy: auto"),
-    ]
-    return _refuse_switch("fp8_output_layer", plan, where, contradictions)
+def _of_own_layers(plan: RunPlan) -> Iterator[Contradiction]:
+    yield (
+        plan.engine_options.layers != "local",
+        "layers is transformer_engine",
+        "It is a part of our own layers.",
+        "layers: local",
+    )
+
+
+def _of_fully_shard(plan: RunPlan) -> Iterator[Contradiction]:
+    options, layout, shape = plan.engine_options, plan.workload.layout, plan.workload.shape
+    whole = "It splits dense models over replicas alone."
+    yield layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"
+    yield layout.pipeline > 1, "the layout has pipeline parallelism", whole, "a --parallel with PP1"
+    yield shape.experts is not None, f"{shape.name} has experts", whole, "a dense model"
+    yield plan.workload.matmul_dtype == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"
+    yield options.layers != "local", "layers is transformer_engine", "It splits our own layers.", "layers: local"
+    for name in ("gradients", "optimizer_states"):
+        yield getattr(options, name) == "bf16", f"{name} is bf16", "Its shards are fp32.", f"{name}: fp32"
+    name, why = "accumulate_weight_gradients", "It keeps no gradient of a whole weight to add to."
+    yield getattr(options, name) is True, f"{name} is on", why, f"{name}: auto"
+    name, off = "distributed_optimizer", not options.distributed_optimizer
+    yield off, f"{name} is off", "It always does that.", f"{name}: true"
+
+
+def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
+    """Passes in which Python decides something anew, and some that no GPU has recorded."""
+    work, untested, fewest = plan.workload, "It is untested.", STEPS_WITHOUT_GRAPHS + 2
+    why_not = obstacle(work, fully_shard=plan.engine_options.fully_shard, own_layers=plan.engine_options.layers == "local")
+    yield plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"
+    yield plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"
+    why = "Stages exchange activations between passes, which is not recorded."
+    yield why_not == "pipeline", "the layout has pipeline parallelism", why, "a --parallel with PP1"
+    yield why_not == "context", "the layout has context parallelism", untested, "a --parallel with CP1"
+    why = "The host must read how many tokens each expert got."
+    yield why_not == "experts", f"{work.shape.name} has experts", why, "a dense model"
+    why = "Megatron-Core saves random states on the host for it."
+    yield why_not == "recompute", f"recompute is {work.recompute}", why, "recompute: none"
+    yield why_not == "fully_shard", "fully_shard is on", untested, "fully_shard: false"
+    yield why_not == "fp8", "Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"
+    yield plan.profiling.enabled, "profiling is on", "Recorded passes have no names in a trace.", "profiling off"
+    why = f"The first {STEPS_WITHOUT_GRAPHS} run without graphs, and one more is warm-up."
+    yield plan.steps < fewest, f"there are {plan.steps} steps", why, f"--steps {fewest}"
+
+
+SWITCHES: Mapping[str, Callable[[RunPlan], Iterator[Contradiction]]] = {
+    "fp8_output_layer": _of_fp8_output_layer,
+    "fully_shard": _of_fully_shard,
+    "compiled_regions": _of_own_layers,
+    "overlap_tensor_parallel": _of_own_layers,
+    "cuda_graphs": _of_cuda_graphs,
+}
 
 
 def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
     """Name and size of every dimension of the products on one rank. Experts are whole, and take any number of tokens."""
-    shape, tensor = plan.workload.shape, plan.workload.layout.tensor
+    work, shape, tensor = plan.workload, plan.workload.shape, plan.workload.layout.tensor
     dense = feed_forward_matrices(shape) if shape.dense_layers else []
     for matrix in [*attention_matrices(shape), *dense, *moe_matrices(shape)]:
         for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
@@ -209,141 +240,10 @@ def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
                 yield f"{matrix.name}: a dimension", size // (tensor if matrix.split == side and matrix.copies == 1 else 1)
     if plan.engine_options.fp8_output_layer:
         yield "output layer: a dimension", padded_vocabulary(shape) // tensor
-    if plan.workload.micro_batch_sequences is not None:
-        tokens = plan.workload.micro_batch_sequences * plan.workload.sequence_tokens // plan.workload.layout.context
-        yield "A micro-batch", tokens
-        if shape.kv_lora_rank:  # whose narrow projections each tensor rank multiplies with its own tokens
-            yield "A tensor rank's part of a micro-batch", tokens // tensor
-
-
-def _refuse_recomputation(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse to recompute norms apart from the products that need more of them than their output."""
-    if (
-        plan.engine_options.layers != "local"
-        or plan.workload.matmul_dtype != "fp8"
-        or "layernorm" not in (plan.workload.recompute_modules or ())
-    ):
-        return None
-    what = "The embedded engine's own layers cannot recompute layernorm in fp8."
-    place = where("platform_optimizations", plan.platform, "recompute_modules")
-    why = "Products in 8 bits need the norm's output together with its rows' maxima."
-    return ConfigError(what, where=place, why=why, fix="recompute_modules: [mlp], or recompute: full")
-
-
-def _refuse_bf16_gradients(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse bf16 gradients of fp32 weights."""
-    if plan.engine_options.gradients == "fp32" or plan.workload.matmul_dtype != "fp32":
-        return None
-    place = where("platform_optimizations", plan.platform, "engine_options", "gradients")
-    why = "The weights are fp32, and their gradients with them."
-    return ConfigError("gradients is bf16.", where=place, why=why, fix="gradients: fp32, or --precision bf16")
-
-
-def _refuse_bf16_states(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse bf16 optimizer states on several ranks, which share fp32 states, and under fp32 weights."""
-    if plan.engine_options.optimizer_states == "fp32":
-        return None
-    place = where("platform_optimizations", plan.platform, "engine_options", "optimizer_states")
-    what, fix = "optimizer_states is bf16.", "optimizer_states: fp32"
-    if (ranks := plan.workload.layout.world_size) > 1:
-        why = f"It is for one rank alone; this layout has {ranks}, which share fp32 states."
-        return ConfigError(what, where=place, why=why, fix=f"{fix}, or --gpus 1 with a layout for it")
-    if plan.workload.matmul_dtype == "fp32":
-        return ConfigError(what, where=place, why="The weights are fp32, and their states with them.", fix=fix)
-    return None
-
-
-def _refuse_fully_shard(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse to split over the replicas what is split otherwise, and switches whose work fully_shard does in its own way."""
-    options, layout = plan.engine_options, plan.workload.layout
-    if not options.fully_shard:
-        return None
-    whole = "It splits dense models over replicas alone."
-    contradictions = [
-        (layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"),
-        (layout.pipeline > 1, "the layout has pipeline parallelism", whole, "a --parallel with PP1"),
-        (plan.workload.shape.experts is not None, f"{plan.workload.shape.name} has experts", whole, "a dense model"),
-        (plan.workload.matmul_dtype == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"),
-        (options.layers != "local", "layers is transformer_engine", "It splits our own layers.", "layers: local"),
-        *(
-            (getattr(options, name) == "bf16", f"{name} is bf16", "Its shards are fp32.", f"{name}: fp32")
-            for name in ("gradients", "optimizer_states")
-        ),
-        (
-            options.accumulate_weight_gradients is True,
-            "accumulate_weight_gradients is on",
-            "It keeps no gradient of a whole weight to add to.",
-            "accumulate_weight_gradients: auto",
-        ),
-        (
-            not options.distributed_optimizer,
-            "distributed_optimizer is off",
-            "It always does that.",
-            "distributed_optimizer: true",
-        ),
-    ]
-    return _refuse_switch("fully_shard", plan, where, contradictions)
-
-
-def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse NVIDIA's layers on other hardware, and switches that are a part of our own layers."""
-    options = plan.engine_options
-    if options.layers == "local":
-        return None
-
-    def place(name: str) -> str:
-        return where("platform_optimizations", plan.platform, "engine_options", name)
-
-    what = "layers is transformer_engine"
-    if plan.platform != "nvidia":
-        return ConfigError(f"{what}.", where=place("layers"), why="It needs an NVIDIA GPU.", fix="layers: local")
-    for name in ("compiled_regions", "overlap_tensor_parallel"):
-        if getattr(options, name) is True:
-            why = f"{name} is a part of our own layers."
-            return ConfigError(f"{what}, and {name} is on.", where=place(name), why=why, fix=f"{name}: auto, or layers: local")
-    return None
-
-
-def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse to record passes in which Python decides something anew, and some that no GPU has recorded."""
-    options = plan.engine_options
-    if not options.cuda_graphs:
-        return None
-    untested, fewest = "It is untested.", STEPS_WITHOUT_GRAPHS + 2
-    why_not = obstacle(plan.workload, fully_shard=options.fully_shard, own_layers=options.layers == "local")
-    in_words: dict[Obstacle, tuple[str, str, str]] = {
-        "pipeline": (
-            "the layout has pipeline parallelism",
-            "Stages exchange activations between passes, which is not recorded.",
-            "a --parallel with PP1",
-        ),
-        "context": ("the layout has context parallelism", untested, "a --parallel with CP1"),
-        "experts": (
-            f"{plan.workload.shape.name} has experts",
-            "The host must read how many tokens each expert got.",
-            "a dense model",
-        ),
-        "recompute": (
-            f"recompute is {plan.workload.recompute}",
-            "Megatron-Core saves random states on the host for it.",
-            "recompute: none",
-        ),
-        "fully_shard": ("fully_shard is on", untested, "fully_shard: false"),
-        "fp8": ("Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"),
-    }
-    contradictions = [
-        (plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"),
-        (plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"),
-        *([(True, *in_words[why_not])] if why_not else []),
-        (plan.profiling.enabled, "profiling is on", "Recorded passes have no names in a trace.", "profiling off"),
-        (
-            plan.steps < fewest,
-            f"there are {plan.steps} steps",
-            f"The first {STEPS_WITHOUT_GRAPHS} run without graphs, and one more is warm-up.",
-            f"--steps {fewest}",
-        ),
-    ]
-    return _refuse_switch("cuda_graphs", plan, where, contradictions)
+    tokens = work.micro_batch * work.sequence_tokens // work.layout.context
+    yield "A micro-batch", tokens
+    if shape.kv_lora_rank:  # whose narrow projections each tensor rank multiplies with its own tokens
+        yield "A tensor rank's part of a micro-batch", tokens // tensor
 
 
 ENGINE = EmbeddedEngine()

@@ -8,7 +8,7 @@ checkout's own parser.
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import ClassVar
@@ -57,57 +57,13 @@ NO_CHECKPOINTS: Mapping[str, Value] = {
 }
 
 
-def settings(plan: RunPlan) -> dict[str, Value]:
-    """Return the settings that the plan decides.
-
-    Raises:
-        LaunchError: Primus cannot run the plan.
-    """
-    refuse_unsupported(plan)
-    return decided_arguments(plan)
-
-
-def refuse_unsupported(plan: RunPlan) -> None:
-    """Refuse what has no counterpart in Primus, before anything is written."""
-    modules, place = plan.workload.recompute_modules or ATTENTION_ALONE, f"models.{plan.model}.primus_config"
-    refusals = (
-        (plan.primus_config is None, f"The model {plan.model} has no Primus model file.", place, f"{place}: llama3.1_8B"),
-        (plan.size != "full", "Primus trains the full model only.", "--set size", f"--set size=full, or {OTHER_ENGINE}"),
-        (plan.nodes > 1, "Primus is measured on one node only.", "--nodes", f"--nodes 1, or {OTHER_ENGINE}"),
-        (
-            plan.dataset != "mock",
-            f"The engine primus trains on mock data, not on {plan.dataset}.",
-            "--set data",
-            "--set data=mock",
-        ),
-        (plan.profiling.enabled, "The engine primus does not profile.", "profiling.enabled", OTHER_ENGINE),
-        (
-            modules != ATTENTION_ALONE,
-            f"The engine primus is not told to recompute {', '.join(modules)}.",
-            "platform_optimizations.amd.recompute_modules",
-            f"recompute_modules: null, or recompute: full, or {OTHER_ENGINE}",
-        ),
-    )
-    for applies, what, where, fix in refusals:
-        if applies:
-            raise LaunchError(what, where=where, fix=fix)
-
-
 def experiment(plan: RunPlan) -> dict[str, object]:
-    """Return the whole experiment file. What the plan does not decide keeps the value of Primus's preset for the model.
-
-    Raises:
-        ConfigError: an additional key contradicts the plan or has no effect.
-    """
-    decided: dict[str, Value] = {**settings(plan), **DATA, **NO_CHECKPOINTS, **MEASURING}
-    additional = plan.primus.overrides if plan.primus else {}
-    for key in additional:
-        refuse_key(key, decided)
+    """Return the whole experiment file. What the plan does not decide keeps the value of Primus's preset for the model."""
     module = {
         "framework": "megatron",
         "config": "pre_trainer.yaml",
         "model": f"{plan.primus_config}.yaml",
-        "overrides": {**decided, **additional},
+        "overrides": {**_decided(plan), **(plan.primus.overrides if plan.primus else {})},
     }
     return {
         "work_group": WORK_GROUP,
@@ -116,6 +72,10 @@ def experiment(plan: RunPlan) -> dict[str, object]:
         "workspace": str(workspace(plan)),
         "modules": {MODULE: module},
     }
+
+
+def _decided(plan: RunPlan) -> dict[str, Value]:
+    return {**decided_arguments(plan), **DATA, **NO_CHECKPOINTS, **MEASURING}
 
 
 INSTEAD: Mapping[str, str] = {
@@ -128,14 +88,31 @@ INSTEAD: Mapping[str, str] = {
 """Keys that Megatron's validate_args always overwrites -> what to set instead."""
 
 
-def refuse_key(key: str, decided: Mapping[str, Value]) -> None:
-    """Refuse a user's key that the plan decides already or that has no effect."""
-    where = f"platform_optimizations.amd.primus.overrides.{key}"
-    if key in decided:
-        why = "One setting in two places could contradict itself."
-        raise ConfigError(f"{key} is decided by the plan.", where=where, why=why, fix="the flag or the key of config.yaml")
-    if key in INSTEAD:
-        raise ConfigError(f"{key} has no effect in Primus.", where=where, why="Megatron computes it anew.", fix=INSTEAD[key])
+def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:
+    """Yield an error for what has no counterpart in Primus, and for each of the user's keys that would contradict the plan."""
+    modules, place = plan.workload.recompute_modules or ATTENTION_ALONE, where("models", plan.model, "primus_config")
+    if plan.primus_config is None:
+        yield LaunchError(f"The model {plan.model} has no Primus model file.", where=place, fix=f"{place}: llama3.1_8B")
+    if plan.size != "full":
+        yield LaunchError("Primus trains the full model only.", where="--set size", fix=f"--set size=full, or {OTHER_ENGINE}")
+    if plan.nodes > 1:
+        yield LaunchError("Primus is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
+    if plan.dataset != "mock":
+        what = f"The engine primus trains on mock data, not on {plan.dataset}."
+        yield LaunchError(what, where="--set data", fix="--set data=mock")
+    if plan.profiling.enabled:
+        yield LaunchError("The engine primus does not profile.", where="profiling.enabled", fix=OTHER_ENGINE)
+    if modules != ATTENTION_ALONE:
+        place, fix = where("platform_optimizations", plan.platform, "recompute_modules"), "recompute_modules: null"
+        yield LaunchError(f"The engine primus is not told to recompute {', '.join(modules)}.", where=place, fix=fix)
+    decided = _decided(plan)
+    for key in plan.primus.overrides if plan.primus else ():
+        place = where("platform_optimizations", plan.platform, "primus", "overrides", key)
+        if key in decided:
+            yield ConfigError(f"{key} is decided by the plan.", where=place, fix="the flag or the key of config.yaml")
+        if key in INSTEAD:
+            why = "Megatron computes it anew."
+            yield ConfigError(f"{key} has no effect in Primus.", where=place, why=why, fix=INSTEAD[key])
 
 
 def experiment_text(plan: RunPlan) -> str:
@@ -219,21 +196,15 @@ class PrimusEngine(Engine):
     def available(self, here: Here) -> Availability:
         """Look for the user's checkout, or for primus-cli on PATH."""
         path = here.primus_path
-        if (found := find_primus(path)) is not None:
-            return Availability(reason=f"Primus is at {found}")
+        if (place := find_primus(path)) is not None:
+            return Availability(reason=f"Primus is at {place}")
         what = f"There is no folder {path} (PRIMUS_PATH)." if path else "Primus was not found."
         error = LaunchError(what, why="The engine primus starts AMD's Primus.", fix=INSTALL)
         return Availability(reason="Primus was not found", error=error)
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what has no counterpart in Primus, and keys that contradict the plan."""
-        if refused := refuse_own_switches(self.name, plan, where):
-            return refused
-        try:
-            self.command(plan)
-        except UserError as error:
-            return error
-        return None
+        return refuse_own_switches(self.name, plan, where) or next(_refusals(plan, where), None)
 
     def prepare(self, here: Here | None) -> PrimusStart:
         """Find out which Primus is installed and how to start it."""
@@ -254,8 +225,7 @@ class PrimusEngine(Engine):
         """Return primus-cli with the generated experiment.
 
         Raises:
-            LaunchError: the plan has no Primus to start, or asks for what Primus cannot do.
-            ConfigError: an additional key contradicts the plan.
+            LaunchError: the plan has no Primus to start.
         """
         if plan.primus is None:
             raise LaunchError("The plan does not say which Primus to start.", fix="plan again with --engine primus")

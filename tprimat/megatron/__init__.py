@@ -3,7 +3,6 @@
 `train` is all that others call. What must happen before torch and Megatron-Core are imported, it does in this order.
 """
 
-import os
 from typing import Any
 
 from tprimat.plan.schema import RunPlan
@@ -20,8 +19,6 @@ def train(plan: RunPlan, callback: Any = None) -> None:
     Raises:
         UserError: this machine cannot do what the plan asks for.
     """
-    if plan.platform == "nvidia":
-        startup.prefetch_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     startup.import_torchmetrics()
     # Megatron-Core takes Transformer Engine's Adam wherever it finds the package: our own layers keep to our own optimizer.
     if plan.engine_options.layers == "local":

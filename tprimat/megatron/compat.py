@@ -11,10 +11,8 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -38,7 +36,6 @@ from torch.nn.attention import SDPBackend
 
 from tprimat.train.callback import LIGHTNING, lightning
 from tprimat.train.compat import changed, require
-from tprimat.train.startup import in_background
 
 # Functions of torch.
 
@@ -54,14 +51,13 @@ scaled_matmul = require("torch", torch, "_scaled_mm")
 fused_attention_choice = require("torch", torch, "_fused_sdp_choice")
 
 
-def has_grouped_matmul() -> bool:
-    """Whether this torch has a product of slices of rows with a matrix each."""
-    return hasattr(torch, "_grouped_mm")
+def grouped_matmul(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """Multiply slices of rows, which end at `ends`, each with its own matrix, without waiting for the ends.
 
-
-def grouped_matmul(rows: Tensor, matrices: Tensor, *, offs: Tensor) -> Tensor:
-    """Multiply slices of rows, which end at `offs`, each with its own matrix, by torch's grouped product."""
-    return require("torch", torch, "_grouped_mm")(rows, matrices, offs=offs)  # type: ignore[no-any-return]
+    With rows transposed, the slices are of the summed dimension, and the result is a matrix for each slice. Rows after the last
+    end belong to nobody; what they become is undefined.
+    """
+    return require("torch", torch, "_grouped_mm")(rows, matrices, offs=ends)  # type: ignore[no-any-return]
 
 
 def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> str:
@@ -157,22 +153,6 @@ def _imported(module: str) -> ModuleType | None:
         return None
 
 
-def compiled_graphs() -> tuple[int, int]:
-    """Return how many graphs this process compiled, and how many it found in the compile cache on the disk."""
-    counters = require("torch", import_module("torch._dynamo.utils"), "counters")["inductor"]
-    return counters["fxgraph_cache_miss"] + counters["fxgraph_cache_bypass"], counters["fxgraph_cache_hit"]
-
-
-def prefetch_compiler_key() -> Thread:
-    """Have Triton compute the checksum of its files, part of every key of the compile cache, on a thread; torch keeps it."""
-
-    def compute() -> None:
-        with suppress(ImportError, AttributeError, OSError, RuntimeError):  # torch raises the last where Triton is missing
-            import_module("torch._inductor.runtime.triton_compat").triton_key()
-
-    return in_background(compute)
-
-
 # Memory that the GPUs of a machine read from each other.
 
 
@@ -184,13 +164,6 @@ def symmetric_memory() -> Any:
 def has_symmetric_memory() -> bool:
     """Whether this torch shares memory between processes in the way that the engine uses."""
     return hasattr(symmetric_memory(), "rendezvous") and hasattr(symmetric_memory(), "empty")
-
-
-def enable_symmetric_memory(group_name: str) -> None:
-    """Prepare a process group for sharing memory; newer versions of torch need no preparation and deprecate the call."""
-    enable = getattr(symmetric_memory(), "enable_symm_mem_for_group", None)
-    if enable is not None and not hasattr(enable, "__deprecated__"):
-        enable(group_name)
 
 
 # Functions of Megatron-Core that the engine replaces or overrides.

@@ -7,7 +7,6 @@ a ring (arXiv:2310.01889). The backward pass needs no join: given the joined res
 up.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from tprimat.core.errors import LaunchError
 from tprimat.megatron.compat import CpuAttention, CudnnAttention, compiled
 
 
@@ -69,7 +67,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key: shape (sequences, key/value heads, tokens seen, head_dim); at least as many tokens.
         value: as key.
     """
-    kernels = kernels_for(query, key, value)
+    kernels = kernels_for(query, value)
     if kernels is None:
         return _attend_by_mask(query, key, value)
     return AttentionOfPiece.apply(query, key, value, kernels)  # type: ignore[no-any-return, no-untyped-call]
@@ -123,47 +121,11 @@ def join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[
     return joined.to(out.dtype), total
 
 
-def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> CudnnAttention | None:
+def kernels_for(query: Tensor, value: Tensor) -> CudnnAttention | None:
     """Return the kernels that attend to one part at a time here; None where there are none, or they are switched off."""
     if query.shape[3] != value.shape[3]:
         return None
-    on_gpu = query.is_cuda and torch.version.hip is None and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    if query.device.type != "cpu" and not (on_gpu and query.dtype in (torch.bfloat16, torch.float16)):
-        return None
-    return _checked_kernels(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3])
-
-
-CHECKED_TOKENS = 128
-
-
-@cache
-def _checked_kernels(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> CudnnAttention | None:
-    """Return the kernels if they give what attention with the mask gives, once for each shape of heads."""
-    kernels = CpuAttention() if device.type == "cpu" else CudnnAttention()
-    return kernels if agree(kernels, device, dtype, (heads, kv_heads, width)) else None
-
-
-def agree(kernels: CudnnAttention, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> bool:
-    """Return whether kernels attend and differentiate as torch does with the mask, for (heads, key/value heads, head_dim)."""
-    heads, kv_heads, width = sizes
-    generator = torch.Generator(device).manual_seed(0)
-
-    def some(number: int, tokens: int) -> Tensor:
-        return torch.randn((1, number, tokens, width), device=device, generator=generator).to(dtype)
-
-    operands = some(heads, CHECKED_TOKENS), some(kv_heads, 2 * CHECKED_TOKENS), some(kv_heads, 2 * CHECKED_TOKENS)
-    gradient = some(heads, CHECKED_TOKENS)
-    results = []
-
-    def by_kernels(*these: Tensor) -> Tensor:
-        return AttentionOfPiece.apply(*these, kernels)  # type: ignore[no-any-return, no-untyped-call]
-
-    for call in (by_kernels, _attend_by_mask):
-        leaves = [operand.clone().requires_grad_() for operand in operands]
-        try:
-            with torch.enable_grad():
-                out = call(*leaves)
-                results.append([out, *torch.autograd.grad(out, leaves, gradient)])
-        except (LaunchError, RuntimeError, TypeError, ValueError):  # none in this torch, or for this device, dtype or width
-            return False
-    return all(torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2) for one, other in zip(*results, strict=True))
+    if query.device.type == "cpu":
+        return CpuAttention()
+    usable = torch.version.hip is None and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    return CudnnAttention() if usable and query.dtype in (torch.bfloat16, torch.float16) else None

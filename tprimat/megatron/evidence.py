@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from tprimat.megatron.compat import compiled_graphs
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.fully_shard import own_part, ranks_sharing
 from tprimat.megatron.latent_attention import WholeLinear
@@ -40,7 +39,6 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         dtype = layers_matmul_dtype(_kernels(parts), computed)
     if dtype == "fp8":
         scaling, attends = scaling_and_attention(modules) if modules else ("current", None)
-    compiled, from_cache = compiled_graphs()
     return common_evidence(
         module.chunks,
         module.config,
@@ -56,9 +54,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         attention="Transformer Engine" if modules else _attention(parts),
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,
-        graphs_compiled=compiled,
-        graphs_from_cache=from_cache,
-        notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module), *untested(module)),
+        notes=(*((REDIRECTED,) if redirected else ()), *untested(module)),
     )
 
 
@@ -66,13 +62,6 @@ def _attention(parts: Sequence[torch.nn.Module]) -> str:
     """Return the attention call, and the kernels behind it once a layer has run."""
     chosen = (part.backend for part in parts if isinstance(part, SDPACoreAttention) and part.backend)
     return ", ".join(("torch scaled_dot_product_attention", *list(chosen)[:1]))
-
-
-def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
-    last = module.config.num_layers_in_last_pipeline_stage
-    if last is None or last * module.config.pipeline_model_parallel_size == module.config.num_layers:
-        return ()
-    return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
 
 
 def untested(module: MegatronModule) -> tuple[str, ...]:

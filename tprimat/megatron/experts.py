@@ -13,7 +13,7 @@ may be spread over them as over replicas.
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +26,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.megatron.compat import compiled_for_any_rows
-from tprimat.megatron.grouped import GroupedProducts, products_for
+from tprimat.megatron.compat import compiled_for_any_rows, grouped_matmul
 from tprimat.megatron.router import Router, Routing
 from tprimat.megatron.rows import add_up, gather, spread, weights_gradient
 from tprimat.megatron.wgrad import add_gradient, claim_first_gradient
@@ -62,25 +61,11 @@ def order_by_expert(counts: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return torch.where(row < stops[-1], source, 0), stops.view(experts, ranks)[:, -1].to(torch.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Computation:
-    """How a rank computes."""
-
-    products: GroupedProducts
-    fused_wgrad: bool
-    """Whether weight gradients go straight into the fp32 buffer."""
-    compile_regions: bool
-
-    def run_any(self, function: Any) -> Any:
-        """Compile a function of tensors with changing numbers of rows, or do not."""
-        return compiled_for_any_rows(function) if self.compile_regions else function
-
-
 class Exchange:
     """The rows of one micro-batch on their way to the experts and back, within the ranks that share the experts."""
 
-    def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int, how: Computation) -> None:
-        self.group, self.ranks, self.experts_here, self.how = group, group.size(), experts_here, how
+    def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int, run_any: Callable[[Any], Any]) -> None:
+        self.group, self.ranks, self.experts_here, self.run_any = group, group.size(), experts_here, run_any
         self.places, self.ends, self.counts, self.drops = routing.places, routing.ends, routing.counts, routing.drops
         self.arranged = False
         if self.ranks > 1:
@@ -114,7 +99,7 @@ class Exchange:
     def _arrange(self) -> None:
         """Arrange what arrives by expert."""
         first = self.group.rank() * self.experts_here
-        arrange = self.how.run_any(order_by_expert)
+        arrange = self.run_any(order_by_expert)
         self.received, self.ends = arrange(self._everyone[:, first : first + self.experts_here], self.length)
 
     def to_experts(self, rows: Tensor) -> Tensor:
@@ -138,34 +123,24 @@ class Exchange:
         work.wait()
         return gather(arrived, self.received)
 
-    def from_experts(self, rows: Tensor) -> "Returning":
-        """Begin to move rows back: (n, hidden) -> (tokens x k, hidden); those of dropped choices are 0."""
+    def from_experts(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Begin to move rows back, (n, hidden) -> (tokens x k, hidden), 0 for dropped choices; return what waits for them."""
         if self.ranks == 1:
             if self.drops:
                 behind = torch.arange(rows.shape[0], device=rows.device) >= self.ends[-1]
                 rows = rows.masked_fill(behind[:, None], 0)
-            return Returning(rows, None)
+            return lambda: rows
         leaving = spread(rows[: self.arriving], self.received[: self.arriving, None])
         back, sent = rows.new_empty(self.places.numel(), rows.shape[1]), sum(self.sent_rows)
         back[sent:] = 0
         work = dist.all_to_all_single(back[:sent], leaving, self.sent_rows, self.received_rows, group=self.group, async_op=True)
-        return Returning(back, work, leaving)
+        return partial(_arrived, work, back, leaving)
 
 
-@dataclass(frozen=True, slots=True)
-class Returning:
-    """Rows on their way back."""
-
-    rows: Tensor
-    work: dist.Work | None
-    leaving: Tensor | None = None
-    """Being read until they have arrived."""
-
-    def wait(self) -> Tensor:
-        """Return the rows."""
-        if self.work is not None:
-            self.work.wait()
-        return self.rows
+def _arrived(work: dist.Work, back: Tensor, _leaving: Tensor) -> Tensor:
+    """Wait for rows, and return them. What leaves is read until then."""
+    work.wait()
+    return back
 
 
 # One rank's experts.
@@ -205,11 +180,11 @@ class RoutedExperts(torch.autograd.Function):
             matrices: gate above up projection, shape (experts here, 2 x ffn, hidden), and down projection, shape (experts here,
                 hidden, ffn).
         """
-        (up, down), how = matrices, exchange.how
+        up, down = matrices
         rows = exchange.to_experts(spread(hidden, exchange.places))
-        joint = how.products.forward(rows, up, exchange.ends)
-        activated = how.run_any(swiglu)(joint)
-        results = exchange.from_experts(how.products.forward(activated, down, exchange.ends)).wait()
+        joint = grouped_matmul(rows, up.transpose(-2, -1), exchange.ends)
+        activated = exchange.run_any(swiglu)(joint)
+        results = exchange.from_experts(grouped_matmul(activated, down.transpose(-2, -1), exchange.ends))()
         ctx.exchange = exchange
         ctx.save_for_backward(weights, up, down, rows, joint, activated, results)
         return add_up(results, exchange.places, weights)
@@ -218,26 +193,27 @@ class RoutedExperts(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Send gradients the same way, and compute those of the weights while the others travel back."""
         weights, up, down, rows, joint, activated, results = ctx.saved_tensors
-        exchange, how = ctx.exchange, ctx.exchange.how
+        exchange = ctx.exchange
         out = exchange.to_experts(spread(gradient, exchange.places, weights))
-        of_activated = how.products.dgrad(out, down, exchange.ends)
+        of_activated = grouped_matmul(out, down, exchange.ends)
         of_joint = torch.empty_like(joint)
-        how.run_any(swiglu_gradient)(of_activated, joint, *of_joint.chunk(2, dim=-1))
-        returning = exchange.from_experts(how.products.dgrad(of_joint, up, exchange.ends))
-        of_down = _add_gradient(down, how.products.wgrad(out, activated, exchange.ends), fused=how.fused_wgrad)
-        of_up = _add_gradient(up, how.products.wgrad(of_joint, rows, exchange.ends), fused=how.fused_wgrad)
+        exchange.run_any(swiglu_gradient)(of_activated, joint, *of_joint.chunk(2, dim=-1))
+        returning = exchange.from_experts(grouped_matmul(of_joint, up, exchange.ends))
+        # A transposed gradient and plain rows need no alignment of the ends. An expert without rows gets zeros.
+        of_down = _add_gradient(down, grouped_matmul(out.t(), activated, exchange.ends))
+        of_up = _add_gradient(up, grouped_matmul(of_joint.t(), rows, exchange.ends))
         of_weights = weights_gradient(gradient, results, exchange.places)
-        return None, add_up(returning.wait(), exchange.places), of_weights, of_up, of_down
+        return None, add_up(returning(), exchange.places), of_weights, of_up, of_down
 
 
-def _add_gradient(weight: Parameter, gradient: Tensor, *, fused: bool) -> Tensor:
+def _add_gradient(weight: Parameter, gradient: Tensor) -> Tensor:
     """Return a gradient for autograd, after adding it to the fp32 buffer if Megatron has one; then nobody reads it again."""
-    found = gradient.to(weight.dtype)
+    own = gradient.to(weight.dtype)
     total = getattr(weight, "main_grad", None)
-    if fused and total is not None:
-        add_gradient(total, found, overwrite=claim_first_gradient(weight))
+    if weight.accumulates and total is not None:  # type: ignore[attr-defined]
+        add_gradient(total, own, overwrite=claim_first_gradient(weight))
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return found
+    return own
 
 
 @torch.no_grad()
@@ -259,7 +235,7 @@ class ExpertWeights(torch.nn.Module):
         self.weight = Parameter(torch.empty(here, outputs, inputs, dtype=config.params_dtype, device=device))
         if config.perform_initialization:
             _draw_own(self.weight, config.num_moe_experts, draw)
-        self.accumulates = config.gradient_accumulation_fusion
+        self.weight.accumulates = config.gradient_accumulation_fusion  # type: ignore[attr-defined]
         # Other ranks of the replica may have other experts, or other tokens for the same ones.
         spread_out = config.expert_model_parallel_size > 1 or config.tensor_model_parallel_size > 1
         self.weight.allreduce = not spread_out  # type: ignore[attr-defined]
@@ -272,7 +248,7 @@ class ExpertWeights(torch.nn.Module):
     @property
     def overwritten_weight(self) -> Parameter | None:
         """The weight, if its first gradient of a step overwrites."""
-        return self.weight if self.accumulates else None
+        return self.weight if self.weight.accumulates else None  # type: ignore[attr-defined]
 
 
 class Experts(torch.nn.Module):
@@ -313,12 +289,7 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
             own.ffn_hidden_size = width
             group = parallel_state.get_tensor_model_parallel_group()
             self.shared_experts = feed_forward(own, shared, ffn_hidden_size=width, tp_group=group)
-        weight = self.experts.linear_fc1.weight
-        self.how = Computation(
-            products=products_for(weight.dtype, weight.device)(),
-            fused_wgrad=config.gradient_accumulation_fusion,
-            compile_regions=compile_regions,
-        )
+        self.run_any: Callable[[Any], Any] = compiled_for_any_rows if compile_regions else lambda function: function
         self.recomputed = set(config.recompute_modules) if config.recompute_granularity == "selective" else set()
         """Megatron's names of what the backward pass computes again."""
         self.routing_counts = RoutingCounts()
@@ -337,7 +308,7 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         group = parallel_state.get_expert_model_parallel_group()
         with torch.profiler.record_function("moe_router"):
             routing = self.router(hidden)
-            exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0], self.how)
+            exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0], self.run_any)
         self.routing_counts.note(routing.counts, routing.places.numel())
         shared = None
         if self.shared_experts is not None and "shared_experts" in self.recomputed:

@@ -117,21 +117,6 @@ def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) ->
     )
 
 
-def multiplies_fp8(device: torch.device) -> bool:
-    """Whether this torch and this device multiply 8-bit numbers: tried on a small product and compared with one in fp32."""
-    generator = torch.Generator(device).manual_seed(0)
-    a, b = (torch.randn(64, 32, device=device, generator=generator).bfloat16() for _ in range(2))
-    try:
-        (small_a, _, scale_a), (small_b, _, scale_b) = (
-            _scaled(a, _largest(a), GRADIENT_DTYPE),
-            _scaled(b, _largest(b), FORWARD_DTYPE),
-        )
-        product = multiply((small_a, scale_a), (small_b, scale_b), fast=False)
-    except (RuntimeError, TypeError, ValueError):  # an older torch, or matrix units without these two types
-        return False
-    return torch.allclose(product.float(), a.float() @ b.float().t(), atol=2.0)
-
-
 class Fp8Products(LinearProducts):
     """The products of one weight in 8 bits."""
 

@@ -27,7 +27,7 @@ from tprimat.megatron import compat
 from tprimat.megatron.attention import NormScale, RotarySelfAttention, Rotation
 from tprimat.megatron.compat import compiled
 from tprimat.megatron.context_parallel import attention_over_gathered_kv, kernels_for
-from tprimat.megatron.experts import ExpertsLayer, swiglu_gradients
+from tprimat.megatron.experts import ExpertsLayer, swiglu, swiglu_gradient, swiglu_gradients
 from tprimat.megatron.latent_attention import LatentAttention
 from tprimat.megatron.linear import ColumnLinear, RowLinear, with_row_maxima
 
@@ -62,16 +62,13 @@ class LayerNorm(torch.nn.LayerNorm):
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
-# A transformer layer in which each residual sum and the norm after it are one kernel, forward and backward.
-
-DeferredSum = tuple[Tensor, Tensor]
-"""Two tensors of one shape in place of their sum, which the next layer computes."""
+# A transformer layer in which the residual sum after attention and the norm after it are one kernel, forward and backward.
 
 
 class SumRMSNorm(CompiledRMSNorm):
     """Residual sum and RMSNorm in one kernel."""
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> DeferredSum:  # type: ignore[override]
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return the sum of both arguments (or the only one), and the same normalised in its last dimension."""
         if residual is None:
             return x, super().forward(x)
@@ -81,7 +78,7 @@ class SumRMSNorm(CompiledRMSNorm):
 class SumRMSNormMaxima(SumRMSNorm):
     """The same for products in 8 bits: the normalised tensor comes with its rows' maxima."""
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> DeferredSum:  # type: ignore[override]
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """See SumRMSNorm."""
         if residual is None:
             normed, maxima = compiled(_norm_and_maxima)(x, self.weight, self.eps)
@@ -92,9 +89,6 @@ class SumRMSNormMaxima(SumRMSNorm):
 
 class FusedLayer(TransformerLayer):  # type: ignore[misc]
     """Megatron's TransformerLayer for training without dropout and biases; both of its norms are a SumRMSNorm."""
-
-    defers_residual_add = False
-    """Whether the next layer computes the sum at the end of this one, together with its first norm."""
 
     def _sum_and_norm(self, norm: SumRMSNorm, *summands: Tensor) -> tuple[Tensor, Tensor, CheckpointWithoutOutput | None]:
         """Return the sum, the same normalised, and what drops the latter after its use where it is recomputed.
@@ -107,12 +101,9 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
         dropped = CheckpointWithoutOutput()
         return stream, dropped.checkpoint(lambda x: norm(x)[1], stream), dropped
 
-    def forward(
-        self, hidden_states: Tensor | DeferredSum, attention_mask: Tensor | None = None, **_: Any
-    ) -> tuple[Tensor | DeferredSum, None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
         """Attention and feed-forward block, each around the residual stream; shape (tokens, sequences, hidden) in and out."""
-        summands = hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
-        stream, normed, dropped = self._sum_and_norm(self.input_layernorm, *summands)
+        stream, normed, dropped = self._sum_and_norm(self.input_layernorm, hidden_states)
         attention, _none = self.self_attention(normed, attention_mask=attention_mask)
         if dropped:
             dropped.discard_output_and_register_recompute(attention)
@@ -123,10 +114,7 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
             feed_forward, _none = self.mlp(normed)
         if dropped:
             dropped.discard_output_and_register_recompute(feed_forward)
-            # The norm is computed again once this tensor has its gradient; hooks on the layer's output, which gather its weights,
-            # come first, because the view is another tensor.
-            feed_forward = feed_forward.view_as(feed_forward)
-        return (feed_forward, stream) if self.defers_residual_add else feed_forward + stream, None
+        return feed_forward + stream, None
 
 
 def tell_experts_from_mlp(model: GPTModel) -> None:
@@ -134,19 +122,6 @@ def tell_experts_from_mlp(model: GPTModel) -> None:
     for layer in model.decoder.layers:
         if isinstance(layer.mlp, ExpertsLayer):
             layer.recompute_mlp = False
-
-
-def defer_residual_add(model: GPTModel) -> None:
-    """Let each layer of a chunk but the last leave its final sum to the next, except for layers that are computed again.
-
-    Those store one tensor.
-    """
-    config, first = model.config, 0
-    if config.recompute_granularity == "full":
-        first = config.recompute_num_layers if config.recompute_method == "block" else len(model.decoder.layers)
-    for layer in model.decoder.layers[first:-1]:
-        if isinstance(layer, FusedLayer):
-            layer.defers_residual_add = True
 
 
 def _sum_and_norm(branch: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -197,7 +172,7 @@ class SwiGLU(torch.autograd.Function):
         ctx.save_for_backward(joint)
         ctx.finds_maxima = finds_maxima
         if not finds_maxima:
-            return compiled(_swiglu)(joint), None
+            return compiled(swiglu)(joint), None
         out, maxima = compiled(_swiglu_and_maxima)(joint)
         ctx.mark_non_differentiable(maxima)
         return out, maxima
@@ -211,23 +186,13 @@ class SwiGLU(torch.autograd.Function):
         operands = gradient.flatten(0, -2), joint.flatten(0, -2), *out.view(-1, out.shape[-1]).chunk(2, dim=-1)
         if ctx.finds_maxima:
             return with_row_maxima(out, compiled(_swiglu_backward_and_maxima)(*operands)), None
-        compiled(_swiglu_backward)(*operands)
+        compiled(swiglu_gradient)(*operands)
         return out, None
 
 
-def _swiglu(joint: Tensor) -> Tensor:
-    gate, up = joint.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
 def _swiglu_and_maxima(joint: Tensor) -> tuple[Tensor, Tensor]:
-    out = _swiglu(joint)
+    out = swiglu(joint)
     return out, _maxima(out)
-
-
-def _swiglu_backward(gradient: Tensor, joint: Tensor, gate_gradient: Tensor, up_gradient: Tensor) -> None:
-    for out, value in zip((gate_gradient, up_gradient), swiglu_gradients(gradient, joint), strict=True):
-        out.copy_(value)
 
 
 def _swiglu_backward_and_maxima(gradient: Tensor, joint: Tensor, gate_gradient: Tensor, up_gradient: Tensor) -> Tensor:
@@ -262,7 +227,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         """
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self.config.context_parallel_size > 1:
-            kernels = kernels_for(q, k, v)
+            kernels = kernels_for(q, v)
             self.backend = f"{kernels.name} in two parts" if kernels else None
             out = attention_over_gathered_kv(query, key, value)
         else:
@@ -276,12 +241,12 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
 class Parts:
     """What all layers of a model are made of."""
 
+    linear: tuple[type[ColumnLinear], type[RowLinear]]
+    """Modules for the matrix products."""
     compile_regions: bool = False
     """Whether the element-wise parts are compiled."""
     rotary: Callable[[int], Rotation] | None = None
     """Tokens -> cosines and sines, for compiled regions; None leaves positions to Megatron."""
-    linear: tuple[type[ColumnLinear], type[RowLinear]] | None = None
-    """Modules for the matrix products; None leaves them to Megatron."""
 
 
 def block_spec(
@@ -326,20 +291,16 @@ def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, 
         feed_forward = SwiGLUMLP
         parts.mlp = compat.feed_forward_spec(SwiGLUMLP, mlp)
     if made_of.compile_regions and shape.norm == "rmsnorm" and not shape.linear_bias:
-        maxima = made_of.linear is not None and made_of.linear[0].products_type.uses_row_maxima
-        fused_norm = SumRMSNormMaxima if maxima else SumRMSNorm
+        fused_norm = SumRMSNormMaxima if made_of.linear[0].products_type.uses_row_maxima else SumRMSNorm
         layer.module, parts.input_layernorm, parts.pre_mlp_layernorm = FusedLayer, fused_norm, fused_norm
     attention.core_attention = SDPACoreAttention
-    if made_of.linear:
-        column, row = mlp.linear_fc1, mlp.linear_fc2 = made_of.linear
-        attention.linear_proj = row
-        if latent:  # the narrow projections stay Megatron's until LatentAttention replaces them: no other module is accepted
-            attention.linear_q_proj = attention.linear_q_up_proj = attention.linear_kv_up_proj = column
-        else:
-            attention.linear_qkv = column
-    if latent:
+    column, attention.linear_proj = mlp.linear_fc1, mlp.linear_fc2 = made_of.linear
+    if latent:  # the narrow projections stay Megatron's until LatentAttention replaces them: no other module is accepted
+        attention.linear_q_proj = attention.linear_q_up_proj = attention.linear_kv_up_proj = column
         parts.self_attention.module = LatentAttention
         attention.q_layernorm = attention.kv_layernorm = norm
+    else:
+        attention.linear_qkv = column
     if shape.qk_norm:
         fused = made_of.rotary is not None and shape.norm == "rmsnorm"
         attention.q_layernorm = attention.k_layernorm = NormScale if fused else norm

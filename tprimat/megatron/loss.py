@@ -9,7 +9,7 @@ in it: they can be scaled later. The weight's gradient goes straight into Megatr
 beforehand (one over the micro-batches of a step); the backward pass then checks, on the device, that it was the right one.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,8 +87,8 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         direct = self.accumulates and hasattr(weight, "main_grad")
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets = labels.transpose(0, 1).reshape(-1)
-        options = LossOptions(self.compile_regions, self.micro_batches if direct else None, self.output_products)
-        return LinearCrossEntropy.apply(flat, weight, targets, options)  # type: ignore[no-any-return, no-untyped-call]
+        micro_batches = self.micro_batches if direct else None
+        return LinearCrossEntropy.apply(flat, weight, targets, micro_batches, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def set_micro_batches(chunk: torch.nn.Module, number: int) -> None:
@@ -98,22 +98,13 @@ def set_micro_batches(chunk: torch.nn.Module, number: int) -> None:
             part.micro_batches = number
 
 
-class LossOptions(NamedTuple):
-    """How losses and gradients are computed."""
-
-    compile_regions: bool
-    """Whether the element-wise parts are compiled."""
-    micro_batches: int | None
-    """Number that the loss will be averaged over, if the weight's gradient may go straight into its buffer."""
-    products: OutputProducts
-    """What multiplies."""
-
-
 class LinearCrossEntropy(torch.autograd.Function):
     """mean(cross_entropy(hidden @ weight.T, targets)) over a vocabulary that tensor ranks share."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, options: LossOptions) -> Tensor:
+    def forward(  # noqa: PLR0913, PLR0917 - an autograd function takes its arguments one by one
+        ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, micro_batches: int | None, model: ChunkedLossModel
+    ) -> Tensor:
         """Compute losses and both gradients, chunk by chunk.
 
         Args:
@@ -121,9 +112,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             hidden: shape (n, hidden), all tokens on every tensor rank.
             weight: shape (vocabulary of this rank, hidden).
             targets: shape (n,), token ids of the whole vocabulary.
-            options: how to compute.
+            micro_batches: number that the loss will be averaged over, if the weight's gradient may go straight into its buffer.
+            model: has what multiplies, and says whether the element-wise parts are compiled.
         """
-        tokens, micro_batches, products = hidden.shape[0], options.micro_batches, options.products
+        tokens, products = hidden.shape[0], model.output_products
         first_word = weight.shape[0] * parallel_state.get_tensor_model_parallel_rank()
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden)
@@ -136,7 +128,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + CHUNK_TOKENS)
             places = targets[rows] - first_word
             logits, kept = products.forward(hidden[rows], weight, None)
-            losses, log_sums = _losses(logits, places, options.compile_regions)
+            losses, log_sums = _losses(logits, places, model.compile_regions)
             total += losses
             prepared = products.prepare_loss_gradient(logits, places, log_sums)
             hidden_grad[rows] = products.dgrad(prepared, weight)
@@ -158,7 +150,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         else:
             weights = (weight_grad[0] * scale).to(weight.dtype)
         # In fp32, since torch would round the scale itself to bf16 to multiply a bf16 tensor with it.
-        return (hidden_grad.float() * scale).to(hidden_grad.dtype), weights, None, None
+        return (hidden_grad.float() * scale).to(hidden_grad.dtype), weights, None, None, None
 
 
 def _losses(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:

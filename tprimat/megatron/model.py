@@ -24,12 +24,11 @@ from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.fully_shard import split_like, split_over_replicas
-from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, expert_layers, tell_experts_from_mlp
-from tprimat.megatron.linear import ColumnLinear, LinearProducts, RowLinear, linear_types
+from tprimat.megatron.layers import Parts, block_spec, expert_layers, tell_experts_from_mlp
+from tprimat.megatron.linear import LinearProducts, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
-from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.wgrad import use_accumulating_embedding
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train.expert_loads import watch_routers
 
 INITIAL_STANDARD_DEVIATION = 0.02
@@ -53,7 +52,7 @@ def _refuse(shape: ModelShape) -> None:
         )
 
 
-def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOptions) -> TransformerConfig:
+def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptions) -> TransformerConfig:
     """Return Megatron's description of the model and of how it runs."""
     shape = plan.workload.shape
     _refuse(shape)
@@ -127,7 +126,7 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _stages(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
+def _stages(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
     layout = plan.workload.layout
     if not options.balanced_stages or layout.pipeline == 1 or layout.virtual_pipeline:
         return {}
@@ -144,7 +143,7 @@ def _recompute(plan: RunPlan) -> dict[str, Any]:
     return {}
 
 
-def _experts(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
+def _experts(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
     """Return the settings of a mixture of experts, whose experts are whole on their rank."""
     shape = plan.workload.shape
     if not shape.experts:
@@ -192,7 +191,7 @@ def _latent_attention(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, device: torch.device) -> list[GPTModel]:
+def build_chunks(plan: RunPlan, config: TransformerConfig, options: EngineOptions, device: torch.device) -> list[GPTModel]:
     """Build this rank's part of the model on the device, one chunk or several under virtual pipelining, with initial weights."""
     stages = plan.workload.layout.virtual_pipeline
     chunks = []
@@ -205,18 +204,20 @@ def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
     return chunks
 
 
-def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, virtual_stage: int | None) -> GPTModel:
+def _build_chunk(plan: RunPlan, config: TransformerConfig, options: EngineOptions, virtual_stage: int | None) -> GPTModel:
     shape = plan.workload.shape
     latent = shape.kv_lora_rank is not None
     rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" and not latent else None
     kind: Any = GPTModel
     if options.streamed_cross_entropy:
-        products = Fp8OutputProducts() if options.fp8_output_layer else None
-        kind = partial(ChunkedLossModel, compile_regions=options.compiled_regions, products=products)
+        of_output = Fp8OutputProducts() if options.fp8_output_layer else None
+        kind = partial(ChunkedLossModel, compile_regions=bool(options.compiled_regions), products=of_output)
     if options.layers == "transformer_engine":
         spec = transformer_engine.block_spec(shape, expert_layers(config, shape, virtual_stage))
     else:
-        parts = Parts(compile_regions=options.compiled_regions, rotary=rotary, linear=_linear(plan, options))
+        products = Fp8Products if plan.workload.matmul_dtype == "fp8" else LinearProducts
+        linear = linear_types(products, overlapped=bool(options.overlap_tensor_parallel))
+        parts = Parts(compile_regions=bool(options.compiled_regions), rotary=rotary, linear=linear)
         spec = block_spec(config, shape, virtual_stage, parts)
     model = kind(
         config=config,
@@ -236,14 +237,8 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
         use_accumulating_embedding(model)
     if options.layers == "transformer_engine":
         watch_routers(model)
-    defer_residual_add(model)
     tell_experts_from_mlp(model)
     return model
-
-
-def _linear(plan: RunPlan, options: ResolvedOptions) -> tuple[type[ColumnLinear], type[RowLinear]]:
-    products = Fp8Products if plan.workload.matmul_dtype == "fp8" else LinearProducts
-    return linear_types(products, overlapped=options.overlap_tensor_parallel)
 
 
 def _rotary_settings(shape: ModelShape) -> dict[str, Any]:

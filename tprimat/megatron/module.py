@@ -23,10 +23,9 @@ from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs
 from tprimat.megatron.linear import ChosenProducts
 from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import build_chunks, transformer_config
-from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer, ScheduledOptimizer, ShardedAdamW
-from tprimat.megatron.options import ResolvedOptions
+from tprimat.megatron.optimizer import MegatronOptimizer, PlainAdamW, ScheduledOptimizer
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train import startup
 from tprimat.train.callback import LOADS, lightning
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
@@ -40,7 +39,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
 
     automatic_optimization = False
 
-    def __init__(self, plan: RunPlan, options: ResolvedOptions) -> None:
+    def __init__(self, plan: RunPlan, options: EngineOptions) -> None:
         super().__init__()
         self.plan = plan
         self.options = options
@@ -93,13 +92,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
     def configure_optimizers(self) -> ScheduledOptimizer:
         """Build the optimizer, and give its functions to Megatron's schedule."""
         options = self.options
-        self.megatron_optimizer: ScheduledOptimizer
-        if options.fully_shard:
-            self.megatron_optimizer = ShardedAdamW(self.chunks, self.plan, options)
-        elif options.optimizer_states == "bf16":
-            self.megatron_optimizer = Bf16AdamW(self.chunks, self.plan)
-        else:
-            self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
+        kind = PlainAdamW if options.fully_shard or options.optimizer_states == "bf16" else MegatronOptimizer
+        self.megatron_optimizer: ScheduledOptimizer = kind(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = self._finalize_gradients
         self.config.grad_scale_func = self.megatron_optimizer.scale_loss
         if not options.fully_shard:
@@ -144,8 +138,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             # What lives now stays: without this, Python searches all of it for garbage again and again while the GPU waits.
             gc.collect()
             gc.freeze()
-        found = {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
-        return {**found, **dict(zip(LOADS, loads, strict=True))} if loads else found
+        outputs = {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
+        return {**outputs, **dict(zip(LOADS, loads, strict=True))} if loads else outputs
 
     def _pass_through(self, batch: list[Tensor]) -> list[dict[str, Tensor]]:
         """Run all passes of a step by Megatron's schedule; a replica's last stage returns the losses of its micro-batches."""

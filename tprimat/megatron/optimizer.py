@@ -1,12 +1,12 @@
 """The optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
 
-MegatronOptimizer has fp32 master weights, ShardedAdamW shards of them, and Bf16AdamW none. Without Transformer Engine and Apex,
+MegatronOptimizer has fp32 master weights, PlainAdamW shards of them or none. Without Transformer Engine and Apex,
 Megatron-Core asks the device for the norm of each tensor, one by one, and scales each into a temporary; `l2_norm` and `scale`
 replace both.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -22,8 +22,7 @@ from torch import Tensor
 from tprimat.megatron import compat
 from tprimat.megatron.fully_shard import own_part, ranks_sharing
 from tprimat.megatron.model import PARAMETER_DTYPES
-from tprimat.megatron.options import ResolvedOptions
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 
 ROW = 32
 """Elements in a row: a whole number of rows lets the kernel load as widely as the hardware can."""
@@ -205,7 +204,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
 class MegatronOptimizer(ScheduledOptimizer):
     """AdamW with fp32 master weights (sharded over replicas where requested), gradient clipping and the schedule."""
 
-    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: EngineOptions) -> None:
         settings = plan.optimizer
         dtype = PARAMETER_DTYPES[plan.workload.matmul_dtype]
         compat.replace_norm_and_scaling(l2_norm, scale)
@@ -295,12 +294,20 @@ def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamSched
     )
 
 
-class AdamWWithSchedule(ScheduledOptimizer):
-    """An AdamW of torch or ours over the weights themselves, with the rates, decay and schedule that MegatronOptimizer has."""
+class PlainAdamW(ScheduledOptimizer):
+    """An AdamW of torch or ours over the weights themselves, with the rates, decay and schedule that MegatronOptimizer has.
 
-    def __init__(self, kind: Callable[..., torch.optim.AdamW], weights: Sequence[Tensor], plan: RunPlan) -> None:
-        settings = plan.optimizer
-        matrices, vectors = ([weight for weight in weights if (weight.dim() > 1) is matrix] for matrix in (True, False))
+    Over this rank's fp32 part of each weight (fully_shard.py); or over bf16 weights of a single rank without master weights, with
+    gradients and moments in bf16: 8 bytes per weight instead of 18. A bf16 weight has eight bits of precision, and smaller
+    updates are lost: this is for measuring speed, not for training.
+    """
+
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: EngineOptions) -> None:
+        settings, self.sharded = plan.optimizer, options.fully_shard
+        self.weights = [weight for chunk in chunks for weight in chunk.parameters()]
+        matrices, vectors = ([weight for weight in self.weights if (weight.dim() > 1) is matrix] for matrix in (True, False))
+        compiles = self.sharded and options.compiled_adam
+        kind = CompiledAdamW if compiles else partial(torch.optim.AdamW, fused=torch.cuda.is_available())
         self.adam = kind(
             [{"params": matrices, "wd_mult": 1.0}, {"params": vectors, "wd_mult": 0.0}],
             lr=settings.learning_rate,
@@ -308,22 +315,17 @@ class AdamWWithSchedule(ScheduledOptimizer):
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
         )
-        self.weights = weights
         self.clipping = settings.gradient_clipping
         super().__init__(self.adam, plan)
 
-
-class ShardedAdamW(AdamWWithSchedule):
-    """AdamW over this rank's part of each weight (fully_shard.py), clipped by the norm of all ranks' gradients."""
-
-    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
-        kind = CompiledAdamW if options.compiled_adam else partial(torch.optim.AdamW, fused=torch.cuda.is_available())
-        super().__init__(kind, [weight for chunk in chunks for weight in chunk.parameters()], plan)
-
     @property
     def description(self) -> str:
-        """The class that steps, and how much of each weight this rank has."""
-        return f"{type(self.adam).__name__} over 1/{ranks_sharing(self.weights[0])} of each weight"
+        """The class that steps, and how much of each weight this rank has, or the dtype of its moments after the first step."""
+        if self.sharded:
+            return f"{type(self.adam).__name__} over 1/{ranks_sharing(self.weights[0])} of each weight"
+        states = next((state["exp_avg"] for state in self.adam.state.values()), None)
+        dtype = "" if states is None else f", states {str(states.dtype).removeprefix('torch.')}"
+        return f"{type(self.adam).__name__} without master weights{dtype}"
 
     @property
     def own_gradients(self) -> list[Tensor]:
@@ -331,53 +333,23 @@ class ShardedAdamW(AdamWWithSchedule):
         return [own_part(weight.grad) for weight in self.weights if weight.grad is not None]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, but keep their memory: all steps then have one peak, and no other tensor cuts it to pieces."""
-        if gradients := self.own_gradients:
+        """Clear sharded gradients, but keep their memory: all steps then have one peak. Megatron owns the buffer of others."""
+        if not self.sharded:
+            self.adam.zero_grad(set_to_none)
+        elif gradients := self.own_gradients:
             compat.foreach_zero_(gradients)
 
     @torch.no_grad()
     def clip_and_update(self) -> Tensor:
-        """Clip and update without waiting for the norm."""
+        """Clip by the norm of all ranks' gradients and update, without waiting for the norm."""
+        if not self.sharded:
+            for weight in self.weights:
+                weight.grad = weight.main_grad
         norm = norm_over_ranks([(self.own_gradients, parallel_state.get_data_parallel_group(with_context_parallel=True))])
         factor = clipping_factor(norm, self.clipping)
         if isinstance(self.adam, CompiledAdamW):
             self.adam.gradient_factor = factor
         else:
             compat.foreach_multiply_(self.own_gradients, factor.squeeze())
-        self.adam.step()
-        return norm
-
-
-class Bf16AdamW(AdamWWithSchedule):
-    """AdamW without master weights: gradients and moments in the weights' dtype, 8 bytes per weight in bf16 instead of 18.
-
-    For a single rank, so that one GPU holds the training of a model that does not fit with fp32 states. A bf16 weight has eight
-    bits of precision, and smaller updates are lost: this is for measuring speed, not for training. torch.optim.AdamW does the
-    update, fed from Megatron's gradient buffer.
-    """
-
-    def __init__(self, chunks: list[MegatronModule], plan: RunPlan) -> None:
-        weights = [parameter for chunk in chunks for parameter in chunk.parameters()]
-        super().__init__(partial(torch.optim.AdamW, fused=torch.cuda.is_available()), weights, plan)
-
-    @property
-    def description(self) -> str:
-        """The class that steps, with the dtype of its moments after the first step."""
-        states = next((state["exp_avg"] for state in self.adam.state.values()), None)
-        dtype = "" if states is None else f", states {str(states.dtype).removeprefix('torch.')}"
-        return f"{type(self.adam).__name__} without master weights{dtype}"
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients; Megatron owns the buffer behind them."""
-        self.adam.zero_grad(set_to_none)
-
-    def clip_and_update(self) -> float:
-        """Clip by the norm of all gradients, and update."""
-        for weight in self.weights:
-            weight.grad = weight.main_grad  # type: ignore[attr-defined]
-        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-        norm = float(l2_norm(0, NOTHING, [gradients], False)[0])
-        if 0 < self.clipping < norm:
-            compat.foreach_multiply_(gradients, self.clipping / (norm + 1e-6))
         self.adam.step()
         return norm

@@ -1,6 +1,6 @@
 """Resolve the engine's switches for this device: every `auto` becomes on or off."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -8,38 +8,19 @@ import torch
 from tprimat.core.errors import LaunchError
 from tprimat.megatron import wgrad
 from tprimat.megatron.tp_overlap import can_overlap
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train.startup import transformer_engine_is_usable
 
 OPTIONS = "platform_optimizations.{}.engine_options"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedOptions:
-    """The switches of EngineOptions without `auto`."""
-
-    layers: str
-    compiled_regions: bool
-    streamed_cross_entropy: bool
-    fp8_output_layer: bool
-    accumulate_weight_gradients: bool
-    compiled_adam: bool
-    distributed_optimizer: bool
-    fully_shard: bool
-    overlap_tensor_parallel: bool
-    cuda_graphs: bool
-    balanced_stages: bool
-    gradients: str
-    optimizer_states: str
-
-
-def recorded(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
-    """Return the switches for the record, with the scaling of Transformer Engine's layers where they multiply in fp8."""
+def recorded(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
+    """Return the switches for the record, with the scaling of Transformer Engine's layers only where they multiply in fp8."""
     scales = plan.workload.matmul_dtype == "fp8" and options.layers == "transformer_engine"
-    return asdict(options) | ({"fp8_scaling": plan.engine_options.fp8_scaling} if scales else {})
+    return {name: value for name, value in asdict(options).items() if scales or name != "fp8_scaling"}
 
 
-def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
+def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
     """Resolve each `auto`: on where a GPU supports it, off on a CPU.
 
     Raises:
@@ -63,24 +44,18 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
     exchanges = compiles and can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
     if on_gpu and not exchanges:
         _refuse_exchanges(plan)
-    sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
-    return ResolvedOptions(
-        layers=options.layers,
+    return replace(
+        options,
         compiled_regions=compiles,
         streamed_cross_entropy=on(options.streamed_cross_entropy, (on_gpu and ours) or options.fp8_output_layer),
-        fp8_output_layer=options.fp8_output_layer,
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
         compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",
-        distributed_optimizer=sharded,
-        fully_shard=options.fully_shard,
+        distributed_optimizer=options.distributed_optimizer and options.optimizer_states == "fp32",
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
         and plan.workload.layout.tensor > 1
         and ours
         and precision != "fp8",
-        cuda_graphs=options.cuda_graphs,
-        balanced_stages=options.balanced_stages,
         gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
-        optimizer_states=options.optimizer_states,
     )
 
 

@@ -39,8 +39,8 @@ def add_up(rows: Tensor, places: Tensor, weights: Tensor | None = None) -> Tenso
     """Add up the rows at each token's places, each times a weight, in fp32: (tokens x k, hidden) -> (tokens, hidden)."""
     if kernels := _kernels(rows):
         return kernels.add_up(rows.contiguous(), places.contiguous(), weights)  # type: ignore[no-any-return]
-    found = rows[places].float()
-    return (found if weights is None else found * weights[..., None]).sum(dim=1).to(rows.dtype)
+    chosen = rows[places].float()
+    return (chosen if weights is None else chosen * weights[..., None]).sum(dim=1).to(rows.dtype)
 
 
 def weights_gradient(gradient: Tensor, rows: Tensor, places: Tensor) -> Tensor:

@@ -125,7 +125,6 @@ class SharedMemoryExchange(Exchange):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
-        compat.enable_symmetric_memory(group.group_name)
         self.group_name = group.group_name
         self.rank, self.ranks = group.rank(), group.size()
         self.side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
@@ -202,13 +201,13 @@ class SharedMemoryExchange(Exchange):
 
     def _workspace(self, kind: str, bytes_needed: int) -> Workspace:
         """Return one that is large enough. Sizes agree on all ranks, so that all of them create a new one in the same call."""
-        found = self._workspaces.get(kind)
-        if found is None or found.bytes_of_half < bytes_needed:
-            if found is not None:
-                self._outgrown.append(found)  # others may still read it
+        known = self._workspaces.get(kind)
+        if known is None or known.bytes_of_half < bytes_needed:
+            if known is not None:
+                self._outgrown.append(known)  # others may still read it
             aligned = -(-bytes_needed // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            found = self._workspaces[kind] = Workspace(self.group_name, aligned)
-        return found
+            known = self._workspaces[kind] = Workspace(self.group_name, aligned)
+        return known
 
 
 def _total(own: Tensor, received: Tensor) -> Tensor:

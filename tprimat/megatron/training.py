@@ -1,4 +1,4 @@
-"""Train a plan on the embedded engine, or find the largest micro-batch that fits."""
+"""Train a plan on the embedded engine."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tprimat.core.errors import LaunchError
-from tprimat.megatron import fp8
-from tprimat.megatron.compat import prefetch_compiler_key
 from tprimat.megatron.evidence import observe
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
-from tprimat.megatron.options import ResolvedOptions, recorded, resolve
+from tprimat.megatron.options import recorded, resolve
 from tprimat.plan.evidence import mismatches
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.records.environment import software_versions
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
@@ -35,13 +32,8 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
     directory = Path(plan.run_directory)
     if on_gpu:
         torch.cuda.set_device(local_rank())
-        prefetch_compiler_key()
-    if plan.workload.matmul_dtype == "fp8" and not fp8.multiplies_fp8(torch.device("cuda" if on_gpu else "cpu")):
-        why = f"This device or torch {torch.__version__} cannot multiply e5m2 with e4m3."
-        raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
-    log = StepLog(plan, slowed_steps(plan))
-    recording = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=log)
+    recording = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=StepLog(plan))
     measured = [recording, *profiling_callbacks(plan), *([callback] if callback else [])]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -71,7 +63,7 @@ def attention_preference() -> AbstractContextManager[Any]:
     return sdpa_kernel([*cudnn, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
 
 
-def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any:
+def _describer(plan: RunPlan, options: EngineOptions, redirected: bool) -> Any:
     def describe(trainer: Any, module: MegatronModule) -> RunRecord:
         evidence = observe(module, redirected)
         # Before the first step, what was asked for: a run that is killed never comes here again.
@@ -79,6 +71,7 @@ def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any
         return replace(
             launched_record(plan),
             software=software_versions(),
+            profiled_steps=slowed_steps(plan),
             engine_options=recorded(plan, replace(options, cuda_graphs=graphs)),
             evidence=evidence,
             mismatches=mismatches(plan, evidence),

@@ -89,8 +89,8 @@ def overwritten_weights(chunk: DistributedDataParallel) -> list[Parameter]:
 
     Their modules name them in a property `overwritten_weight`.
     """
-    found = [getattr(part, "overwritten_weight", None) for part in chunk.modules()]
-    return [weight for weight in found if weight is not None and hasattr(weight, "main_grad")]
+    weights = (getattr(part, "overwritten_weight", None) for part in chunk.modules())
+    return [weight for weight in weights if weight is not None and hasattr(weight, "main_grad")]
 
 
 def begin_step(chunk: DistributedDataParallel, overwritten: Sequence[Parameter]) -> None:

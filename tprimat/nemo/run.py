@@ -45,7 +45,7 @@ class NemoCallback(BenchmarkCallback):
     def __init__(self, plan: RunPlan) -> None:
         from tprimat.train.first_batch import FirstBatchHook
 
-        super().__init__(plan.run_directory, describe=self._what_runs, log=StepLog(plan, slowed_steps(plan)))
+        super().__init__(plan.run_directory, describe=self._what_runs, log=StepLog(plan))
         self.plan = plan
         self.watch = FirstBatchHook()
 
@@ -72,17 +72,19 @@ class NemoCallback(BenchmarkCallback):
         pl_module.cpu = lambda: pl_module
 
     def _what_runs(self, trainer: Any, _: Any) -> RunRecord:
-        from tprimat.nemo.evidence import observe, running_options
-
-        evidence, running = observe(trainer, self.watch, self.plan), running_options(trainer, self.watch)
-        asked = {name: value for name, value in asdict(self.plan.nemo).items() if value is not None}
-        ignored = (
-            f"{name}: {value} was asked for, {running[name]} ran" for name, value in asked.items() if running[name] != value
+        plan, asked = self.plan, {name: value for name, value in asdict(self.plan.nemo).items() if value is not None}
+        evidence = self.watch.evidence(
+            trainer.strategy.optimizers[0].mcore_optimizer,
+            fp8_asked=plan.workload.matmul_dtype == "fp8",
+            data=f"NeMo {type(trainer.datamodule).__name__}",
         )
+        running = self.watch.running_options(trainer.strategy.megatron_parallel[0].ddp_config)
+        ignored = (f"{name}: {asked[name]} was asked for, {running[name]} ran" for name in asked if running[name] != asked[name])
         return replace(
-            launched_record(self.plan),
+            launched_record(plan),
             software=software_versions(),
+            profiled_steps=slowed_steps(plan),
             evidence=evidence,
             engine_options=running,
-            mismatches=(*mismatches(self.plan, evidence), *ignored),
+            mismatches=(*mismatches(plan, evidence), *ignored),
         )

@@ -18,8 +18,6 @@ from tprimat.plan.schema import PrimusStart, RunPlan
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
 
-WORDS = "words"
-"""A tokenizer without a file: the most frequent words of the text itself."""
 STANDARD_LIBRARY = "text:stdlib"
 """Real text on every machine with Python: the sources of the standard library."""
 
@@ -273,7 +271,7 @@ def _missing_layout(loaded: LoadedConfig, run: PlanRequest | RunPlan) -> Missing
 
 
 def _tokenizer(requested: str | None, loaded: LoadedConfig) -> str | None:
-    if requested is None or requested == WORDS:
+    if requested is None:
         return requested
     return str(absolute_path(requested, loaded.where("training", "data", "tokenizer")))
 

@@ -16,8 +16,8 @@ from tprimat.config.load import (
 from tprimat.config.schema import PlatformOptimizations, Size
 from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
-from tprimat.engines import AUTO
-from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from
+from tprimat.engines import AUTO, FALLBACK
+from tprimat.engines.base import Here, choose, engine_named
 from tprimat.hardware.nodes import (
     Nodes,
     cpu_cores,
@@ -28,7 +28,7 @@ from tprimat.hardware.nodes import (
     this_machine,
     told_nodes,
 )
-from tprimat.plan.build import STANDARD_LIBRARY, WORDS, PlanRequest, build_plan, count_ranks, new_run_id
+from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
@@ -137,7 +137,7 @@ def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
 def _check_data(session: Session) -> None:
     """Find out before training that the data is there."""
     plan, data = session.plans[0], session.loaded.config.training.data
-    named = [("tokenizer", plan.tokenizer, data.tokenizer)] if plan.tokenizer not in {None, WORDS} else []
+    named = [("tokenizer", plan.tokenizer, data.tokenizer)] if plan.tokenizer is not None else []
     if plan.dataset.startswith("text:") and plan.dataset != STANDARD_LIBRARY:
         named.append(("dataset", plan.dataset.removeprefix("text:"), data.dataset))
     for key, path, value in named:
@@ -160,8 +160,8 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
         raise LaunchError(what, where=loaded.where("hardware", "platforms", "cpu", "gpus_per_node"), fix=fix)
     optimizations = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     here = Here(platform=platform, primus_path=session.choices.primus_path, primus=optimizations.primus)
-    choice = choose(request.engine, here, elsewhere=elsewhere)
-    start = choice.engine.prepare(None if elsewhere else here)
+    engine, reason = choose(request.engine, here, elsewhere=elsewhere)
+    start = engine.prepare(None if elsewhere else here)
     if start is not None and not elsewhere:
         refuse_hidden_gpus(ranks)
     plans: list[RunPlan] = []
@@ -172,15 +172,15 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
             strategy=strategy,
             platform=platform,
             size=session.size,
-            engine=choice.engine.name,
-            engine_reason=choice.reason,
+            engine=engine.name,
+            engine_reason=reason,
             gpus_found=session.gpus_found,
             output_directory=str(session.output),
             primus=start,
             command=request.command,
         )
-        if request.engine == AUTO and choice.engine.automatic_if_it_fits:
-            planned = _fitting(loaded, planned, choice)
+        if request.engine == AUTO and engine.automatic_if_it_fits:
+            planned = _fitting(loaded, planned)
         try:
             for number in range(1, request.runs + 1):
                 run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
@@ -238,11 +238,11 @@ def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     return plan
 
 
-def _fitting(loaded: LoadedConfig, request: PlanRequest, choice: Choice) -> PlanRequest:
+def _fitting(loaded: LoadedConfig, request: PlanRequest) -> PlanRequest:
     """Return the request, with the embedded engine and the reason if the chosen engine cannot run the plan."""
     try:
         plan_run(loaded, request)
     except UserError as refusal:  # a mistake in the plan itself is reported again with the embedded engine
-        other = fallback_from(choice, refusal)
-        return replace(request, engine=other.engine.name, engine_reason=other.reason)
+        why = f" {refusal.why}" if refusal.why and isinstance(refusal, ConfigError) else ""
+        return replace(request, engine=FALLBACK, engine_reason=f"{request.engine_reason}, but does not fit: {refusal.what}{why}")
     return request

@@ -11,7 +11,6 @@ import logging
 import math
 import operator
 import os
-import shutil
 import statistics
 import warnings
 from collections import deque
@@ -36,7 +35,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions, tuning_variables
 from tprimat.records.evidence import graded
 from tprimat.records.schema import Evidence, Outcome, RunRecord, StepRecord
-from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
+from tprimat.records.store import RunDirectory, cannot_write
 from tprimat.train import startup
 from tprimat.train.compat import last_logged
 from tprimat.train.device import Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
@@ -123,8 +122,6 @@ def _multiplies_in_tf32() -> bool:
     return torch.get_float32_matmul_precision() != "highest" if setting is None else setting == "tf32"
 
 
-REPLACED_FILE = "steps-replaced.jsonl"
-"""The steps of a run as they were before it was resumed from a checkpoint before its last step; no tool reads it."""
 SHORTEST_SECONDS = 1e-9
 """The shortest step that a record can hold."""
 OWN_STEPS = 1000
@@ -156,8 +153,6 @@ class _PendingStep:
     known: tuple[float | None, ...]
     """Loss, gradient norm, tokens and learning rate, then LOADS, as the host knows them; None is absent, ON_DEVICE is in
     `values`."""
-    planned_tokens: int | None
-    """Where the module does not say how many it trained on."""
     pauses: tuple[tuple[Timestamp, Timestamp], ...]
     """Begin and end of each validation since the step before."""
     computed: Timestamp | None
@@ -170,8 +165,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     Validation does not count as step time. Fabric has no Trainer and never calls this callback.
 
     Args:
-        run_directory: folder for steps.jsonl and run.json, another one for each run. A run resumed from a checkpoint continues
-            in its folder.
+        run_directory: folder for steps.jsonl and run.json, another one for each run.
         tokens_per_step: tokens that all ranks train on in a step, where training_step returns no "tokens". Those that it returns
             count all ranks too, and are summed over the batches of a step.
         describe: returns the RunRecord when training starts and again when it ends; all ranks call it, rank 0 writes it.
@@ -180,7 +174,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 
     Raises:
         ConfigError: tokens_per_step is not a whole number.
-        RecordError: when training starts: the folder cannot be written, or already holds the steps of another run.
+        RecordError: when training starts: the folder cannot be written, or already holds the steps of a run.
     """
 
     def __init__(
@@ -205,7 +199,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Record what runs, and start the clock."""
-        refusal = self._prepare_folder(trainer.global_step) if trainer.global_rank == 0 else None
+        refusal = self._prepare_folder() if trainer.global_rank == 0 else None
         refusal = trainer.strategy.broadcast(refusal)  # on one rank alone, an error leaves the others waiting
         if refusal is not None:
             raise refusal
@@ -227,30 +221,19 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         if dist.is_initialized():
             dist.barrier()
         self._last_end = self._batch_end = record_timestamp(_device(pl_module))
-        resumed = trainer.global_step > 0 and self.directory.steps_file.exists()
-        self._ended_at_seconds = None if resumed else _seconds_since(run.started_at)
+        self._ended_at_seconds = _seconds_since(run.started_at)
         self._training = True
 
-    def _prepare_folder(self, steps_done: int) -> RecordError | None:
-        """Make the folder. Of a run resumed from a checkpoint, set aside the steps after it, which are trained again."""
+    def _prepare_folder(self) -> RecordError | None:
         path, file = self.directory.path, self.directory.steps_file
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            if not file.exists():
-                return None
-            if steps_done == 0:
-                what = f"{path} already holds the steps of a run."
-                return RecordError(what, where=str(file), fix="another folder for each run")
-            steps = read_lines(StepRecord, file)
-            if steps and steps[-1].step > steps_done:
-                shutil.copyfile(file, path / REPLACED_FILE)
-                write_atomically(file, "".join(f"{to_json(step)}\n" for step in steps if step.step <= steps_done))
         except OSError as error:
             return cannot_write(path, error)
-        except RecordError as error:
-            return error
+        if file.exists():
+            return RecordError(f"{path} already holds the steps of a run.", where=str(file), fix="another folder for each run")
         return None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -275,7 +258,6 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         norm, rate, *loads = (_scalar(_output(outputs, name)) for name in ("grad_norm", "learning_rate", *LOADS))
         norm = logged.get("grad_norm") if norm is None else norm
         rate = self._learning_rate if rate is None else rate
-        planned_tokens = self._planned_tokens(trainer, pl_module)
         metrics = (self._loss(trainer, pl_module, logged), norm, _sum(self._tokens), rate, *loads)
         on_device = [value.double().reshape(1) for value in metrics if _is_on_device(value)]
         counters = torch.cat([*on_device, _worst_memory(device)])
@@ -288,7 +270,6 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 end=self._batch_end,
                 values=values,
                 known=tuple(ON_DEVICE if _is_on_device(value) else _number(value) for value in metrics),
-                planned_tokens=planned_tokens,
                 pauses=tuple(self._pauses),
                 computed=self._computed,
             )
@@ -299,12 +280,12 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 
     def _newly_logged(self, trainer: Any) -> dict[str, Any]:
         """Return name -> number of LOGGED, as far as the module has logged it since the step before."""
-        found = {}
+        fresh = {}
         for key, name, value in last_logged(trainer, LOGGED):
             if value is not self._logged.get(key):
                 self._logged[key] = value
-                found[name] = _scalar(value)
-        return found
+                fresh[name] = _scalar(value)
+        return fresh
 
     def _loss(self, trainer: Any, pl_module: Any, logged: Mapping[str, Any]) -> Any:
         """Return the mean loss of the step's batches. Lightning has divided each by the batches that it accumulates."""
@@ -314,13 +295,6 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         batches = sum(loss is not None for loss in self._losses)
         divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         return total if batches == divided else total * (divided / batches)
-
-    def _planned_tokens(self, trainer: Any, pl_module: Any) -> int | None:
-        """Return the tokens of the step by tokens_per_step: fewer where an epoch ends before all its batches are accumulated."""
-        batches, planned = len(self._losses), int(trainer.accumulate_grad_batches)
-        if self.tokens_per_step is None or not pl_module.automatic_optimization or batches >= planned:
-            return self.tokens_per_step
-        return round(self.tokens_per_step * batches / planned)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the time since the last batch out of the step, on the slowest rank, and forget the memory that validation took.
@@ -352,9 +326,9 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         run = self._with_tokens(self.describe(trainer, pl_module))
         run = replace(run, rank_seconds=medians, environment=self._variables)
         if trainer.global_rank == 0:
-            if self.directory.run_file.exists():
-                with contextlib.suppress(RecordError):
-                    run = self._continued(run, self.directory.read_run(), trainer.global_step)
+            if not self._completes:
+                with contextlib.suppress(RecordError):  # the launcher has recorded more variables
+                    run = replace(run, environment=self.directory.read_run().environment)
             self._save(lambda: self.directory.write_run(run))
         return run
 
@@ -365,12 +339,6 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             return run
         seen = Evidence(source="running_framework", tokens_per_step=tokens)
         return replace(run, evidence=graded(seen, {"tokens_per_step": "stated"}))
-
-    def _continued(self, run: RunRecord, before: RunRecord, steps_done: int) -> RunRecord:
-        """Keep what the launcher has recorded, and the start of a user's run that is resumed, or at its end."""
-        if not self._completes:
-            return replace(run, environment=before.environment)
-        return replace(run, started_at=before.started_at) if steps_done > 0 else run
 
     def _save(self, write: Callable[[], None]) -> None:
         """Write to the folder. If that fails, our own run ends; a user's training goes on."""
@@ -426,7 +394,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         return StepRecord(
             step=pending.step,
             step_seconds=max(seconds, SHORTEST_SECONDS),
-            tokens=pending.planned_tokens if counted is None else int(counted),
+            tokens=self.tokens_per_step if counted is None else int(counted),
             loss=_within(loss, -LARGEST_REAL, LARGEST_REAL),
             grad_norm=_within(norm, -LARGEST_REAL, LARGEST_REAL),
             learning_rate=_within(rate, -LARGEST_REAL, LARGEST_REAL),

@@ -1,16 +1,11 @@
 """What each step trains on: the same global batch in every layout, cut into this rank's micro-batches, from mock data or text."""
 
-import hashlib
-import os
-import re
+import socket
 import sysconfig
-import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from tprimat.core.errors import LaunchError
-from tprimat.plan.build import WORDS
 from tprimat.plan.schema import RunPlan
+from tprimat.records.store import cannot_write
 from tprimat.train.device import local_rank
 
 MOCK_TOKENS = 4096
@@ -30,22 +25,9 @@ MOCK_NOISE = 0.1
 """Share of mock tokens that follow no rule, so that the loss has a floor above zero."""
 
 
-class Sequences(Protocol):
-    """An endless supply of training sequences, numbered from 0."""
-
-    @property
-    def description(self) -> str:
-        """Name of the data, for the record."""
-        ...
-
-    def sequence(self, index: int) -> NDArray[np.int64]:
-        """Return the tokens of one sequence, shape (sequence_tokens + 1,): inputs and, shifted by one, labels."""
-        ...
-
-
 @dataclass(frozen=True)
 class MockSequences:
-    """Seeded arithmetic progressions with noise: after a token, the next one is the same step further on."""
+    """Seeded arithmetic progressions with noise, without end: after a token, the next one is the same step further on."""
 
     seed: int
     sequence_tokens: int
@@ -53,7 +35,7 @@ class MockSequences:
     description: str = "mock"
 
     def sequence(self, index: int) -> NDArray[np.int64]:
-        """See Sequences; a pure function of seed and index."""
+        """Return the tokens of one sequence, shape (sequence_tokens + 1,): inputs and, shifted by one, labels."""
         random = np.random.default_rng((self.seed, index))
         used, length = min(self.vocabulary, MOCK_TOKENS), self.sequence_tokens + 1
         start, step = random.integers(used), random.integers(1, 8)
@@ -74,7 +56,7 @@ class RankPlace:
 class GlobalBatches(IterableDataset[list[Tensor]]):
     """One item is one optimizer step of this replica: a list of micro-batches of shape (micro_batch, sequence_tokens + 1)."""
 
-    def __init__(self, sequences: Sequences, plan: RunPlan, micro_batch: int, place: RankPlace) -> None:
+    def __init__(self, sequences: "Sequences", plan: RunPlan, micro_batch: int, place: RankPlace) -> None:
         super().__init__()
         self.sequences = sequences
         self.place = place
@@ -96,7 +78,7 @@ class GlobalBatches(IterableDataset[list[Tensor]]):
         return torch.from_numpy(np.stack(rows))
 
 
-def open_sequences(plan: RunPlan, vocabulary: int) -> Sequences:
+def open_sequences(plan: RunPlan, vocabulary: int) -> "Sequences":
     """Open the sequences that a plan names.
 
     Raises:
@@ -107,36 +89,25 @@ def open_sequences(plan: RunPlan, vocabulary: int) -> Sequences:
     return open_text(plan, vocabulary)
 
 
-# Text: files -> tokens -> one array of numpy, written once and memory-mapped.
+# Text: files -> tokens -> one array of numpy, which the ranks of a machine share.
 
 END_OF_DOCUMENT = 256
 """Byte-level token after each file; bytes are their own tokens 0..255."""
-WORD = re.compile(rb" ?[A-Za-z_]+|[0-9]|\n +|.", re.DOTALL)
-"""A word with the space before it, a digit, the beginning of an indented line, or any other byte."""
-FIRST_WORD = END_OF_DOCUMENT + 1
-MOST_WORD_TOKENS = 32_768
 MAX_TEXT_BYTES = 256 * 2**20
 """Text beyond this is left out, and the record says so: a benchmark reads far less."""
 END_OF_TEXT_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
 """Names of the token after each file: in the tokenizers of Llama 3, of Qwen and GPT, of Llama 2, of Gemma."""
-
-Encoder = Callable[[bytes], NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
 class TextSequences:
     """Windows of a token stream, reshuffled in each epoch."""
 
-    file: Path
+    stream: NDArray[np.integer]
+    """All tokens, memory-mapped."""
     seed: int
     sequence_tokens: int
     description: str
-
-    @cached_property
-    def stream(self) -> NDArray[np.integer]:
-        """All tokens, memory-mapped."""
-        stream: NDArray[np.integer] = np.load(self.file, mmap_mode="r")
-        return stream
 
     @property
     def windows(self) -> int:
@@ -150,30 +121,40 @@ class TextSequences:
         return self.stream[start : start + self.sequence_tokens + 1].astype(np.int64)
 
 
+Sequences = MockSequences | TextSequences
+"""An endless supply of training sequences, numbered from 0."""
+
+
 @lru_cache(maxsize=1)
 def _order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(windows)
 
 
 def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
-    """Open the dataset of a plan's `text:PATH`; the first rank of each node builds it where it is not cached.
-
-    A cache that cannot be written is replaced by the run's folder.
+    """Open the dataset of a plan's `text:PATH`, whose tokens the first rank of each node writes into the run's folder.
 
     Raises:
         LaunchError: nothing to read, fewer tokens than one sequence, or tokens outside the model's vocabulary.
+        RecordError: the folder cannot be written.
     """
-    source, most = plan.dataset.removeprefix("text:"), min(vocabulary, MOST_WORD_TOKENS)
-    cached, tokenizer = _cached(source, plan.tokenizer, most)
-    places = (cached, Path(plan.run_directory) / cached.name)
-    if local_rank() == 0 and not any(map(_exists, places)):
-        stream = np.concatenate(list(map(_encoder(source, plan.tokenizer, most), _texts(source))))
-        _write_somewhere(places, stream.astype(np.int32 if stream.max() > 65535 else np.uint16), source)
-    if dist.is_initialized():
-        dist.barrier()
-    data = TextSequences(
-        next(filter(_exists, places), cached), plan.seed, plan.workload.sequence_tokens, f"{plan.dataset} ({tokenizer})"
-    )
+    files = text_files(plan.dataset.removeprefix("text:"))
+    file = Path(plan.run_directory) / f"tokens-{socket.gethostname()}.npy"
+    if local_rank() == 0:
+        encode = _byte_tokens if plan.tokenizer is None else _trained_tokens(plan.tokenizer)
+        stream = np.concatenate([encode(text) for text in _texts(files)])
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, stream.astype(np.int32 if stream.max() > 65535 else np.uint16))
+        except OSError as error:
+            raise cannot_write(file, error) from error
+    _wait_for_all()
+    name = "bytes" if plan.tokenizer is None else Path(plan.tokenizer).name
+    if sum(one.stat().st_size for one in files) > MAX_TEXT_BYTES:
+        name += f", the first {MAX_TEXT_BYTES // 2**20} MiB"
+    data = TextSequences(np.load(file, mmap_mode="r"), plan.seed, plan.workload.sequence_tokens, f"{plan.dataset} ({name})")
+    _wait_for_all()
+    if local_rank() == 0:
+        file.unlink()  # what is mapped stays
     highest = int(data.stream.max())
     if highest >= vocabulary:
         what = f"The tokens of {plan.dataset} go up to {highest}, and the model knows {vocabulary}."
@@ -183,6 +164,11 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
         what = f"{plan.dataset} has {held}, fewer than one sequence of {plan.workload.sequence_tokens}."
         raise LaunchError(what, fix="more text, or a shorter --sequence-length")
     return data
+
+
+def _wait_for_all() -> None:
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def text_files(source: str) -> list[Path]:
@@ -201,10 +187,10 @@ def text_files(source: str) -> list[Path]:
     return files
 
 
-def _texts(source: str) -> Iterator[bytes]:
+def _texts(files: Sequence[Path]) -> Iterator[bytes]:
     """Yield the contents of each file, up to MAX_TEXT_BYTES in all."""
     left = MAX_TEXT_BYTES
-    for file in text_files(source):
+    for file in files:
         with file.open("rb") as opened:
             text = opened.read(left)
         yield text
@@ -213,80 +199,11 @@ def _texts(source: str) -> Iterator[bytes]:
             return
 
 
-def _cached(source: str, tokenizer: str | None, most: int) -> tuple[Path, str]:
-    """Return the cache file for exactly this content, and the tokenizer's name."""
-    digest = hashlib.sha256()
-    for text in _texts(source):
-        digest.update(text)
-        digest.update(b"\0")
-    name = "bytes"
-    if tokenizer == WORDS:
-        name = f"{WORDS}, at most {most:,}"
-        digest.update(name.encode())
-    elif tokenizer is not None:
-        try:
-            digest.update(Path(tokenizer).read_bytes())
-        except OSError as error:
-            what = f"The tokenizer {tokenizer} cannot be read: {error.strerror}."
-            raise LaunchError(what, fix="training.data.tokenizer") from error
-        name = Path(tokenizer).name
-    if sum(file.stat().st_size for file in text_files(source)) > MAX_TEXT_BYTES:
-        name += f", the first {MAX_TEXT_BYTES // 2**20} MiB"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tprimat"
-    return root / f"text-{digest.hexdigest()[:16]}.npy", name
-
-
-def _exists(file: Path) -> bool:
-    try:
-        return file.exists()
-    except OSError:  # a folder that may not be entered
-        return False
-
-
-def _write_somewhere(places: Sequence[Path], stream: NDArray[np.integer], source: str) -> None:
-    """Write at the first place that can be written, under a temporary name, so that another run never sees half of it."""
-    refused = []
-    for file in places:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-                np.save(Path(folder) / file.name, stream)
-                (Path(folder) / file.name).replace(file)
-        except OSError as error:
-            refused.append(f"{file.parent}: {error.strerror or error}")
-        else:
-            return
-    raise LaunchError(
-        f"The tokens of {source} cannot be stored.", why="; ".join(refused), fix="XDG_CACHE_HOME with a folder that has room"
-    )
-
-
-def _encoder(source: str, tokenizer: str | None, most: int) -> Encoder:
-    if tokenizer == WORDS:
-        return word_tokens(_texts(source), most)
-    return _byte_tokens if tokenizer is None else _trained_tokens(tokenizer)
-
-
 def _byte_tokens(text: bytes) -> NDArray[np.int32]:
     return np.append(np.frombuffer(text, dtype=np.uint8).astype(np.int32), np.int32(END_OF_DOCUMENT))
 
 
-def word_tokens(texts: Iterator[bytes], most: int) -> Encoder:
-    """Return an encoder with a token for each byte and for the most frequent words of some texts, `most` tokens in all."""
-    counts: Counter[bytes] = Counter()
-    for text in texts:
-        counts.update(word for word in WORD.findall(text) if len(word) > 1)
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, most - FIRST_WORD)]
-    numbers = {word: [FIRST_WORD + place] for place, word in enumerate(frequent)}
-
-    def encode(text: bytes) -> NDArray[np.int32]:
-        tokens = [number for word in WORD.findall(text) for number in numbers.get(word, word)]
-        return np.asarray([*tokens, END_OF_DOCUMENT], dtype=np.int32)
-
-    return encode
-
-
-def _trained_tokens(path: str) -> Encoder:
+def _trained_tokens(path: str) -> Callable[[bytes], NDArray[np.int32]]:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:

@@ -1,6 +1,5 @@
 """The machine as a rank sees it: its accelerator, timestamps on its clock, and memory."""
 
-import contextlib
 import os
 import re
 import socket
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tprimat.core.errors import LaunchError
 from tprimat.records.environment import processor_name, usable_cores
 from tprimat.records.schema import Machine, NodeRecord
 
@@ -80,101 +78,23 @@ def record_timestamp(device: torch.device) -> Timestamp:
     return Timestamp(event, time.perf_counter())
 
 
-# How much memory this rank's training takes, and how much it may take: torch's counters on a GPU, those of Linux on a CPU.
+# How much memory this rank's training takes: torch's counters on a GPU, those of Linux on a CPU.
 
 PROCESS = Path("/proc/self")
-CGROUPS = Path("/sys/fs/cgroup")
-KIBIBYTE = 1024
 
 
 def read_peak_memory(device: torch.device) -> tuple[int | None, int | None]:
     """Read and reset the peak bytes of this rank, allocated and reserved, without waiting for the device.
 
     On a CPU nothing is reserved, and what is allocated is resident in this process; None where the system does not count it.
-    Where it counts but does not reset, each reading is the peak since the process began.
     """
     if device.type == "cuda":
         peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         return peaks
     try:
-        peak = _status("VmHWM")
-    except (LaunchError, OSError):
-        return None, None
-    with contextlib.suppress(OSError):
-        _reset_resident_peak()
-    return peak, None
-
-
-def reset_peak(device: torch.device) -> None:
-    """Forget earlier peaks, and give back what is cached for other shapes.
-
-    Raises:
-        LaunchError: this system does not report the memory of a process.
-    """
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    try:
-        _reset_resident_peak()
-    except OSError as error:
-        why = f"{PROCESS / 'clear_refs'}: {error.strerror}"
-        raise LaunchError("A process's peak memory cannot be read here.", why=why, fix="--micro-batch-size 1") from error
-
-
-def _reset_resident_peak() -> None:
-    (PROCESS / "clear_refs").write_text("5")  # proc(5)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Return the most bytes allocated since `reset_peak`; on a CPU, resident in this process."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status("VmHWM")
-
-
-def available_bytes(device: torch.device, ranks_here: int) -> int:
-    """Return the bytes that this rank's training takes now plus those it could still take.
-
-    On a GPU this is everything that other processes, and libraries outside torch's allocator, do not hold. On a CPU it is an
-    equal share of what the machine and this process's cgroup have left.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device)
-    return _status("VmRSS") + host_bytes_left() // ranks_here
-
-
-def host_bytes_left() -> int:
-    """Return the main memory still available: the least of what the machine and the limits on this process leave."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(encoding="utf8"), re.MULTILINE)
-    left = [int(found[1]) * KIBIBYTE] if found else []
-    for folder in own_cgroups():
-        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
-        if limit is not None and used is not None:
-            left.append(limit - used)
-    if not left:
-        raise LaunchError("The memory of this machine cannot be read.", where="/proc/meminfo", fix="--micro-batch-size 1")
-    return max(0, min(left))
-
-
-def own_cgroups() -> list[Path]:
-    """Return this process's control group (version 2) and its parents, each of which may have a limit; the root without one."""
-    found = re.search(r"^0::(/.*)$", (PROCESS / "cgroup").read_text(encoding="utf8"), re.MULTILINE)
-    own = CGROUPS / found[1].lstrip("/") if found else CGROUPS
-    return [folder for folder in (own, *own.parents) if folder == CGROUPS or CGROUPS in folder.parents]
-
-
-def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", (PROCESS / "status").read_text(encoding="utf8"), re.MULTILINE)
-    if found is None:
-        raise LaunchError(f"{PROCESS / 'status'} has no {name}.", fix="--micro-batch-size 1")
-    return int(found[1]) * KIBIBYTE
-
-
-def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is no such file, or no limit ("max")."""
-    try:
-        text = path.read_text(encoding="utf8").strip()
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", (PROCESS / "status").read_text(encoding="utf8"), re.MULTILINE)
+        (PROCESS / "clear_refs").write_text("5")  # proc(5)
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+        return None, None
+    return int(peak[1]) * 1024 if peak else None, None

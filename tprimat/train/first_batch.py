@@ -8,9 +8,19 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from torch import Tensor
 
+from tprimat.records.schema import Evidence
 from tprimat.train.expert_loads import watch_routers
 from tprimat.train.layer_watch import LayerWatch, before_first_call
-from tprimat.train.observed import ObservedBatch, name_of_tokens
+from tprimat.train.observed import (
+    ObservedBatch,
+    common_evidence,
+    dtype_name,
+    layers_in_bf16,
+    name_of_tokens,
+    scaling_and_attention,
+    te_matmul_dtype,
+    te_modules,
+)
 
 
 class FirstBatchHook:
@@ -45,3 +55,44 @@ class FirstBatchHook:
                 tokens_per_step=sequences * part * ranks,
                 first_sequence=name_of_tokens(tokens[0]) if ranks == 1 else None,
             )
+
+    def evidence(self, optimizer: Any, *, fp8_asked: bool, **own: Any) -> Evidence:
+        """Return evidence of what runs, with further facts. Every rank must call it: parameters are summed over all."""
+        first, config = next(self.models[0].parameters()), self.models[0].config
+        wide = layers_in_bf16(config)
+        kept = [layer for model in self.models for layer in model.decoder.layers if layer.layer_number in wide]
+        fused = te_modules(self.models, without=kept)
+        dtype = te_matmul_dtype(fused, first.dtype, fp8_asked=fp8_asked and bool(fused))
+        scaling, attention = scaling_and_attention(fused) if dtype == "fp8" else (None, None)
+        inner = getattr(optimizer, "chained_optimizers", [optimizer])[0]
+        return common_evidence(
+            self.models,
+            config,
+            self.seen,
+            self.layers,
+            parameter_dtype=dtype_name(first.dtype),
+            matmul_dtype=dtype,
+            attention_dtype=attention,
+            layers_in_bf16=len(wide) if dtype == "fp8" else None,
+            fp8_scaling=scaling,
+            gradient_dtype=dtype_name(first.main_grad.dtype),
+            attention="Transformer Engine" if fused else "Megatron-Core's local attention",
+            optimizer=f"{type(inner).__name__} over {type(inner.optimizer).__name__}",
+            **own,
+        )
+
+    def running_options(self, replicas: Any) -> dict[str, Any]:
+        """Return what changes speed or memory, under Megatron-Core's names, from the built model and its chunks' `ddp_config`."""
+        config = self.models[0].config
+        return {
+            "cross_entropy_fusion_impl": config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else None,
+            "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
+            "overlap_grad_reduce": replicas.overlap_grad_reduce,
+            "overlap_param_gather": replicas.overlap_param_gather,
+            "gradient_accumulation_fusion": config.gradient_accumulation_fusion,
+            "tp_comm_overlap": config.tp_comm_overlap,
+            "cuda_graph_impl": config.cuda_graph_impl,
+            "first_last_layers_bf16": bool(layers_in_bf16(config)),
+            "moe_token_dispatcher_type": config.moe_token_dispatcher_type if config.num_moe_experts else None,
+            **({"fp8_recipe": config.fp8_recipe} if config.fp8 else {}),
+        }

@@ -10,26 +10,21 @@ import os
 import signal
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 FOLDER = "flight-recorder"
 """In the run's folder; one file per rank."""
-BUFFER_SIZE, OLD_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""How many collectives torch remembers. torch 2.9 renamed the variable, and warns where it finds the old name."""
-RENAMED_IN = (2, 9)
-ENTRIES = "2000"
-"""The default of recent versions of torch. Older ones record nothing by default."""
+BUFFER_SIZE, ENTRIES = "TORCH_FR_BUFFER_SIZE", "2000"
+"""How many collectives torch remembers. Before 2.9 the variable had another name, and torch remembered none by default."""
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """torch has one recorder for NCCL and one for other backends, and each call only where it was built with that recorder."""
 
 
 def answer_requests(run_directory: Path, rank: int) -> None:
     """Answer each SIGUSR2 with a file. Call it in the main thread, before it starts others and before torch is imported."""
-    if not {BUFFER_SIZE, OLD_BUFFER_SIZE} & set(os.environ):
-        os.environ[BUFFER_SIZE if torch_version() >= RENAMED_IN else OLD_BUFFER_SIZE] = ENTRIES
+    os.environ.setdefault(BUFFER_SIZE, ENTRIES)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 
     def answer() -> None:
@@ -38,14 +33,6 @@ def answer_requests(run_directory: Path, rank: int) -> None:
             write_record(run_directory / FOLDER / f"rank-{rank}.json", rank)
 
     Thread(target=answer, name="flight recorder", daemon=True).start()
-
-
-def torch_version() -> tuple[int, ...]:
-    """Return major and minor version of the torch that is installed, without importing it; empty where there is none."""
-    try:
-        return tuple(int(word) for word in version("torch").split(".")[:2])
-    except (PackageNotFoundError, ValueError):
-        return ()
 
 
 def write_record(path: Path, rank: int) -> None:
@@ -63,20 +50,20 @@ def write_record(path: Path, rank: int) -> None:
 def recorders() -> list[dict[str, Any]]:
     """Return the documents of torch's recorders; none before torch is imported, and where torch has none."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    found = []
+    documents = []
     for name in RECORDERS:
         try:
-            found.append(json.loads(getattr(c10d, name)()))
+            documents.append(json.loads(getattr(c10d, name)()))
         except (AttributeError, RuntimeError, ValueError):
             continue
-    return found
+    return documents
 
 
 def groups() -> dict[str, list[int]]:
     """Return the name of each process group of this rank and the ranks in it, which torch's recorder knows under NCCL alone."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
     try:
-        found = module._get_all_pg_configs()  # type: ignore[union-attr]
-        return {str(group["pg_name"]): [int(rank) for rank in group["ranks"]] for group in found}
+        configs = module._get_all_pg_configs()  # type: ignore[union-attr]
+        return {str(group["pg_name"]): [int(rank) for rank in group["ranks"]] for group in configs}
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return {}

@@ -59,9 +59,8 @@ class LayerWatch:
         self._seen[name] = max(self._seen[name], KEPT if torch.is_grad_enabled() else RECOMPUTED)
 
     def _see_layer(self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        stream = args[0] if args else kwargs["hidden_states"]
-        first: Tensor = stream[0] if isinstance(stream, tuple) else stream
-        self._stream_tokens = first.shape[0]
+        stream: Tensor = args[0] if args else kwargs["hidden_states"]
+        self._stream_tokens = stream.shape[0]
         self.weight_dtype = next((weight.dtype for weight in layer.parameters()), None)
         self._see(LAYER)
 

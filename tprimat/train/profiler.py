@@ -5,12 +5,13 @@ OUTPUT/profile_PLATFORM_MODEL_RUN_ID.json           the same file under a second
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.errors import RecordError
 from tprimat.plan.schema import RunPlan
-from tprimat.records.store import RunDirectory, cannot_write
+from tprimat.records.store import cannot_write
 from tprimat.train.callback import callback_bases
 
 RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
@@ -32,14 +33,13 @@ def profiling_callbacks(plan: RunPlan) -> list[Any]:
 
 
 class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
-    """Steps torch.profiler once per optimizer step, and records in run.json which steps it slowed down."""
+    """Steps torch.profiler once per optimizer step."""
 
     def __init__(self, plan: RunPlan) -> None:
         super().__init__()
         self.plan = plan
         self.traces: list[Path] = []
         """Written so far."""
-        self._directory = RunDirectory(Path(plan.run_directory))
         self._profile: profile | None = None
         self._first_step = 1
         self._last_step = 0
@@ -89,15 +89,10 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             self._finish()
 
     def _step_began(self, running: profile) -> None:
-        """Note the step that begins, and label the trace."""
+        """Label the trace of the step that begins."""
         if running.current_action in RECORDING:
             origin = {name: getattr(self.plan, name) for name in ("run_id", "model", "strategy", "platform")}
-            origin |= {"rank": 0, "step_of_profiler_step_0": self._first_step}
-            running.add_metadata_json("tprimat", json.dumps(origin))
-        if is_slowed(self.plan, running.step_num) and self._directory.run_file.exists():
-            run = self._directory.read_run()
-            step = self._first_step + running.step_num
-            self._directory.write_run(replace(run, profiled_steps=(*run.profiled_steps, step)))
+            running.add_metadata_json("tprimat", json.dumps({**origin, "rank": 0, "step_of_profiler_step_0": self._first_step}))
 
     def _finish(self) -> None:
         running, self._profile = self._profile, None
@@ -139,19 +134,13 @@ def profiler_schedule(plan: RunPlan) -> Callable[[int], ProfilerAction]:
     return schedule(**asdict(plan.profiling.schedule))
 
 
-def is_slowed(plan: RunPlan, index: int) -> bool:
-    """Whether the profiler slows a step down, by warming up, recording, or writing the trace of the cycle before it.
-
-    The first step of training has index 0.
-    """
-    action = profiler_schedule(plan)
-    after_a_cycle = index > 0 and action(index - 1) == ProfilerAction.RECORD_AND_SAVE
-    return after_a_cycle or action(index) != ProfilerAction.NONE
-
-
 def slowed_steps(plan: RunPlan) -> tuple[int, ...]:
-    """Return the steps of a whole run that the profiler slows down; none where it is off."""
-    return tuple(index + 1 for index in range(plan.steps) if plan.profiling.enabled and is_slowed(plan, index))
+    """Return the steps that the profiler slows down: it warms up, records, or writes the trace of the cycle before."""
+    if not plan.profiling.enabled:
+        return ()
+    actions = [ProfilerAction.NONE, *map(profiler_schedule(plan), range(plan.steps))]
+    pairs = enumerate(itertools.pairwise(actions), start=1)
+    return tuple(step for step, (before, now) in pairs if now != ProfilerAction.NONE or before == ProfilerAction.RECORD_AND_SAVE)
 
 
 def hard_link(path: Path, other: Path) -> None:

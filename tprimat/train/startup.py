@@ -1,15 +1,13 @@
 """The start of a rank: when it reached each stage, and what shortens it. Imports no heavy package."""
 
 import contextlib
-import ctypes
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
-from threading import Thread
 from typing import Any, get_args
 
 from tprimat.records.schema import StartUp
@@ -44,11 +42,6 @@ def seconds_since(started_at: str) -> dict[StartUp, float]:
     return {stage: round((moment - start).total_seconds(), 3) for stage, moment in _reached.items()}
 
 
-# Prefetching: work that waits for the driver or for files, not for Python, begins early, on threads.
-
-CUDA_DRIVER = "libcuda.so.1"
-
-
 def pause_garbage_collection() -> None:
     """Stop collecting garbage while libraries are imported: they create almost none, and searching for it takes time."""
     gc.disable()
@@ -59,31 +52,6 @@ def resume_garbage_collection() -> None:
     reached("imported")
     gc.freeze()
     gc.enable()
-
-
-def prefetch_gpu(device: int) -> Thread | None:
-    """Have the CUDA driver open a GPU, one of CUDA_VISIBLE_DEVICES, on a thread while this process imports its libraries.
-
-    torch then uses the context that it finds. None where there is no CUDA driver.
-    """
-    try:
-        driver = ctypes.CDLL(CUDA_DRIVER)
-    except OSError:
-        return None
-    return in_background(lambda: _retain_context(driver, device))
-
-
-def in_background(work: Callable[[], None]) -> Thread:
-    """Begin work on a thread that does not keep the process alive."""
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-def _retain_context(driver: ctypes.CDLL, device: int) -> None:
-    handle, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), device) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
 
 
 # torchmetrics, which Lightning imports, in turn imports transformers, torchvision, scipy and matplotlib wherever they are

@@ -5,7 +5,6 @@ tprimat/logs/formats/tprimat.py reads both kinds of lines back.
 """
 
 import sys
-from dataclasses import replace
 from datetime import datetime
 
 from tprimat.core.flops import flop_per_token
@@ -15,15 +14,14 @@ from tprimat.records.store import RUN_LINE, to_json
 
 
 class StepLog:
-    """Write the lines of one run to stdout; it says which steps the profiler will slow down. Rank 0 alone calls it."""
+    """Write the lines of one run to stdout. Rank 0 alone calls it."""
 
-    def __init__(self, plan: RunPlan, profiled_steps: tuple[int, ...] = ()) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._profiled_steps = profiled_steps
 
     def start(self, run: RunRecord) -> None:
         """Print the record, so that the log alone says what ran."""
-        _print(RUN_LINE + to_json(replace(run, profiled_steps=self._profiled_steps)))
+        _print(RUN_LINE + to_json(run))
 
     def step(self, step: StepRecord) -> None:
         """Print one step."""

@@ -1,0 +1,129 @@
+"""What the embedded engine refuses before a run starts: plans that contradict themselves, and what its parts cannot do."""
+
+from pathlib import Path
+
+import pytest
+from plans import request_of
+
+from tprimat.analyze.metrics import run_metrics
+from tprimat.config.load import parse_setting, read_config
+from tprimat.engines.base import engine_named
+from tprimat.engines.embedded import ENGINE
+from tprimat.plan.build import build_plan
+from tprimat.records.discover import load_results
+from tprimat.report.summary import summary
+from tprimat.runner.run import announcement
+
+RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "records" / "h200"
+
+
+def plan_of(*changes, model="llama", platform="nvidia"):
+    """A plan with these settings, in short: o. for a switch of the engine, p. for the platform's, l. for the layout's."""
+    below = f"platform_optimizations.{platform}"
+    long = {"o.": f"{below}.engine_options.", "p.": f"{below}.", "l.": f"parallelism.minimal_communication.{model}.{platform}."}
+    settings = [parse_setting(long.get(change[:2], change[:2]) + change[2:]) for change in changes]
+    return build_plan(
+        read_config(settings=settings, environment={}), request_of(model, "minimal_communication", platform=platform)
+    )
+
+
+def refusal(*changes, engine=ENGINE, **which):
+    return engine.refusal(plan_of(*changes, **which), lambda *keys: ".".join(keys))
+
+
+TENSOR, PIPELINE, FP8 = "l.tensor_model_parallel_size=2", "l.pipeline_model_parallel_size=2", "p.precision=fp8"
+THEIRS = "o.layers=transformer_engine"
+
+
+@pytest.mark.parametrize(
+    ("switch", "changes", "what", "fix"),
+    [
+        ("fully_shard", [TENSOR], "the layout has tensor parallelism", "a --parallel with TP1"),
+        ("fully_shard", [PIPELINE], "the layout has pipeline parallelism", "a --parallel with PP1"),
+        ("fully_shard", [FP8], "the precision is fp8", "--precision bf16"),
+        ("fully_shard", [THEIRS], "layers is transformer_engine", "layers: local"),
+        ("fully_shard", ["o.gradients=bf16"], "gradients is bf16", "gradients: fp32"),
+        ("fully_shard", ["o.distributed_optimizer=false"], "distributed_optimizer is off", "distributed_optimizer: true"),
+        (
+            "fully_shard",
+            ["o.accumulate_weight_gradients=true"],
+            "accumulate_weight_gradients is on",
+            "accumulate_weight_gradients: auto",
+        ),
+        ("fp8_output_layer", [], "the precision is bf16", "--precision fp8"),
+        ("fp8_output_layer", [FP8, THEIRS], "layers is transformer_engine", "layers: local"),
+        ("fp8_output_layer", [FP8, "o.streamed_cross_entropy=false"], "streamed_cross_entropy is off", "streamed_cross_entropy"),
+        ("compiled_regions", [THEIRS], "layers is transformer_engine", "layers: local"),
+        ("cuda_graphs", [PIPELINE], "the layout has pipeline parallelism", "a --parallel with PP1"),
+        ("cuda_graphs", ["l.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
+        ("cuda_graphs", ["p.recompute=full"], "recompute is full", "recompute: none"),
+        ("cuda_graphs", ["o.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
+        ("cuda_graphs", ["profiling.enabled=true"], "profiling is on", "profiling off"),
+        ("cuda_graphs", ["training.duration.max_steps=4"], "there are 4 steps", "--steps 5"),
+        ("cuda_graphs", ["hardware.platforms.nvidia.nodes=2"], "there are 2 nodes", "--nodes 1"),
+        ("cuda_graphs", [THEIRS, FP8], "Transformer Engine multiplies in fp8", "layers: local, or --precision bf16"),
+    ],
+)
+def test_what_contradicts_a_switch_is_refused_with_the_way_out(switch, changes, what, fix):
+    error = refusal(f"o.{switch}=true", *changes)
+    assert error.what == f"{switch} is on, and {what}."
+    assert error.where == f"platform_optimizations.nvidia.engine_options.{switch}"
+    assert error.why
+    assert error.fix.startswith(fix)
+    assert error.fix.endswith(f", or {switch}: false")
+
+
+@pytest.mark.parametrize(
+    ("changes", "which", "what"),
+    [
+        (["o.cuda_graphs=true"], {"model": "mixtral"}, "cuda_graphs is on, and mixtral-8x7b has experts."),
+        (["o.cuda_graphs=true"], {"platform": "amd"}, "cuda_graphs is on, and the platform is amd."),
+        (["o.fully_shard=true"], {"model": "mixtral"}, "fully_shard is on, and mixtral-8x7b has experts."),
+        ([THEIRS], {"platform": "amd"}, "layers is transformer_engine."),
+        (["p.precision=fp32", "o.gradients=bf16"], {}, "gradients is bf16."),
+        (["o.optimizer_states=bf16"], {}, "optimizer_states is bf16."),
+        ([FP8], {"model": "mixtral"}, "The embedded engine's own layers train mixtral-8x7b, which has experts, in bf16 alone."),
+        (
+            [FP8, "p.recompute=selective", "p.recompute_modules=[layernorm, mlp]"],
+            {},
+            "The embedded engine's own layers cannot recompute layernorm in fp8.",
+        ),
+        ([FP8, "training.data.sequence_length=1000"], {}, "A micro-batch of 1000 cannot be multiplied in fp8."),
+        (
+            [FP8, THEIRS, TENSOR, "l.expert_model_parallel_size=1"],
+            {"model": "mixtral"},
+            "Transformer Engine's experts under tensor parallelism need expert parallelism.",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(changes, which, what):
+    error = refusal(*changes, **which)
+    assert error.what == what
+    assert error.where
+    assert error.fix
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["o.cuda_graphs=true", TENSOR],
+        ["o.fully_shard=true", "p.recompute=full", "l.context_parallel_size=2"],
+        [FP8, "o.fp8_output_layer=true"],
+        [FP8, "p.recompute=selective", "p.recompute_modules=[mlp]"],
+    ],
+)
+def test_what_goes_together_is_not_refused(changes):
+    assert refusal(*changes) is None
+
+
+def test_other_engines_refuse_its_switches():
+    error = refusal(FP8, "o.fp8_output_layer=true", engine=engine_named("nemo"))
+    assert (error.what, error.why) == ("fp8_output_layer is on.", "The engine nemo has no such switch.")
+
+
+def test_plan_and_summary_say_that_weights_are_split():
+    assert ", fully sharded, GradAccum" in announcement(plan_of("o.fully_shard=true"))
+    assert "sharded" not in announcement(plan_of())
+    ((split, whole), _) = load_results([RECORDS / "fully-sharded" / "mbs4_full", RECORDS / "two-gpus" / "engine" / "dp_mbs4"])
+    texts = [summary([(one.run, run_metrics(one.run, one.steps), Path("log"))]) for one in (split, whole)]
+    assert ["weights split over 2" in text for text in texts] == [True, False]

@@ -57,9 +57,8 @@ class Reporter(Callback):  # type: ignore[misc]
         self.context = context
         self.trainer.global_step = context.state.train_state.step + 1
         seen = self.batch.seen
-        experts = self.batch.models[0].config.num_moe_experts is not None
         outputs = {
-            **(mean_loads(self.batch.models, self.module.device) if experts else {}),
+            **(mean_loads(self.batch.models, self.module.device) if self.batch.watches_routers else {}),
             "loss": self._loss(context),
             "grad_norm": context.grad_norm,
             "tokens": None if seen is None else seen.tokens_per_step,

@@ -58,7 +58,7 @@ class NemoCallback(BenchmarkCallback):
         """Close a step; its tokens are known from its first micro-batch, and the experts' loads from all."""
         if self.watch.seen is not None:
             self.tokens_per_step = self.watch.seen.tokens_per_step
-        if self.watch.models[0].config.num_moe_experts is not None:
+        if self.watch.watches_routers:
             from tprimat.train.expert_loads import mean_loads
 
             known = outputs if isinstance(outputs, Mapping) else {}

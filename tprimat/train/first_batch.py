@@ -34,13 +34,18 @@ class FirstBatchHook:
         self.layers: LayerWatch
         self.models: list[Any] = []
         """Megatron's model of each chunk on this rank, once attached."""
+        self.watches_routers = False
+        """Whether the loads of experts are known after each step."""
 
     def attach(self, chunks: Sequence[Any]) -> None:
         """Hook into Megatron's own model of each chunk, inside the wrappers for precision and gradients."""
         self.models = [module for chunk in chunks for module in chunk.modules() if isinstance(module, GPTModel)]
         before_first_call(self.models[0], self._observe)
         self.layers = LayerWatch([list(chunk.decoder.layers) for chunk in self.models])
-        for model in self.models:
+        config = self.models[0].config
+        # A layer with hooks cannot be captured as a CUDA graph.
+        self.watches_routers = config.num_moe_experts is not None and getattr(config, "cuda_graph_impl", "none") == "none"
+        for model in self.models if self.watches_routers else ():
             watch_routers(model)
 
     def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

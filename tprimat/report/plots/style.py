@@ -2,10 +2,9 @@
 
 import io
 import textwrap
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,13 +24,8 @@ PICTURES = ("png", "svg", "pdf")
 MISSING = "not recorded"
 MOST_SERIES = 8
 """Configurations that get a colour; the others are named, and grey."""
-FIRST = ("minimal_communication", "maximum_performance", "balanced", "memory_optimized", "truly_identical")
-"""The strategies of the shipped configuration, each with its own colour."""
 INK, SOFT, RULE, REST = "#16202c", "#566474", "#dde2e8", "#b9c0c8"
 """Colours of words, of notes and ticks, of grids, and of bars and dots without a colour of their own; as on the HTML page."""
-LOG_MARKS = ((1, 2, 5), (1, 1.5, 2, 3, 5, 7))
-"""Multiples of powers of ten that a logarithmic axis marks: the first ones that mark it FEWEST_MARKS times."""
-FEWEST_MARKS = 3
 HEADLINE, SUBTITLE, SMALL, LABEL = 13, 9.5, 8.5, 9
 """Sizes of text in points; small are notes and values, labels are those of rows."""
 LEFT = 0.008
@@ -87,40 +81,16 @@ def looks(count: int) -> list[Look]:
 
 
 def looks_of(names: Sequence[str]) -> dict[str, Look]:
-    """Return a look for each of the first MOST_SERIES names.
-
-    A name has the same colour in every picture in which no other name claims it, whatever was measured. Up to four names differ
-    in their lines too; of more, the first four do.
-    """
-    shown = list(dict.fromkeys(names))[:MOST_SERIES]
-    every, taken = looks(MOST_SERIES), dict[int, str]()
-    for name in sorted(shown, key=lambda name: (_claim(name) >= len(FIRST), name)):
-        place = _claim(name)
-        while place in taken:
-            place = (place + 1) % MOST_SERIES
-        taken[place] = name
-    place_of = {name: place for place, name in taken.items()}
-    lines: list[LineStyle] = []
-    for name in shown:
-        own = every[place_of[name]].line
-        free = [line for line in LINE_STYLES if line not in lines]
-        lines.append(own if own in free or not free else free[0])
-    return {name: replace(every[place_of[name]], line=line) for name, line in zip(shown, lines, strict=True)}
-
-
-def _claim(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else zlib.crc32(name.encode()) % MOST_SERIES
+    """Return a look for each of the first MOST_SERIES names."""
+    return dict(zip(list(dict.fromkeys(names))[:MOST_SERIES], looks(MOST_SERIES), strict=False))
 
 
 def readable_log_ticks(axes: "Axes") -> None:
-    """Mark a logarithmic vertical axis at 1, 2, 5 and their decades; at more places where those leave fewer than three marks."""
+    """Mark a logarithmic vertical axis at 1, 2, 5 and their decades; in steps where it spans less than a decade."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     low, high = axes.get_ylim()
-    locators = [*(LogLocator(base=10, subs=subs) for subs in LOG_MARKS), MaxNLocator(nbins=5)]
-    marks = [sum(low <= mark <= high for mark in locator.tick_values(low, high)) for locator in locators]
-    best = next((place for place, count in enumerate(marks) if count >= FEWEST_MARKS), -1)
-    axes.yaxis.set_major_locator(locators[best])
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5) if high < 10 * low else LogLocator(base=10, subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
@@ -230,19 +200,10 @@ def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bo
 
 
 def thousands(axes: "Axes", *, vertical: bool = False, scale: float = 1) -> None:
-    """Format ticks with thousands separators and equal decimals (12,000; 0.5, 1.0), in units of `scale`, and only a few of them.
-
-    The axis has its limits; one without ticks stays empty.
-    """
+    """Format a few ticks with thousands separators, in units of `scale`; an axis without ticks stays empty."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axes.yaxis if vertical else axes.xaxis
-
-    def text(value: float, _: int | None) -> str:
-        numbers = [float(place) / scale for place in axis.get_majorticklocs()]
-        need = next((n for n in range(8) if all(abs(round(one, n) - one) < 1e-9 * max(1, abs(one)) for one in numbers)), 8)
-        return f"{value / scale:,.{need}f}"
-
     if len(axis.get_ticklocs()):
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(text))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,.10g}"))

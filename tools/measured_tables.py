@@ -7,7 +7,7 @@ python3 tools/measured_tables.py --check
 A block ends with <!-- end --> and begins with one of
 
 <!-- table ARGUMENTS -->     which follow ./compare.py --results-dir: folders, and --probes with a place of probes
-<!-- profile ARGUMENTS -->   which follow `tprimat trace --markdown`
+<!-- profile ARGUMENTS -->   which are summaries of traces
 <!-- power ARGUMENTS -->     which follow ./compare.py --results-dir: mean power of each configuration
 <!-- published ARGUMENTS --> likewise: the published results nearest to the fastest configuration
 """
@@ -16,7 +16,6 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
+from profile_figures import markdown as profile_table  # noqa: E402
+from profile_figures import read_summary  # noqa: E402
 
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.analyze.published import nearest_published  # noqa: E402
@@ -67,8 +68,8 @@ def without_lone_intervals(markdown: str) -> str:
 
 def profile(arguments: str) -> str:
     """Return the table of what steps spend their time on."""
-    command = [sys.executable, "-m", "tprimat", "trace", "--markdown", *arguments.split()]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip() + "\n"
+    paths = [ROOT / path for path in arguments.split()]
+    return profile_table({path.stem: read_summary(path) for path in paths}) + "\n"
 
 
 def power(arguments: str) -> str:

@@ -21,6 +21,7 @@ from graph_figures import cuda_graphs, graph_losses, queues  # noqa: E402
 from lead_figures import answer, choices_of_steps, earlier_leads, leads, output_layer  # noqa: E402
 from loss_figures import losses  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
+from profile_figures import markdown, read_summary  # noqa: E402
 from record_figures import (  # noqa: E402
     NOTHING,
     OURS,
@@ -39,12 +40,9 @@ from switch_figures import copy_streams, exchanges, exchanges_as_graphs, forward
 
 from tprimat.analyze.compare import Question, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
-from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
-from tprimat.records.store import from_json  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
-from tprimat.report.trace import markdown  # noqa: E402
 
 PAGES = (ROOT / "benchmarks" / "results" / "performance.md", ROOT / "benchmarks" / "results" / "performance-earlier.md")
 MEASURED = (
@@ -122,10 +120,7 @@ def target(layout: Layout) -> str:
 
 def profiles(results: Path) -> str:
     """Break one step down into kernel classes."""
-    found = {
-        path.stem: from_json(ProfileSummary, path.read_text(), where=str(path))
-        for path in sorted((results / "profiles").glob("*.json"))
-    }
+    found = {path.stem: read_summary(path) for path in sorted((results / "profiles").glob("*.json"))}
     return markdown(found) if found else NOTHING
 
 

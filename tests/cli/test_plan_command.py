@@ -21,15 +21,13 @@ def fastest(text):
     return re.split(r"\s{2,}", row), re.search(r"^run the fastest: +\./benchmark\.py (.*)$", text, re.MULTILINE)[1]
 
 
-def test_the_answer_is_three_layouts_and_the_next_command_and_the_whole_one_has_all(tmp_path):
-    picture = tmp_path / "plan.png"
-    done = run_command("plan", *QUESTION, "--picture", picture)
+def test_the_answer_is_three_layouts_and_the_next_command_and_the_whole_one_has_all():
+    done = run_command("plan", *QUESTION)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("llama-3.1-70b on 64 GPUs in 8 nodes (H100 SXM, 79.2 GiB each): 128 x 8,192 tokens a step, bf16")
     assert len(lines) < 20
     assert "published figures of H100 SXM" in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
     (more,) = re.findall(r"^(\d+) more layouts: tprimat plan --all$", done.stdout, re.MULTILINE)
     whole = run_command("plan", *QUESTION, "--all").stdout
     rows = [line for line in whole.splitlines() if re.match(r"(TP\d|PP\d|CP\d|DP\d)", line)]

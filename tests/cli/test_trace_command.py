@@ -57,38 +57,3 @@ def test_a_folder_stands_for_its_traces(tmp_path):
     assert done.stderr.startswith(f"error: There is no trace in {tmp_path / 'empty'}.")
     assert "try   --set profiling.enabled=true" in done.stderr
     assert done.stdout.count("nvjet_tst_192x192") == 2
-
-
-def test_a_kept_summary_is_small_and_reads_like_its_trace(tmp_path):
-    trace, kept = write_trace(tmp_path / "trace.json"), tmp_path / "dp4.json"
-    assert command(trace, "--output", kept).returncode == 0
-    assert "traceEvents" not in json.loads(kept.read_text())
-    of_trace, of_summary = command(trace).stdout.splitlines()[1:], command(kept).stdout.splitlines()[1:]
-    assert of_trace == of_summary
-    assert of_trace
-
-
-def test_several_profiles_stand_side_by_side_and_add_up_to_their_steps(tmp_path):
-    kept = tmp_path / "tp4.json"
-    command(write_trace(tmp_path / "dp4.json"), "--output", kept)
-    done = command(tmp_path / "dp4.json", kept, "--markdown")
-    rows = {
-        cells[0]: cells[1:]
-        for line in done.stdout.splitlines()
-        if (cells := [cell.strip() for cell in line.strip("| ").split("|")])
-    }
-    assert rows["of a step"] == ["dp4", "tp4"]
-    assert rows["matmul"] == ["60.0 % (30.0 ms)"] * 2
-    assert rows["communication, exposed"] == ["20.0 % (10.0 ms)"] * 2
-    assert rows["communication behind computation"] == ["10.0 % (5.00 ms)"] * 2
-    assert rows["step"] == ["50.0 ms (n = 1)"] * 2
-    names = ("matmul", "attention", "norm and elementwise", "optimizer", "other computation", "communication, exposed")
-    shares = [float(rows[name][0].split(" ")[0]) for name in (*names, "memory copies, exposed", "idle")]
-    assert sum(shares) == 100
-
-
-def test_one_file_holds_one_summary(tmp_path):
-    trace = write_trace(tmp_path / "trace.json")
-    done = command(trace, trace, "--output", tmp_path / "x.json")
-    assert done.returncode == 2
-    assert not (tmp_path / "x.json").exists()

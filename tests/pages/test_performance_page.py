@@ -87,16 +87,10 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
         (folder / "benchmark_cuda_llama.json").write_text(json.dumps(document))
     kernel = {"ph": "X", "cat": "kernel", "name": "nvjet_tst", "ts": 0, "dur": 30000, "pid": 0, "tid": 7}
     (tmp_path / "trace.json").write_text(json.dumps([kernel]))
-    command = [
-        sys.executable,
-        "-m",
-        "tprimat",
-        "trace",
-        tmp_path / "trace.json",
-        "--output",
-        results / "profiles" / "dp4.json",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    command = [sys.executable, "-m", "tprimat", "trace", tmp_path / "trace.json", "--json"]
+    (results / "profiles").mkdir()
+    with (results / "profiles" / "dp4.json").open("w") as file:
+        subprocess.run(command, cwd=ROOT, check=True, stdout=file)
     page.write_text(EARLIER.read_text() + PAGE.read_text())
     done = tool("--page", page, "--results", results)
     assert done.returncode == 0, done.stderr

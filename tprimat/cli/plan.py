@@ -4,7 +4,7 @@ tprimat plan --architecture llama-3.1-70b --accelerator "NVIDIA H100 80GB HBM3" 
 tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 8 --sequence-length 4096
 tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
 tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
-tprimat plan --architecture llama-3.1-8b --all --picture plan.png
+tprimat plan --architecture llama-3.1-8b --all     every layout
 tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs gain
 
 exit status: 0, 1 if nothing fits (on any number of GPUs), 2 the request is invalid
@@ -42,13 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a probes.jsonl of this machine, or its folder, instead of published rates; may be repeated",
     )
     parser.add_argument("--all", action="store_true", help="show every layout, and where memory and time of the fastest go")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time of the fastest layouts, by part")
     parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits on any number of GPUs."""
-    from tprimat.core.errors import ConfigError
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
     from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, fewest_gpus
@@ -65,8 +63,6 @@ def run(options: argparse.Namespace) -> int:
     )
     request = configured(request) if options.model else request
     several = len(options.gpus or ()) > 1
-    if options.picture and several:
-        raise ConfigError("A picture shows the layouts of one plan.", where="--picture", fix="one number of GPUs")
     with doing("predicting all layouts ..."):
         rated = [answer(replace(request, gpus=gpus)) for gpus in sorted(options.gpus or [None])]
         enough = None if options.json else fewest_gpus(rated, any_engine=request.engine is None)
@@ -79,11 +75,6 @@ def run(options: argparse.Namespace) -> int:
         name = rated[0][0].question.work.shape.name
         command = _command_of(options.model or configured_name(name), name)
         print(plan.text(rated[0], screen_of(sys.stdout), enough, command, whole=options.all))
-    if options.picture:
-        from tprimat.report.plots.plan import draw_plan
-
-        draw_plan(*rated[0], options.picture)
-        print(f"written: {options.picture}", file=sys.stderr)
     return 0 if any(one.fitting for one, _ in rated) else 1
 
 

@@ -260,6 +260,7 @@ REMOVED = {
     "--hosts": "srun, or torchrun's variables on each node (docs/clusters.md)",
     "--dark": "leave it out",
     "--format": "the suffix of --output",
+    "--markdown": "--json",
     "--measure": "--parallel auto:N",
     "--only": "--sweep with fewer values",
     "--plan": "python3 -m tprimat plan --model NAME --accelerator GPU --gpus 8",

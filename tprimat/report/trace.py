@@ -1,11 +1,9 @@
-"""Report the summary of a profile as text or Markdown."""
-
-from collections.abc import Mapping
+"""Report the summary of a profile as text."""
 
 from tprimat.analyze.trace import ProfileSummary
 from tprimat.core import units
 from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.tables import columns, table
+from tprimat.report.tables import columns
 
 WORDS = {
     "matmul": "matmul",
@@ -29,26 +27,6 @@ def text(summary: ProfileSummary, screen: Screen = PLAIN) -> str:
     return "\n\n".join(
         [_heading(summary, screen), _classes(summary, screen), screen.prose(_communication(summary)), _top(summary, screen)]
     )
-
-
-def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
-    """Format the share of each class of work in a mean step, one column per profile; the rows down to idle add up to the step."""
-    every = list(summaries.values())
-    shown = {part.kind for summary in every for part in summary.classes if part.calls or part.kind not in RARE}
-    rows = [[name, *(_part(kind, summary) for summary in every)] for kind, name in WORDS.items() if kind in shown]
-    rows.append(["idle", *(_of_step(summary.idle_seconds, summary) for summary in every)])
-    rows.append(["step", *(f"{units.seconds(summary.step_seconds)} (n = {len(summary.steps)})" for summary in every)])
-    hidden = [summary.communication_seconds - summary.exposed_communication_seconds for summary in every]
-    rows.append(["communication behind computation", *(_of_step(*pair) for pair in zip(hidden, every, strict=True))])
-    return table(["of a step", *summaries], rows)
-
-
-def _part(kind: str, summary: ProfileSummary) -> str:
-    return _of_step(next((part.seconds for part in summary.classes if part.kind == kind), 0.0), summary)
-
-
-def _of_step(seconds: float, summary: ProfileSummary) -> str:
-    return f"{units.percent(seconds / summary.step_seconds)} ({units.seconds(seconds)})"
 
 
 def _heading(summary: ProfileSummary, screen: Screen) -> str:

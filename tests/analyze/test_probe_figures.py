@@ -95,17 +95,6 @@ def test_a_page_holds_the_newest_setting_and_the_newest_record_of_each_operation
     assert probes.newest_of_each([]) == []
 
 
-def test_ranks_that_were_stopped_are_forgotten_once_as_many_have_measured():
-    four = Machine(
-        platform="rocm", accelerator="AMD Instinct MI350X", gpus_per_node=4, nodes=1, driver="6.14", power_limit_watts=1000.0
-    )
-    stopped = product(1, 1, 1, 1.0, kind="ddp", variant=None, shape={"ranks": 4}, machine=four, seconds=(), error="stopped")
-    fewer = product(1, 1, 1, 1.0, kind="ddp_step", shape={"ranks": 2}, started_at="2026-01-09T00:00:00+00:00")
-    assert probes.newest_of_each([stopped, fewer]) == [stopped, fewer]
-    as_many = product(1, 1, 1, 1.0, kind="ddp_step", shape={"ranks": 4}, machine=four, started_at="2026-01-09T00:00:00+00:00")
-    assert probes.newest_of_each([stopped, fewer, as_many]) == [fewer, as_many]
-
-
 def run_on(machine=MI350X, software=SOFTWARE, dtype="bf16"):
     return record_of(
         run_id="r",

@@ -88,7 +88,6 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
     kernel = {"ph": "X", "cat": "kernel", "name": "nvjet_tst", "ts": 0, "dur": 30000, "pid": 0, "tid": 7}
     (tmp_path / "trace.json").write_text(json.dumps([kernel]))
     command = [sys.executable, "-m", "tprimat", "trace", tmp_path / "trace.json", "--json"]
-    (results / "profiles").mkdir()
     with (results / "profiles" / "dp4.json").open("w") as file:
         subprocess.run(command, cwd=ROOT, check=True, stdout=file)
     page.write_text(EARLIER.read_text() + PAGE.read_text())

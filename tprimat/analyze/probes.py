@@ -42,18 +42,6 @@ def flop_rate(probe: ProbeRecord) -> float | None:
     return per_second(probe.flop, probe)
 
 
-def distinct_ratio(one: ProbeRecord, other: ProbeRecord) -> float | None:
-    """Return one FLOP rate over another of the same operation; None unless the 95 % intervals of their times are disjoint."""
-    time, reference = median_seconds(one), median_seconds(other)
-    if time is None or reference is None:
-        return None
-    return reference.value / time.value if _all_below(time, reference) or _all_below(reference, time) else None
-
-
-def _all_below(lower: Estimate, upper: Estimate) -> bool:
-    return lower.high is not None and upper.low is not None and lower.high < upper.low
-
-
 def bandwidth(probe: ProbeRecord) -> float | None:
     """Return bytes/s: read and written for memory, algorithm bandwidth (message over time) for a collective."""
     return per_second(probe.bytes, probe)
@@ -118,8 +106,7 @@ def setting_of(machine: Machine, software: dict[str, str]) -> Setting:
 def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
     """Return the newest record of each operation and size in the newest probe's setting, in order of first appearance.
 
-    A later refusal never replaces a record with samples. Ranks that were stopped leave a record without an operation, which is
-    dropped once the same probe has measured something on as many ranks later.
+    A later refusal never replaces a record with samples.
     """
     records = sorted(probes, key=lambda probe: probe.started_at)
     if not records:
@@ -130,19 +117,7 @@ def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
         key = (probe.kind, probe.variant, tuple(probe.shape.items()), probe.dtype, probe.machine.gpus)
         if setting_of(probe.machine, probe.software) == setting and (probe.seconds or key not in found):
             found[key] = probe
-    return [probe for probe in found.values() if not _measured_later(probe, records)]
-
-
-STEPS_OF = {"collectives": frozenset(BUS_FACTORS), "ddp": frozenset({"ddp_step"}), "overlap": frozenset({"overlapped"})}
-"""Operations that each probe of several ranks measures."""
-
-
-def _measured_later(failure: ProbeRecord, records: Sequence[ProbeRecord]) -> bool:
-    wanted, ranks = STEPS_OF.get(failure.kind, frozenset()), failure.shape.get("ranks")
-    return any(
-        probe.kind in wanted and probe.seconds and probe.shape["ranks"] == ranks and probe.started_at > failure.started_at
-        for probe in records
-    )
+    return list(found.values())
 
 
 def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:

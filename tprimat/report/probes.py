@@ -46,49 +46,42 @@ def rate_of(probe: ProbeRecord) -> str:
     return units.teraflops(figures.flop_rate(probe))
 
 
-def share(probe: ProbeRecord) -> str:
-    """Format the fraction of the dense peak."""
+def _share(probe: ProbeRecord) -> str:
     return units.percent(figures.share_of_peak(probe))
 
 
-def clock(probe: ProbeRecord) -> str:
-    """Format clock and power during the measurement."""
+def _clock(probe: ProbeRecord) -> str:
     read = ((probe.clock_hertz, "Hz"), (probe.power_watts, "W"))
     return ", ".join(units.si(value, unit) for value, unit in read if value is not None) or units.ABSENT
 
 
-def sides(probe: ProbeRecord) -> tuple[int, int, int]:
-    """Return m, k and n."""
+def _sides(probe: ProbeRecord) -> tuple[int, int, int]:
     return probe.shape["m"], probe.shape["k"], probe.shape["n"]
 
 
-def bandwidth(probe: ProbeRecord) -> str:
-    """Format bytes/s."""
+def _bandwidth(probe: ProbeRecord) -> str:
     return units.si(figures.bandwidth(probe), "B/s")
 
 
-def speed(probe: ProbeRecord) -> str:
-    """Format FLOP/s, bytes/s or launches/s, whichever the probe has."""
+def _speed(probe: ProbeRecord) -> str:
     if "launches" in probe.shape:
         return f"{units.count(figures.per_second(probe.shape['launches'], probe))} launches/s"
-    return bandwidth(probe) if probe.bytes else rate_of(probe)
+    return _bandwidth(probe) if probe.bytes else rate_of(probe)
 
 
-def efficiency(probe: ProbeRecord, probes: Probes) -> float | None:
-    """Return the efficiency of scaling one model."""
+def _efficiency(probe: ProbeRecord, probes: Probes) -> float | None:
     same = [other for other in of_kind(probes, probe.kind) if other.variant == probe.variant and other.seconds]
     return figures.scaling_efficiency(probe, same)
 
 
-def size(name: str) -> "Cell":
-    """Return the cell of a size."""
+def _size(name: str) -> "Cell":
     return lambda probe, _: units.count(probe.shape[name])
 
 
 Cell = Callable[[ProbeRecord, Probes], str]
 TEXT: dict[str, Cell] = {
-    "(m, k, n)": lambda probe, _: str(sides(probe)),
-    "description": lambda probe, _: DESCRIPTIONS.get(sides(probe), units.ABSENT),
+    "(m, k, n)": lambda probe, _: str(_sides(probe)),
+    "description": lambda probe, _: DESCRIPTIONS.get(_sides(probe), units.ABSENT),
     "piece": lambda probe, _: probe.kind.replace("_", " ") + (", fp8" if probe.dtype == "fp8" else ""),
     "size": lambda probe, _: ", ".join(f"{name} {value:,}" for name, value in probe.shape.items()),
     "dtype": lambda probe, _: probe.dtype,
@@ -98,27 +91,27 @@ TEXT: dict[str, Cell] = {
 }
 CELLS: dict[str, Cell] = {
     **TEXT,
-    **{name: size(name) for name in ("batch", "sequence", "ranks", "parameters", "weights")},
-    "devices": size("ranks"),
-    "tokens": size("m"),
+    **{name: _size(name) for name in ("batch", "sequence", "ranks", "parameters", "weights")},
+    "devices": _size("ranks"),
+    "tokens": _size("m"),
     "array": lambda probe, _: units.message_size(probe.shape["array_bytes"]),
     "message": lambda probe, _: units.message_size(probe.shape["message_bytes"]),
     "global batch": lambda probe, _: units.count(probe.shape["batch"] * probe.shape["ranks"]),
     "n": lambda probe, _: str(len(probe.seconds)),
     **dict.fromkeys(("median time", "step"), lambda probe, _: time_of(probe)),
-    **dict.fromkeys(("rate", "rate, causal"), lambda probe, _: speed(probe)),
+    **dict.fromkeys(("rate", "rate, causal"), lambda probe, _: _speed(probe)),
     **dict.fromkeys(("rate, 6N", "total rate, 6N"), lambda probe, _: units.teraflops(figures.six_n_rate(probe))),
     "rate per device": lambda probe, _: units.teraflops((figures.six_n_rate(probe) or 0) / probe.shape["ranks"]),
-    "of dense peak": lambda probe, _: share(probe),
+    "of dense peak": lambda probe, _: _share(probe),
     "of fastest product": lambda probe, probes: units.percent(figures.share_of_fastest_product(probe, probes)),
-    "scaling efficiency": lambda probe, probes: units.percent(efficiency(probe, probes)),
-    **dict.fromkeys(("bandwidth", "algorithm bandwidth"), lambda probe, _: bandwidth(probe)),
+    "scaling efficiency": lambda probe, probes: units.percent(_efficiency(probe, probes)),
+    **dict.fromkeys(("bandwidth", "algorithm bandwidth"), lambda probe, _: _bandwidth(probe)),
     "bus bandwidth": lambda probe, _: units.si(figures.bus_bandwidth(probe), "B/s"),
     "of data sheet": lambda probe, _: units.percent(figures.share_of_bandwidth(probe)),
     "samples/s": lambda probe, _: units.count(figures.samples_per_second(probe)),
     "tokens/s": lambda probe, _: units.count(figures.tokens_per_second(probe)),
     **dict.fromkeys(("memory", "memory per device"), lambda probe, _: units.gibibytes(probe.peak_allocated_bytes)),
-    "clock, power": lambda probe, _: clock(probe),
+    "clock, power": lambda probe, _: _clock(probe),
     "shapes tried": lambda probe, probes: units.count(
         sum(other.dtype == probe.dtype for other in of_kind(probes, "gemm_search"))
     ),
@@ -180,13 +173,13 @@ def rounds(probes: Probes) -> Table:
     groups: dict[tuple[str, str], list[ProbeRecord]] = {}
     for probe in of_kind(probes, *kinds):
         if probe.seconds:
-            groups.setdefault((probe.dtype, str(sides(probe))), []).append(probe)
+            groups.setdefault((probe.dtype, str(_sides(probe))), []).append(probe)
     rows = []
     for (name, shape), group in groups.items():
         warm, loaded = (figures.rounds_of(of_kind(group, kind)) for kind in kinds)
         lower = units.ABSENT if warm is None or loaded is None else units.signed_percent(loaded.median / warm.median - 1)
         last = (of_kind(group, "gemm_sustained") or group)[-1]
-        rows.append([name, shape, *_rounds(warm), *_rounds(loaded), lower, clock(last)])
+        rows.append([name, shape, *_rounds(warm), *_rounds(loaded), lower, _clock(last)])
     header = ["dtype", "(m, k, n)", "warm", "between rounds", "sustained", "between rounds", "sustained vs warm", "clock, power"]
     return Table(header, rows, 2)
 
@@ -200,8 +193,8 @@ def _rounds(several: figures.Rounds | None) -> list[str]:
 def libraries(probes: Probes) -> Table:
     """List the rate of each call and library at the shapes that several of them computed in bf16."""
     products = [probe for probe in of_kind(probes, "gemm") if probe.dtype == "bf16" and not (probe.variant or "").endswith("ed")]
-    shapes = [sides(probe) for probe in products if probe.seconds]
-    several = [probe for probe in products if shapes.count(sides(probe)) > 1]
+    shapes = [_sides(probe) for probe in products if probe.seconds]
+    several = [probe for probe in products if shapes.count(_sides(probe)) > 1]
     return crossed(several, ["(m, k, n)"], lambda probe: probe.variant or units.ABSENT)
 
 
@@ -210,7 +203,7 @@ def models(probes: Probes) -> Table:
     chosen = sorted(of_kind(probes, "model_gemm"), key=lambda probe: probe.shape["tensor_parallel"])
 
     def with_share(probe: ProbeRecord) -> str:
-        return rate_of(probe) + ("" if figures.share_of_peak(probe) is None else f" ({share(probe)})")
+        return rate_of(probe) + ("" if figures.share_of_peak(probe) is None else f" ({_share(probe)})")
 
     rows = ("product", "dtype", "tokens")
     return crossed(chosen, rows, lambda probe: f"TP {probe.shape['tensor_parallel']}", with_share)
@@ -418,8 +411,8 @@ def summary(probes: Probes) -> list[str]:
         if best is not None:
             alike = [probe for probe in of_kind(measured, "gemm") if probe.dtype == name and probe.variant in PLAIN]
             average = f"; {units.teraflops(figures.mean_rate(alike))} on average over the table's shapes" if alike else ""
-            what = f"Matrix products in {name} reach up to {rate_of(best)}, {share(best)} of the dense peak, at {sides(best)}"
-            lines.append(what + (f" ({clock(best)})" if clock(best) != units.ABSENT else "") + average + ".")
+            what = f"Matrix products in {name} reach up to {rate_of(best)}, {_share(best)} of the dense peak, at {_sides(best)}"
+            lines.append(what + (f" ({_clock(best)})" if _clock(best) != units.ABSENT else "") + average + ".")
     passes = {name: figures.fastest(of_kind(measured, f"attention_{name}")) for name in ("forward", "backward")}
     lines += [
         f"Attention {name} reaches up to {rate_of(best)}, with {best.variant} at {best.shape['sequence']:,} tokens."
@@ -430,18 +423,18 @@ def summary(probes: Probes) -> list[str]:
     best = max(patterns, key=lambda probe: figures.bandwidth(probe) or 0.0, default=None)
     if best is not None:
         part = units.percent(figures.share_of_bandwidth(best))
-        lines.append(f"Memory moves up to {bandwidth(best)} ({best.kind}), {part} of the data sheet.")
+        lines.append(f"Memory moves up to {_bandwidth(best)} ({best.kind}), {part} of the data sheet.")
     by_size = sorted(of_kind(measured, "all_reduce"), key=lambda probe: probe.shape["message_bytes"])
     for ranks, one in sorted({probe.shape["ranks"]: probe for probe in by_size}.items()):
         message, rate = units.message_size(one.shape["message_bytes"]), units.si(figures.bus_bandwidth(one), "B/s")
         lines.append(f"An all-reduce of {message} over {ranks} devices reaches a bus bandwidth of {rate} ({one.variant}).")
     if best := figures.fastest(of_kind(measured, "transformer_step")):
         of_product = units.percent(figures.share_of_fastest_product(best, measured))
-        what = f"A training step of the {best.variant} transformer reaches {rate_of(best)}, {share(best)} of the dense peak"
+        what = f"A training step of the {best.variant} transformer reaches {rate_of(best)}, {_share(best)} of the dense peak"
         lines.append(f"{what} and {of_product} of the fastest product above.")
     steps = sorted(of_kind(measured, "ddp_step"), key=lambda probe: probe.shape["ranks"])
     for most in {probe.variant: probe for probe in steps}.values():
-        ranks, kept = most.shape["ranks"], efficiency(most, measured)
+        ranks, kept = most.shape["ranks"], _efficiency(most, measured)
         if kept is not None and ranks > 1:
             lines.append(
                 f"Data-parallel training of {most.variant} scales to {ranks} devices at {units.percent(kept)} efficiency."

@@ -110,7 +110,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(prose=_prose, evidence_source=sections.evidence_source, evidence_fields=sections.evidence_fields)
+    environment.filters.update(prose=_prose, evidence_fields=sections.evidence_fields)
     environment.globals.update(ABSENT=units.ABSENT)
     return environment
 

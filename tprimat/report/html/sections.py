@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured, on_cpu
-from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes
+from tprimat.analyze.traits import accelerator_name, machine_name, on_nodes
 from tprimat.core import units
 from tprimat.records.evidence import facts, grade_of, other_notes
-from tprimat.records.schema import Evidence, RunRecord
+from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     FLOPS,
@@ -41,10 +41,7 @@ TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMO
 class Card:
     """The summary of one workload."""
 
-    model: str
     workload: str
-    best: str
-    """Label of the fastest configuration."""
     headline: str
     tiles: Sequence[tuple[str, str]]
     """Heading and figure."""
@@ -63,9 +60,7 @@ def _card(ranking: Ranking) -> Card:
     caution = CPU_CAUTION if on_cpu([best]) else ""
     paragraphs = [caution, *more, *differing(ranking), *distance_from_limits(best)]
     return Card(
-        model=model_and_shape(best.run),
         workload=heading(ranking),
-        best=brief(best),
         headline=first,
         tiles=tiles,
         paragraphs=[text for text in paragraphs if text],
@@ -78,29 +73,13 @@ def brief(group: Group) -> str:
 
 
 def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
-    """Take the paragraphs that several cards share off them, and return them once, each with the configurations it is about."""
+    """Take the paragraphs that several cards share off them, and return them once."""
     times = Counter(text for card in cards for text in card.paragraphs)
-    several = [_about(text, cards) for text, count in times.items() if count > 1]
-    return [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards], several
-
-
-MOST_NAMED = 4
-"""Configurations that a shared paragraph names."""
-
-
-def _about(text: str, cards: Sequence[Card]) -> str:
-    """Put in front of a paragraph which configurations it is about."""
-    if text == CPU_CAUTION:
-        return text
-    several = len({card.model for card in cards}) > 1
-    names = [f"{card.model}, {card.best}" if several else card.best for card in cards if text in card.paragraphs]
-    return f"{few(list(dict.fromkeys(names)), MOST_NAMED, '; ')}: {text}"
+    own = [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards]
+    return own, [text for text, count in times.items() if count > 1]
 
 
 # The head: what the runs ran on.
-
-FIRST_PACKAGES = ("torch", "megatron-core", "nemo-toolkit", "lightning", "python", "kernel")
-"""Named first; the others follow by name."""
 
 
 def hardware(runs: Sequence[RunRecord]) -> list[str]:
@@ -123,10 +102,7 @@ def software(runs: Sequence[RunRecord]) -> list[str]:
     for run in runs:
         for name, version in run.software.items():
             versions.setdefault(name, []).append(version.split("+source")[0])
-    order = sorted(
-        versions, key=lambda name: (FIRST_PACKAGES.index(name) if name in FIRST_PACKAGES else len(FIRST_PACKAGES), name)
-    )
-    return [f"{name} {' or '.join(dict.fromkeys(versions[name]))}" for name in order]
+    return [f"{name} {' or '.join(dict.fromkeys(several))}" for name, several in sorted(versions.items())]
 
 
 # The ranking: one row per configuration, one table body per workload, so that sorting never ranks unlike workloads.
@@ -140,13 +116,8 @@ TRAITS: dict[str, Callable[[RunRecord], str]] = {
 """By which rows can be filtered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One figure of a configuration."""
-
-    heading: str
-    text: str
-    sort: float | None
+Cell = tuple[str, str, float | None]
+"""Heading, text and what it sorts by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +154,7 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
         for position, group in enumerate(ranking.groups):
             cells = [
                 _vs_fastest(ranking, position),
-                *(Cell(heading=headings[one], text=one.text(group), sort=one.value(group)) for one in metrics),
+                *((headings[one], one.text(group), one.value(group)) for one in metrics),
             ]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
             rows.append(Row(place=place, label=brief(group), look=appearance[place], traits=traits, cells=cells))
@@ -201,7 +172,7 @@ def _vs_fastest(ranking: Ranking, position: int) -> Cell:
     verdict = ranking.against_best[position]
     behind = None if verdict is None or verdict.ratio is None else verdict.ratio.value - 1
     text = vs_fastest(ranking, position) if len(ranking.groups) > 1 else units.ABSENT
-    return Cell(heading=VS_FASTEST, text=text, sort=0.0 if position == 0 and len(ranking.groups) > 1 else behind)
+    return VS_FASTEST, text, 0.0 if position == 0 and len(ranking.groups) > 1 else behind
 
 
 # Evidence, failures and commands.
@@ -216,11 +187,6 @@ def warnings(comparison: Comparison, names: Mapping[str, str]) -> dict[str, list
         for finding in item.metrics.warnings if item.metrics else ():
             places.setdefault(finding_words(finding), []).append(run_name(item))
     return {warning.rstrip("."): [names.get(place, place) for place in runs] for warning, runs in places.items()}
-
-
-def evidence_source(evidence: Evidence) -> str:
-    """Return who reported what ran."""
-    return "the running framework" if evidence.source == "running_framework" else "its log"
 
 
 def evidence_fields(run: RunRecord) -> list[tuple[str, str]]:

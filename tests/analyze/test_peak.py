@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from changes import replace
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
@@ -32,13 +31,6 @@ def test_repetitions_rank_by_their_mean_and_not_by_the_luckiest_run():
     assert len(runs) == 3
     assert min(runs) < llama.per_gpu.value < max(runs)
     assert [made.tokens_per_second for made in best] == sorted((made.tokens_per_second for made in best), reverse=True)
-
-
-def test_a_peak_is_the_fastest_configuration_of_its_machine_and_model():
-    found = entries("h100")
-    llama = [made for made in found if made.model == "llama"]
-    assert {made.run.strategy for made in llama} == {"minimal_communication", "memory_optimized"}
-    assert next(made for made in peaks(found) if made.model == "llama").run.strategy == "minimal_communication"
 
 
 def test_winners_are_paired_within_a_model_only_and_refused_where_the_work_differs():
@@ -83,10 +75,3 @@ def test_efficiency_counts_only_beyond_the_measured_nodes():
     assert one.tokens_per_second == pytest.approx(made.tokens_per_second)
     assert four.tokens_per_second == pytest.approx(2 * made.tokens_per_second)
     assert (four.gpus, four.linear_tokens_per_second) == (32, pytest.approx(4 * made.tokens_per_second))
-
-
-def test_another_shape_under_a_models_key_is_another_model():
-    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
-    smaller = replace(result.run.ran.shape, name="llama-12", layers=12)
-    found = ranked_entries(group_runs([measure(replace(result, run=replace(result.run, shape=smaller)), MetricOptions())]))
-    assert found[0].model == "llama (llama-12)"

@@ -141,14 +141,3 @@ def test_probes_of_another_setting_are_not_used_and_that_is_said(changes, softwa
     ceiling, notes = gemm_ceiling(run_on(machine, software), TABLE)
     assert ceiling is None
     assert said in " ".join(notes)
-
-
-def test_a_driver_that_the_run_does_not_tell_is_noted():
-    machine = Machine(platform="rocm", accelerator=MI350X.accelerator, gpus_per_node=8, nodes=1)
-    ceiling, notes = gemm_ceiling(run_on(machine), TABLE)
-    assert ceiling
-    assert "driver and power limit" in notes[0]
-
-
-def test_without_a_probe_in_its_dtype_a_run_has_no_ceiling():
-    assert gemm_ceiling(run_on(dtype="fp8"), TABLE) == (None, ("no matrix product was probed in fp8",))

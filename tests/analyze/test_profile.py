@@ -23,19 +23,10 @@ NAMES = {
         REDUCE,
         "ncclDevKernel_SendRecv",
         "ncclDevKernel_Generic_1",
-        "void vllm::cross_device_reduce_1stage<bf16>",
-        "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)",
         "Memcpy PtoP (Device -> Device)",
-        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
-        "ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)",
         "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>",
-        "void deep_ep::internode::dispatch<false, 4, false, 7, 4>",
-        "void deep_ep::intranode::cached_notify_combine<8>",
         "void dpsk::ep::internode::combine<false, 8, __nv_bfloat16, 8, 2, 16, 24>",
-        "dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>",
-        "void primus_turbo::deep_ep::intranode::notify_dispatch<8>(int const*, int*, int",
         "_ZN12_GLOBAL__N_113oneRankReduceI13FuncPreMulSumI12hip_bfloat16EEEvPvS4_mmb",
-        "hybrid_ep::device_sync_kernel",
         "mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>",
     ),
     "memory_copy": (
@@ -49,44 +40,20 @@ NAMES = {
         FLASH,
         "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>",
         "fmha_cutlassF_bf16_aligned_64x128_rf_sm80",
-        "void cutlass::device_kernel<flash::FlashAttnFwdSm90<>>",
-        "ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<>>",
-        "aiter::fmha_bwd_hd128_bf16",
         "void transformer_engine::flash_attention::prepare_kernel_fwd<__nv_bfloat16>",
-        "triton_tem_fused_flex_attention_2",
-        "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>",
-        "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensorptrbf16",
         "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>",
-        "void cudnn::fusion::convert_dq_to_16bits<true>",
-        "attn_fwd",
-        "kernel_cutlass_kernel___main__BlackwellFusedMultiHeadAttentionForward_object_at__TiledMMA",
         "aiter::mla_dec_stage1_bf16_a16w16_subQ16_mqa16",
-        "bwd_kernel_dk_dv",
-        "bwd_kernel_dq",
-        "sage_fwd",
         "void thd_out_correction_kernel<__nv_bfloat16>",
-        "void flashinfer::BatchPrefillWithPagedKVCacheKernel<>",
-        "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
         "_chunk_scan_fwd_kernel",
     ),
     "matmul": (
         GEMM,
         "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>",
-        "void cublasLt::splitKreduce_kernel<32, 16>",
-        "Cijk_Ailk_Bljk_BBS_BH_MT256x256x64_MI16x16x1",
         "Custom_Cijk_Alik_Bljk_F8BS",
-        "ck_tile::GemmKernel<>",
-        "triton_tem_fused_mm_5",
         "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn",
-        "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS_6layout9NoPermuteE",
-        "void deep_gemm::fp8_gemm_kernel<7168u, 2048u, 256u, 112u, 128u, 0u, 32u, 1u, (deep_gemm::GemmType)0>",
         "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16",
-        "cudnn_infer_ampere_scudnn_128x64_relu_xregs_large_nn_v1",
-        "kernel_cutlass_kernel___main__PersistentDenseGemmKernel_object_at__TiledMMA_PermutationMNK",
         "nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_bias_TNT",
-        "Dijk_BS_MT128x2_VW1_Reduction.kd",
-        "_ZN5aiter42f4gemm_bf16_per1x32Fp4_BpreShuffle_256x256E",
         "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>",
         "void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false>",
     ),
@@ -95,11 +62,8 @@ NAMES = {
         "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<"
         "cutlass::gemm::GroupProblemShape<cute::tuple<int, int, int>>, cutlass::gemm::collective::CollectiveMma<>>>>",
         "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 1u, true, (deep_gemm::GemmType)1>",
-        "void dpsk::gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 112u, 128u, (dpsk::gemm::GemmType)2>",
         "void cutlass::Kernel<cutlass::gemm::kernel::GemmGrouped<cutlass::layout::NoPermute>>",
-        "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu",
         "fused_moe_kernel",
-        "_sdd_kernel",
         "void ck_tile::kentry<1, ck_tile::GroupedGemmKernel<ck_tile::GemmSpatiallyLocalTilePartitioner<>>>",
         "kernel_cutlass_kernel___main__GroupedGemmKernel_object_at__TiledMMA",
     ),
@@ -120,30 +84,10 @@ NAMES = {
         NORM,
         "triton_red_fused_add_mul_rms_norm_3",
         "_quantize_rows",
-        "triton_poi_fused__scaled_dot_product_cudnn_attention_view_1",
-        "void at::native::reduce_kernel<512, 1>",
-        "ck_tile::Rmsnorm2dFwd<>",
-        "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<>",
         "void transformer_engine::gated_act_kernel<__nv_bfloat16, __nv_bfloat16>",
-        "void transformer_engine::dgated_act_kernel<__nv_bfloat16, __nv_bfloat16>",
-        "void transformer_engine::detail::cast_transpose_fused_kernel_notaligned<>",
-        "void transformer_engine::fused_qkv_rope_backward_kernel<__nv_bfloat16>",
-        "transformer_engine::delayed_scaling_recipe::(anonymous namespace)::kernel_bulk",
         "triton_poi_fused_all_gather_into_tensor_wait_tensor_4",
-        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel_32x32<float, float>",
-        "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float>",
-        "void at::native::tensor_kernel_scan_innermost_dim<long, std::plus<long>>",
-        "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>",
         "void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>",
-        "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16>",
-        "void fbgemm_gpu::permute_2D_data_kernel<false, int, int>",
-        "void permute_pooled_embs_kernel<float>",
-        "void multi_tensor_swizzle_row_scaling_kernel<int4, 128, 4>",
         "row_col_rht_gemm_device",
-        "l2norm_fwd_kernel",
-        "kernel_cutlass_kernel_flashinfernormkernelsfused_add_rmsnormFusedAddRMSNormKernel_object_at__tensor",
-        "_geglu_tanh_forward_kernel",
-        "element_mul_kernel",
         "kInt8VectorQuant<__half, 1024, 1>",
         "sage_quant_kernel",
     ),
@@ -156,9 +100,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
-def test_a_kernel_is_known_by_its_library_s_name(kind, name):
-    assert kernel_class(name) == kind
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_kernel_is_known_by_its_library_s_name(kind):
+    assert [name for name in NAMES[kind] if kernel_class(name) != kind] == []
 
 
 def event(category, name, start, end, stream=COMPUTE):
@@ -235,14 +179,6 @@ def test_exposed_communication_and_idle_time_are_what_one_reads_from_the_timelin
     assert summary.notes == ()
 
 
-def test_kernels_are_listed_by_what_they_take_of_a_step():
-    summary = summarise({"traceEvents": cuda_like()}, top=2)
-    assert [(row.name, row.kind, row.seconds, row.calls) for row in summary.top] == [
-        (GEMM, "matmul", milliseconds(45), 1.5),
-        (REDUCE, "communication", milliseconds(20), 0.5),
-    ]
-
-
 def test_a_step_in_which_training_failed_does_not_count():
     summary = summarise({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
     assert ([step.number for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))
@@ -280,18 +216,6 @@ def test_a_kernel_that_runs_into_the_next_step_is_one_call():
         REDUCE: (milliseconds(10), 0.5),
     }
     assert {part.kind: part.calls for part in summary.classes if part.calls} == {"matmul": 0.5, "communication": 0.5}
-
-
-def test_time_between_steps_that_do_not_follow_each_other_belongs_to_none():
-    events = [
-        event("gpu_user_annotation", "ProfilerStep#1", 0, 40),
-        event("kernel", GEMM, 0, 40),
-        event("gpu_user_annotation", "ProfilerStep#9", 500, 540),
-        event("kernel", GEMM, 500, 540),
-    ]
-    summary = summarise({"traceEvents": events})
-    assert [step.seconds for step in summary.steps] == [milliseconds(40), milliseconds(40)]
-    assert summary.idle_seconds == milliseconds(0)
 
 
 def test_a_negative_duration_counts_as_none():

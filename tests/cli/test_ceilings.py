@@ -5,15 +5,11 @@ import json
 import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import pytest
-from commands import fake_nvml, run_command
-from runs.make_runs import a_run, steps_of, write_run
+from commands import run_command
 
-from tprimat.records.environment import software_versions
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe
 
@@ -133,41 +129,3 @@ def test_probes_are_found_where_a_user_leaves_them(results, tmp_path, place):
     )
     assert done.returncode == 0, done.stderr
     assert SHARE in out.read_text(encoding="utf8")
-
-
-def test_a_place_without_probes_is_the_users_mistake(results, tmp_path):
-    for script in ("compare.py", "analyze_peak_throughput.py"):
-        done = command(script, "--results-dir", results, "--set", f"probes={tmp_path}/nowhere", cwd=tmp_path)
-        assert done.returncode == 2
-        assert "There is no probes.jsonl in" in done.stderr
-
-
-@pytest.fixture
-def eight_gpus(tmp_path):
-    """./benchmark.py where NVML shows eight H100, and the run that it would make has been made."""
-    gpu = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 81559 << 20}
-    machine = {"FAKE_GPUS": json.dumps([gpu] * 8), "FAKE_DRIVER": "580.1"}
-    output = tmp_path / "out"
-    common = ("--model", "llama", "--engine", "megatron", "--output-dir", output)
-    with fake_nvml():
-        (plan,) = json.loads(command("benchmark.py", *common, "--dry-run", "--json", cwd=tmp_path, **machine).stdout)["plans"]
-        # --resume takes a run of this machine's software only.
-        measured_on = replace(MACHINE, gpus_per_node=8, memory_bytes=85520809984)
-        run = a_run(plan["run_id"], machine=measured_on, software=software_versions())
-        write_run(output, run, steps_of(run, np.full(30, 4.6), 7))
-        (output / "runs" / plan["run_id"] / "plan.json").write_text(json.dumps(plan))
-        yield lambda *words: command("benchmark.py", *common, "--resume", *words, cwd=tmp_path, **machine)
-
-
-TORCH = version("torch")
-
-
-def test_the_summary_of_a_benchmark_shows_the_share(eight_gpus, tmp_path):
-    append_probe(tmp_path / "out" / "probes.jsonl", replace(PROBE, software={"torch": TORCH}))
-    done = eight_gpus()
-    assert done.returncode == 0, done.stderr
-    assert "of matmul     " in done.stdout, done.stderr
-    assert "% of the fastest bf16 product measured here (700 TFLOP/s)" in done.stdout
-    (run,) = json.loads(eight_gpus("--json").stdout)["runs"]
-    rate = run["metrics"]["model_flops_per_second_per_gpu"]["value"]
-    assert run["metrics"]["share_of_measured_gemm"] == pytest.approx(rate / RATE)

@@ -78,22 +78,6 @@ def test_text_that_a_spreadsheet_would_run_is_escaped_and_numbers_are_not(tmp_pa
     assert [row[name] for name in dangerous] == ["'=1+1", "'@SUM(A1)", "'+1", "-7"]
 
 
-def test_power_follows_from_energy(tmp_path):
-    folder = tmp_path / "results" / "runs" / "h100-llama-0"
-    shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", folder)
-    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    seconds = 0.0
-    for step in steps:
-        seconds += step["step_seconds"]
-        step["ended_at_seconds"] = seconds
-    (folder / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    readings = [{"at_seconds": at, "gpu": gpu, "power_watts": 650.0} for at in range(int(seconds) + 2) for gpu in range(8)]
-    (folder / "telemetry.jsonl").write_text("".join(json.dumps(reading) + "\n" for reading in readings))
-    export("json", tmp_path / "runs.json", tmp_path / "results")
-    (row,) = json.loads((tmp_path / "runs.json").read_text())
-    assert row["watts_per_gpu"] == pytest.approx(650)
-
-
 def test_a_missing_library_is_one_line_that_says_what_to_install(tmp_path):
     # A process of its own, in which the library cannot be imported, whether it is installed or not.
     hidden = "import sys; sys.modules['wandb'] = None; from tprimat.cli.main import start; "
@@ -121,9 +105,3 @@ def test_folders_of_one_name_are_told_apart_without_what_is_above_them(tmp_path)
         "h100-llama-2": "output/runs/h100-llama-2",
         "h100-qwen-0": "output-2/runs/h100-qwen-0",
     }
-
-
-def test_a_folder_whose_name_is_no_text_is_shown_by_its_bytes(tmp_path):
-    shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", tmp_path / "results" / "night\udcff")
-    assert export("csv", tmp_path / "runs.csv", tmp_path / "results").returncode == 0
-    assert rows_of(tmp_path / "runs.csv")["h100-llama-0"]["path"] == r"results/night\xff"

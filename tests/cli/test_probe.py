@@ -7,15 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from commands import run_command
 
-from tprimat.cli.probe import show
 from tprimat.records.store import read_probes
-from tprimat.runner.probes import ProbeRequest
 
 COMMAND = [sys.executable, "-m", "tprimat", "probe"]
 
@@ -99,19 +96,6 @@ def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_y
     assert two.flop == 2 * one.flop
 
 
-def test_several_probes_continue_and_leave_one_page(tmp_path):
-    assert probe("mlp", "--output", tmp_path).returncode == 0
-    done = probe("mlp,memory,collectives", "--ranks", 1, "--output", tmp_path, "--resume")
-    assert (done.returncode, "collectives: A collective operation needs 2 ranks." in done.stderr) == (0, True), done.stderr
-    records = read_probes(tmp_path / "probes.jsonl")
-    assert [(record.kind, record.small) for record in records] == [(kind, True) for kind in ("mlp_step", "copy", "triad", "fill")]
-    text = (tmp_path / "probes.md").read_text(encoding="utf8")
-    assert "the host's clock" in text
-    assert "device events" not in text, "a CPU has none"
-    assert "## Memory" in text
-    assert "## Three-layer network" in text
-
-
 def test_probes_stopped_by_their_user_keep_their_measurements_and_do_not_exit_0(tmp_path):
     command = [*COMMAND, "memory,mlp", "--output", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
@@ -122,12 +106,3 @@ def test_probes_stopped_by_their_user_keep_their_measurements_and_do_not_exit_0(
     assert "stopped; --resume continues from here" in err
     assert "Traceback" not in err
     assert (tmp_path / "probes.md").exists()
-
-
-def test_what_a_device_refuses_is_counted_as_without_a_result(tmp_path, capsys):
-    done = probe("mlp", "--output", tmp_path)
-    assert (done.returncode, "\n1 measurement; all samples are in " in done.stderr) == (0, True), done.stderr
-    (record,) = read_probes(tmp_path / "probes.jsonl")
-    request = ProbeRequest(kinds=("mlp",), output=tmp_path)
-    assert show([record, replace(record, error="not on this device")], request, as_json=False) == 0
-    assert ", 1 without a result; all samples are in " in capsys.readouterr().err

@@ -3,23 +3,18 @@
 import html
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import Browser, find_browser
-from changes import evidence as evidence_of
 from changes import replace
 from commands import run_command
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
-from tprimat.core.models import model_shape
 from tprimat.records.schema import StepRecord, TelemetrySample
 from tprimat.records.store import to_json
-from tprimat.report.html.sections import evidence_fields
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -89,20 +84,6 @@ def test_every_panel_is_drawn_without_an_error_or_a_sideways_scroll(browser, pag
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
-@pytest.mark.parametrize(("seconds", "scale"), [((36.0, 4.4, 4.8, 4.6), "linear"), ((36.0, 4.4, 28.8, 4.6), "log")])
-def test_the_axis_of_step_times_has_two_numbers_at_least(browser, seconds, scale, tmp_path):
-    run = a_run("near")
-    write_run(tmp_path, run, steps_of(run, np.array(seconds), 7))
-    browser.size(1280)
-    browser.open(page_of(tmp_path, tmp_path / "runs"))
-    browser.wait(ALL_DRAWN)
-    plot = "[...document.querySelectorAll('.plot')].at(-1)"
-    assert browser.run(f"{plot}.layout.yaxis.type ?? 'linear'") == scale
-    assert browser.run(f"{plot}.querySelectorAll('.ytick text').length") >= 2
-    assert ("log scale" in browser.run(f"{plot}.layout.yaxis.title.text")) == (scale == "log")
-    assert browser.run(f"Math.max(...{plot}.data.flatMap(trace => trace.y))") == max(seconds[1:])  # start-up is left out
-
-
 def test_the_axis_of_steps_has_whole_numbers_also_after_a_zoom(browser, tmp_path):
     short, long = a_run("short"), a_run("long", model="qwen")
     write_run(tmp_path / "short", short, steps_of(short, np.array((36.0, 4.4, 4.8)), 7))
@@ -169,13 +150,6 @@ def test_a_power_limit_that_holds_clocks_down_is_what_bounds_a_run(watts, held_b
     assert ("The rest of the step goes to" in seen) == (said is None or watts < 600)
 
 
-def test_a_page_does_not_say_that_compute_is_not_used_up_where_its_share_is_not_known(tmp_path):
-    seen = words_under_power(tmp_path, 450, 1.0, matmul_dtype=None)
-    assert "draws 64 % of its limit of 700 W" in seen
-    assert "How far it is from the machine's limit is not known" in seen.replace("&#39;", "'")
-    assert "The rest of the step goes to" not in seen
-
-
 def test_curves_are_those_of_one_workload(opened):
     curves = "[...document.querySelectorAll('.plot[data-kind=curves]')][0].data"
     models = {text.split("<br>")[0].split(":")[0] for text in opened.run(f"{curves}.map(trace => trace.hovertemplate)")}
@@ -196,15 +170,6 @@ def test_the_head_names_hardware_and_software_once_and_no_paragraph_is_repeated(
     assert "torch 2.8.0 or 2.9.0, tprimat 0.1.0<" in seen
     assert seen.count("The rest of the step goes to") == 1
     assert "20260101-120000" not in seen
-
-
-def test_the_page_names_a_model_that_was_cut_to_fewer_layers(tmp_path):
-    cut = replace(model_shape("llama-3.1-8b"), name="llama-3.1-8b-20-layers", layers=20)
-    run = a_run("cut", shape=cut)
-    write_run(tmp_path, run, steps_of(run, step_times(4.0, 1), 1))
-    seen = page_of(tmp_path, tmp_path).read_text("utf8")
-    assert "Training throughput: llama (llama-3.1-8b-20-layers)<" in seen
-    assert "llama-3.1-8b-20-layers, 8 GPUs, " in seen
 
 
 def test_the_page_asks_nothing_of_any_server(opened, page):
@@ -242,17 +207,6 @@ def test_words_and_traits_choose_rows_and_what_is_drawn(opened):
     assert opened.errors == []
 
 
-def test_bars_have_whole_names_under_their_workload(opened):
-    written = opened.run(
-        "[...document.querySelectorAll('.plot')][0].layout.annotations.map(one => one.text.replace(/<[^>]+>/g, ' '))"
-    )
-    assert not any("…" in text for text in written)
-    assert any(re.match(r" +MI300X minimal_communication [(]DP8[)]", text) for text in written)
-    rows = opened.run("[...document.querySelectorAll('.plot')][0].data.map(one => one.y[0])")
-    assert rows == sorted(set(rows)), "no bar covers another"
-    assert len(written) > len(rows), "workloads have a line of their own"
-
-
 def test_text_from_a_record_stays_text(opened):
     assert opened.run("document.querySelectorAll('#ranking img, .plot img, .legend img').length") == 0
     assert HOSTILE in opened.run("document.querySelector('#ranking').innerText")
@@ -273,13 +227,6 @@ def test_a_plot_that_has_not_come_into_view_is_drawn_for_printing(browser, page)
     assert browser.run(script) == 0
     browser.run("dispatchEvent(new Event('afterprint'))")
     assert browser.errors == []
-
-
-def test_the_page_prints_its_plots_on_white(opened, tmp_path):
-    opened.scheme("dark")
-    opened.pdf(tmp_path / "page.pdf")
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
-    assert opened.errors == []
 
 
 def test_a_hundred_runs_of_500_steps_stay_under_8_megabytes_and_open(browser, tmp_path):
@@ -321,12 +268,6 @@ def test_failures_warnings_and_commands_are_told(text):
     assert "Not recorded for:" in text
 
 
-def test_a_warning_has_a_colon_before_the_runs_that_it_applies_to(tmp_path):
-    page = page_of(tmp_path, RUNS / "cpu").read_text("utf8")
-    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", "", page.split('id="evidence"')[1].split("</ul>")[0])).split())
-    assert "no MFU, since a CPU has no published matrix peak to compare with: " in shown
-
-
 def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         run = a_run(name, strategy=name)
@@ -362,21 +303,6 @@ def test_a_damaged_file_is_named_on_the_page_and_in_the_exit_status(tmp_path):
 def test_the_same_results_give_the_same_page(page, tmp_path):
     again = page_of(tmp_path, RUNS / "h100", RUNS / "mi300x", page.parent)
     assert again.read_bytes() == page.read_bytes()
-
-
-def test_nothing_to_report_on_is_the_users_mistake(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tprimat", "report", tmp_path / "none"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "There is no file or folder" in done.stderr
-
-
-def test_a_note_that_ends_with_a_period_gets_no_second_one():
-    evidence = evidence_of(source="running_framework", notes=("It ran on the CPU.", "It was slow."))
-    run = a_run("r", evidence=evidence)
-    assert dict(evidence_fields(run))["note"] == "It ran on the CPU.; It was slow"
 
 
 def test_work_that_is_not_compared_has_a_heading_of_its_own(tmp_path):

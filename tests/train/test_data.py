@@ -10,7 +10,7 @@ from commands import run_command
 from planning import ROOT, make_plan
 
 from tprimat.core.errors import LaunchError
-from tprimat.train.data import GlobalBatches, MockSequences, RankPlace, open_text, text_files
+from tprimat.train.data import GlobalBatches, MockSequences, open_text, text_files
 
 
 def plan_for(tmp_path, dataset, **settings):
@@ -20,9 +20,9 @@ def plan_for(tmp_path, dataset, **settings):
 def test_all_replicas_together_see_the_same_global_batch(tmp_path):
     plan = plan_for(tmp_path, "mock")
     mock = MockSequences(seed=7, sequence_tokens=16, vocabulary=512)
-    whole = next(iter(GlobalBatches(mock, plan, 16, RankPlace(0, 1))))[0]
+    whole = next(iter(GlobalBatches(mock, plan, 16, (0, 1))))[0]
     for ranks, micro_batch in ((1, 1), (2, 1), (4, 2), (8, 2)):
-        parts = [next(iter(GlobalBatches(mock, plan, micro_batch, RankPlace(rank, ranks)))) for rank in range(ranks)]
+        parts = [next(iter(GlobalBatches(mock, plan, micro_batch, (rank, ranks)))) for rank in range(ranks)]
         in_order = [parts[rank][number] for number in range(len(parts[0])) for rank in range(ranks)]
         assert np.array_equal(np.concatenate(in_order), whole)
 

@@ -28,7 +28,7 @@ from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_w
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train import startup
 from tprimat.train.callback import LOADS, lightning
-from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
+from tprimat.train.data import GlobalBatches, Sequences, open_sequences
 from tprimat.train.expert_loads import SUMS, load_sums
 from tprimat.train.layer_watch import LayerWatch
 from tprimat.train.observed import ObservedBatch, name_of_tokens
@@ -104,7 +104,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
     def train_dataloader(self) -> DataLoader[list[Tensor]]:
         """Return this replica's micro-batches, step by step."""
         self.sequences = open_sequences(self.plan, self.plan.workload.shape.vocabulary)
-        place = RankPlace(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
+        place = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
         batches = GlobalBatches(self.sequences, self.plan, self.micro_batch, place)
         return DataLoader(batches, batch_size=None, pin_memory=self.device.type == "cuda")
 

@@ -1,6 +1,6 @@
 """What each step trains on: the same global batch in every layout, cut into this rank's micro-batches, from mock data or text."""
 
-import socket
+import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,21 +45,16 @@ class MockSequences:
         return tokens
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """The place of this rank among the replicas."""
-
-    data_rank: int
-    data_ranks: int
-
-
 class GlobalBatches(IterableDataset[list[Tensor]]):
-    """One item is one optimizer step of this replica: a list of micro-batches of shape (micro_batch, sequence_tokens + 1)."""
+    """One item is one optimizer step of this replica: a list of micro-batches of shape (micro_batch, sequence_tokens + 1).
 
-    def __init__(self, sequences: "Sequences", plan: RunPlan, micro_batch: int, place: RankPlace) -> None:
+    `place` is the number of this replica, and how many there are.
+    """
+
+    def __init__(self, sequences: "Sequences", plan: RunPlan, micro_batch: int, place: tuple[int, int]) -> None:
         super().__init__()
         self.sequences = sequences
-        self.place = place
+        self.rank, self.ranks = place
         self.micro_batch = micro_batch
         self.global_batch = plan.workload.global_batch_sequences
         self.steps = plan.steps
@@ -70,10 +65,10 @@ class GlobalBatches(IterableDataset[list[Tensor]]):
 
     @property
     def _stride(self) -> int:
-        return self.micro_batch * self.place.data_ranks
+        return self.micro_batch * self.ranks
 
     def _micro_batch(self, step: int, number: int) -> Tensor:
-        first = step * self.global_batch + number * self._stride + self.place.data_rank * self.micro_batch
+        first = step * self.global_batch + number * self._stride + self.rank * self.micro_batch
         rows = [self.sequences.sequence(first + row) for row in range(self.micro_batch)]
         return torch.from_numpy(np.stack(rows))
 
@@ -138,7 +133,7 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
         RecordError: the folder cannot be written.
     """
     files = text_files(plan.dataset.removeprefix("text:"))
-    file = Path(plan.run_directory) / f"tokens-{socket.gethostname()}.npy"
+    file = Path(plan.run_directory) / f"tokens-{os.environ.get('GROUP_RANK', '0')}.npy"  # of torchrun's node
     if local_rank() == 0:
         encode = _byte_tokens if plan.tokenizer is None else _trained_tokens(plan.tokenizer)
         stream = np.concatenate([encode(text) for text in _texts(files)])

@@ -86,7 +86,7 @@ def unlike_work(folder):
         (folder / name / "run.json").write_text(to_json(record))
         steps = (run.path / "steps.jsonl").read_text(encoding="utf8").replace('"tokens":262144', f'"tokens":{tokens}')
         (folder / name / "steps.jsonl").write_text(steps, encoding="utf8")
-    words = ("--results-dir", folder, "--baseline", folder / "one", "--output", folder / "compare.csv")
+    words = ("--results-dir", folder, "--baseline", folder / "one", "--output", folder / "compare.md")
     return run_command("compare.py", *words).stdout
 
 

@@ -175,7 +175,7 @@ def test_a_run_tells_what_its_start_went_into(repeated):
         assert stages[-1] <= first.ended_at_seconds - first.step_seconds + 0.5
         text = summary([(record, run_metrics(record, run.read_steps()), run.log_file)])
         (line,) = [line for line in text.splitlines() if line.startswith("  start  ")]
-        assert f"{units.seconds(stages[-1])} before the first step: launch {units.seconds(stages[0])}, imports" in line
+        assert f"{units.seconds(stages[-1])} before the first step" in line
 
 
 def test_a_run_whose_only_step_is_profiled_says_why_it_has_no_speed_and_names_its_trace(repeated):

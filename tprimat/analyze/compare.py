@@ -1,6 +1,6 @@
 """Judge whether one group of runs is faster than another, or why the two must not be compared; rank those that may."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,6 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.statistics import (
     BETWEEN_RUNS,
     BETWEEN_RUNS_OF_MIXTURES,
-    CONFIDENCE,
     FEWEST_RUNS,
     Rate,
     more_runs,
@@ -30,13 +29,9 @@ from tprimat.records.schema import Estimate, Finding, RunRecord
 Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
 
 
-def comparable(first: RunRecord, second: RunRecord, varying: Collection[str] = ()) -> tuple[DifferingTrait, ...]:
+def comparable(first: RunRecord, second: RunRecord, varying: Collection[str] = ()) -> list[DifferingTrait]:
     """Return the differences between two workloads that forbid comparing their speeds, but for those that are the question."""
-    return _forbidding(differing_traits(first, second, varying, FORBIDDING))
-
-
-def _forbidding(traits: Iterable[DifferingTrait]) -> tuple[DifferingTrait, ...]:
-    return tuple(trait for trait in traits if trait.effect == "refuse")
+    return [trait for trait in differing_traits(first, second, varying, FORBIDDING) if trait.effect == "refuse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +42,6 @@ class Question:
     """Traits that it is about, by their keys in groups.TRAITS: they may differ."""
     even_if_different: bool = False
     """Compare unlike workloads as well."""
-    confidence: float = CONFIDENCE
-    """Of the intervals of ratios; higher where they are looked at several times, so that all looks together are right."""
 
 
 QUESTION = Question()
@@ -85,7 +78,7 @@ class Verdict:
     @property
     def differences(self) -> tuple[DifferingTrait, ...]:
         """Return the traits whose difference forbids the comparison."""
-        return _forbidding(self.traits)
+        return tuple(trait for trait in self.traits if trait.effect == "refuse")
 
     @property
     def other_loss(self) -> LossCheck | None:
@@ -117,7 +110,7 @@ class Verdict:
         """Return how many runs per side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
         if self.ratio is None or self.spreads is None:
             return None
-        return more_runs(self.ratio.value, 1 - margin, min(self.runs), self.spreads, self.question.confidence)
+        return more_runs(self.ratio.value, 1 - margin, min(self.runs), self.spreads)
 
 
 def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) -> Verdict:
@@ -146,7 +139,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     first, second = run_rates(baseline), run_rates(candidate)
     if not first or not second:
         return refusal
-    ratio = ratio_of_rates(first, second, question.confidence, assumed)
+    ratio = ratio_of_rates(first, second, assumed=assumed)
     outcome: Outcome = "no difference shown"
     losses = check_losses(*([item.result for item in group.runs] for group in (baseline, candidate)))
     if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
@@ -159,7 +152,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         outcome=outcome,
         losses=losses,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
-        spreads=spreads_of(first, second, ratio, question.confidence),
+        spreads=spreads_of(first, second, ratio),
     )
 
 

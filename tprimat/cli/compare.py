@@ -27,7 +27,7 @@ from tprimat.core.errors import ConfigError
 if TYPE_CHECKING:
     from tprimat.report.comparison import Comparison
 
-FORMATS = ("png", "svg", "pdf", "md", "csv", "json")
+FORMATS = ("png", "svg", "pdf", "md", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +124,7 @@ def write(comparison: "Comparison", path: Path, panels: list[str] | None) -> Non
     from tprimat.records.store import write_atomically
     from tprimat.report import comparison as tables
 
-    writers = {".md": tables.markdown, ".csv": tables.comma_separated, ".json": tables.as_json}
+    writers = {".md": tables.markdown, ".json": tables.as_json}
     suffix = path.suffix.lower()
     if suffix in writers:
         write_atomically(path, writers[suffix](comparison))

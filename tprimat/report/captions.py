@@ -1,32 +1,18 @@
 """Words of a picture: a headline with the finding for each workload, and a subtitle with what the runs were."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tprimat.analyze.compare import throughput
 from tprimat.analyze.groups import on_cpu
-from tprimat.analyze.traits import dtype_that_ran, layout, machine_name, model_name, on_nodes
+from tprimat.analyze.traits import machine_name, model_name
 from tprimat.core import units
-from tprimat.records.schema import RunRecord
 from tprimat.report import words
 from tprimat.report.catalogue import MFU
-from tprimat.report.names import Workload, engine_name
+from tprimat.report.names import Workload, engine_name, heading
 from tprimat.report.tables import plural
 
-MOST_LISTED = 3
-"""Values of a trait that a subtitle lists; more are counted."""
 MOST_HEADLINES = 2
 """Workloads that a headline speaks of."""
-Shown = Callable[[RunRecord], str | None]
-SHOWN: dict[str, Shown] = {
-    "models": lambda run: run.ran.shape.name if run.ran.shape is not None and run.size == "full" else model_name(run),
-    "machines": lambda run: machine_name(run) + on_nodes(run),
-    "strategies": lambda run: " ".join(filter(None, (run.strategy, layout(run)))),
-    "batches": lambda run: f"batch {run.ran.global_batch_sequences}" if run.ran.global_batch_sequences else None,
-    "sequences": lambda run: f"sequence {units.count(run.ran.sequence_tokens)}" if run.ran.sequence_tokens else None,
-    "dtypes": lambda run: dtype_that_ran(run) or "dtype not recorded",
-    "engines": engine_name,
-}
-"""What a subtitle names."""
 
 
 def headline(works: Sequence[Workload]) -> list[str]:
@@ -59,10 +45,6 @@ def subtitle(works: Sequence[Workload]) -> list[str]:
     measured = [item for group in groups for item in group.runs]
     if not measured:
         return []
-    what = []
-    for several, value in SHOWN.items():
-        values = list(dict.fromkeys(filter(None, (value(group.run) for group in groups))))
-        what.append(", ".join(values) if len(values) <= MOST_LISTED else f"{len(values)} {several}")
     days = sorted({item.result.run.started_at[:10] for item in measured if item.result.run.started_at})
     steps = sum(item.metrics.window.steps for item in measured if item.metrics)
     amount = [
@@ -73,4 +55,6 @@ def subtitle(works: Sequence[Workload]) -> list[str]:
         f"95 % intervals over {'runs where there are several' if len(measured) > len(groups) else 'steps'}",
     ]
     judged = [verdict for work in works for verdict in work.ranking.against_best if verdict is not None]
-    return [" · ".join(filter(None, line)) for line in (what, amount)] + words.differing_traits(judged)
+    engines = ", ".join(dict.fromkeys(engine_name(group.run) for group in groups))
+    what = [f"{heading(work.ranking)} · {engines}" for work in works[:MOST_HEADLINES]]
+    return [*what, " · ".join(filter(None, amount)), *words.differing_traits(judged)]

@@ -161,8 +161,6 @@ COLUMNS = (
     DROPPED,
 )
 """Of a comparison and of the page's ranking."""
-CSV_FIELDS = (TOKENS_OF_ALL, TOKENS, FLOPS, MFU, STEP_TIME, STEP_TIME_MAD, PEAK_MEMORY, RESERVED_MEMORY, LOSS, ENERGY, COST)
-"""Of one run."""
 
 
 def memory_metric(groups: Sequence[Group]) -> Metric:

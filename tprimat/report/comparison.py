@@ -1,7 +1,5 @@
-"""Report a comparison of runs, with each other or with published results, as text, Markdown, CSV or JSON."""
+"""Report a comparison of runs, with each other or with published results, as text, Markdown or JSON."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,13 +10,12 @@ from tprimat.analyze.findings import findings
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.core import units
-from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
 from tprimat.report import winner
-from tprimat.report.catalogue import CSV_FIELDS, heading_of, shown_columns, tera
+from tprimat.report.catalogue import heading_of, shown_columns, tera
 from tprimat.report.names import heading
 from tprimat.report.screen import PLAIN, Meaning, Screen
-from tprimat.report.tables import columns, csv_cell, escaped, table, with_interval
+from tprimat.report.tables import columns, escaped, table, with_interval
 from tprimat.report.words import caveats, difference, differing, evidence_words, finding_words, headline, loss_words, sentence
 
 
@@ -93,24 +90,6 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join([table(header, rows), "", *(f"- {escaped(line)}" for line in remarks(comparison))]) + "\n"
 
 
-def comma_separated(comparison: Comparison) -> str:
-    """Format one CSV line per run, in SI units, unrounded, empty where a value is absent."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["run_id", "configuration", "counted", *(field.key for field in CSV_FIELDS)])
-    for group in comparison.groups:
-        for item in group.runs:
-            writer.writerow([csv_cell(item.result.run.run_id), csv_cell(group.label), "yes", *_values(item.metrics)])
-    for item in comparison.not_counted:
-        writer.writerow([csv_cell(item.result.run.run_id), "", f"no: {item.not_counted}", *_values(item.metrics)])
-    return out.getvalue()
-
-
-def _values(metrics: RunMetrics | None) -> list[float | None]:
-    found = [None if metrics is None else field.of_run(metrics) for field in CSV_FIELDS]
-    return [None if estimate is None else estimate.value for estimate in found]
-
-
 def as_json(comparison: Comparison) -> str:
     """Format groups with the metrics of every run, verdicts and runs that do not count as JSON."""
     document = {
@@ -156,7 +135,7 @@ def as_json(comparison: Comparison) -> str:
 
 # Our results next to published ones, on a common basis.
 
-HEADER = ("result", "when", "as published", "TFLOP/s/GPU", "of dense peak", "ours is")
+HEADER = ("result", "tokens/s/GPU", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
 NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to compare with them.\n"
 
@@ -175,13 +154,12 @@ def _block(found: Neighbourhood, screen: Screen) -> str:
     ours = found.ours
     own = [
         ours.group.label,
-        units.ABSENT,
-        f"{with_interval(ours.per_gpu, units.count)} tokens/s/GPU",
+        with_interval(ours.per_gpu, units.count),
         tera(ours.flops_per_gpu.value if ours.flops_per_gpu else None),
         units.percent(ours.utilization.value if ours.utilization else None),
         units.ABSENT,
     ]
-    lines = [columns(HEADER, [own, *map(_row, found.neighbours)], left=3, screen=screen, drop=("when", "as published"))]
+    lines = [columns(HEADER, [own, *map(_row, found.neighbours)], screen=screen)]
     for neighbour in found.neighbours:
         differing = "; ".join(map(_difference, neighbour.differences)) or "nothing that the source states"
         lines.append(screen.prose(f"{neighbour.result.name} differs: {differing}", 2))
@@ -192,24 +170,11 @@ def _row(neighbour: Neighbour) -> list[str]:
     result, rebased = neighbour.result, neighbour.rebased
     return [
         result.name,
-        result.date or units.ABSENT,
-        _printed(neighbour),
+        units.count(result.tokens_per_second_per_gpu),
         tera(rebased.flops_per_second_per_gpu),
         units.percent(rebased.mfu),
         f"{neighbour.ratio:.2f} x",
     ]
-
-
-def _printed(neighbour: Neighbour) -> str:
-    result = neighbour.result
-    words = []
-    if result.tokens_per_second_per_gpu is not None:
-        words.append(f"{units.count(result.tokens_per_second_per_gpu)} tokens/s/GPU")
-    if result.flops_per_second_per_gpu is not None:
-        words.append(f"{tera(result.flops_per_second_per_gpu)} TFLOP/s {result.convention or ''}".rstrip())
-    if result.mfu is not None:
-        words.append(f"MFU {units.percent(result.mfu)}")
-    return ", ".join(words)
 
 
 def _difference(one: Difference) -> str:

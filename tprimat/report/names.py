@@ -1,7 +1,6 @@
 """Names of configurations and of the work that they share: one name each, in tables, sentences, pictures and pages."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.compare import Ranking
@@ -28,15 +27,6 @@ OF_THE_WORK = {"model", "accelerator", *FORBIDDING}
 """Traits that belong to a heading where there is a single configuration."""
 IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype", "routing")
 """Traits that a heading names apart from the label."""
-CLOCKS = {"framework": "timed by the framework", "step_end": "timed at the end of each step"}
-WORK: Mapping[str, Callable[[RunRecord], str]] = {
-    **{key: TRAITS[key].label for key in FORBIDDING},
-    "model": model_and_shape,
-    "sequence": lambda run: f"sequence {sequence_words(run) or 'not recorded'}",
-    "clock": lambda run: CLOCKS.get(run.clock, f"clock {run.clock}"),
-    "accelerator": accelerator_name,
-}
-"""What the configurations of one panel share, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,29 +78,19 @@ def configurations(groups: Sequence[Group]) -> list[Configuration]:
 
 
 def _titles(rankings: Sequence[Ranking]) -> list[str]:
-    """Return what tells the work of each ranking from that of the others; a trait where it parts equal titles.
-
-    Titles that this leaves equal say what is not recorded, which is why the rankings do not compare.
-    """
+    """Return what tells the work of each ranking from that of the others; a number where nothing that is recorded does."""
+    facts = [_facts(ranking, FORBIDDING) for ranking in rankings]
     titles: list[tuple[str, ...]] = [()] * len(rankings)
-    for key in WORK:
-        words = [_work(key, ranking) for ranking in rankings]
-        if len({*zip(titles, words, strict=True)}) > len({*titles}) or (key == "accelerator" and len({*words}) > 1):
-            titles = [(*title, *filter(None, [word])) for title, word in zip(titles, words, strict=True)]
-    times, number = Counter(titles), Counter[tuple[str, ...]]()
-    for place, title in enumerate(titles):
-        if times[title] > 1:
-            number[title] += 1
-            run = rankings[place].best.run
-            unknown = [f"{TRAITS[key].name} not recorded" for key in FORBIDDING if TRAITS[key].value(run) is None]
-            titles[place] = (*title, *(words for words in unknown if words not in title), f"no. {number[title]}")
-    return [", ".join(title) for title in titles]
-
-
-def _work(key: str, ranking: Ranking) -> str:
-    """Return a trait of a ranking's work in words; empty for one in which its configurations may differ."""
-    several = key == "accelerator" and len({accelerator_name(group.run) for group in ranking.groups}) > 1
-    return "" if several or key in ranking.question.varying else WORK[key](ranking.best.run)
+    for key in dict.fromkeys(key for several in facts for key in several):
+        words = [several.get(key, "") for several in facts]
+        longer = [(*title, *filter(None, [word])) for title, word in zip(titles, words, strict=True)]
+        if len({*longer}) > len({*titles}) or (key == "accelerator" and len({*words}) > 1):
+            titles = longer
+    named = [", ".join(title) for title in titles]
+    return [
+        title if named.count(title) == 1 else f"{title or 'too little recorded'}, no. {1 + named[:place].count(title)}"
+        for place, title in enumerate(named)
+    ]
 
 
 def short_layout(run: RunRecord) -> str:
@@ -146,11 +126,17 @@ def short_names(groups: Sequence[Group]) -> dict[int, str]:
 
 def heading(ranking: Ranking) -> str:
     """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
+    return ", ".join(_facts(ranking).values())
+
+
+def _facts(ranking: Ranking, more: Sequence[str] = ()) -> dict[str, str]:
+    """Return what a heading says, and `more` traits by their keys; not what is the question."""
     run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
     shapes = {group.run.ran.shape.name for group in ranking.groups if group.run.ran.shape is not None}
     nodes = {group.run.machine.nodes for group in ranking.groups}
+    shared = {key: words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS}
     facts = {
-        "": " ".join(words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS) or run.model,
+        "": " ".join(shared.values()) or run.model,
         "shape": shapes.pop() if len(shapes) == 1 else None,
         "gpus": (ranks(run) or "") + (on_nodes(run) if len(nodes) == 1 else ""),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
@@ -158,4 +144,8 @@ def heading(ranking: Ranking) -> str:
         "dtype": dtype_that_ran(run),
         "routing": TRAITS["routing"].label(run),
     }
-    return ", ".join(fact for key, fact in facts.items() if fact and key not in ranking.question.varying)
+    if more:  # of a title, where each fact stands for itself
+        several = len({accelerator_name(group.run) for group in ranking.groups}) > 1
+        facts |= {"": model_and_shape(run), "accelerator": None if several else accelerator_name(run), "shape": None}
+        facts |= {key: TRAITS[key].label(run) for key in more if key not in {*facts, "model"}}
+    return {key: fact for key, fact in facts.items() if fact and key not in ranking.question.varying}

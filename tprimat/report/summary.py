@@ -8,7 +8,7 @@ from tprimat.analyze.metrics import drops_choices
 from tprimat.analyze.traits import dtype_that_ran, on_nodes
 from tprimat.core import units
 from tprimat.records.evidence import other_notes
-from tprimat.records.schema import RunMetrics, RunRecord, StartUp
+from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.records.store import as_document
 from tprimat.report import catalogue
 from tprimat.report.catalogue import FLOPS, MATMUL_RATE, MEMORY_ERROR, MFU, STEP_ERROR, STEP_TIME, TOKENS, TOKENS_OF_ALL, per_rank
@@ -30,14 +30,6 @@ MEANINGS: dict[str, Meaning] = {
     "steady steps": "quiet",
 }
 """Of a line, by its label. Quiet ones say how a run went."""
-STAGES: dict[StartUp, str] = {
-    "rank_started": "launch",
-    "imported": "imports",
-    "process_group": "process group",
-    "model_built": "model",
-    "training": "rest",
-}
-"""What a run does before it reaches each stage of its start."""
 Lines = list[tuple[str, str | None]]
 """Label and text of each line of a run; one without a text is left out."""
 
@@ -117,7 +109,7 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
         *lines,
         ("predicted", _predicted(run, metrics)),
         ("GPUs idle", idle_of_run(run, metrics)),
-        ("start", _start(run)),
+        ("start", f"{units.seconds(max(run.start_up.values()))} before the first step" if run.start_up else None),
         ("steady steps", metrics.window.rule),
         *(("note", note) for note in notes),
     ]
@@ -137,17 +129,6 @@ def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:
         need = prediction.allocated_bytes if metrics.peak_memory_bytes else prediction.reserved_bytes
         parts.append(f"memory {units.gibibytes(need)} ({MEMORY_ERROR.in_full(metrics)})")
     return "; ".join(parts) or None
-
-
-def _start(run: RunRecord) -> str | None:
-    """Return the time before the first step, by stages."""
-    parts, before = [], 0.0
-    for stage, words in STAGES.items():
-        reached = run.start_up.get(stage)
-        if reached is not None:
-            parts.append(f"{words} {units.seconds(reached - before)}")
-            before = reached
-    return f"{units.seconds(before)} before the first step: {', '.join(parts)}" if parts else None
 
 
 def document(rows: Sequence[tuple[RunRecord, RunMetrics | None, Path | None, Path]]) -> dict[str, Any]:

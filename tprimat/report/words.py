@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Ranking, Verdict, comparable
+from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable
 from tprimat.analyze.findings import Shared
 from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
 from tprimat.analyze.metrics import of_machine
@@ -201,8 +201,7 @@ def sentence(verdict: Verdict) -> str:
     if verdict.outcome == "refused" or ratio is None:
         reason = f"they differ: {apart}" if apart else "tokens or GPUs of a run are not recorded"
         return f"Not compared: {pair}, because {reason}. {ANYWAY}"
-    share = units.percent(verdict.question.confidence, 0)
-    interval = f"{share} interval {ratio.low:.3f} to {ratio.high:.3f}" if ratio.low and ratio.high else "no interval"
+    interval = f"95 % interval {ratio.low:.3f} to {ratio.high:.3f}" if ratio.low and ratio.high else "no interval"
     number = f"ratio {ratio.value:.3f}, {TOO_FEW if shows_nothing(ratio) else interval}"
     what = verdict.outcome if verdict.outcome == "no difference shown" else change(ratio.value)
     if verdict.outcome == "these runs differ":
@@ -260,7 +259,7 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     """Return what a reader must know about the numbers, each said once, then what there is to say about runs."""
     if not rankings:
         return []
-    groups, question = [group for ranking in rankings for group in ranking.groups], rankings[0].question
+    groups = [group for ranking in rankings for group in ranking.groups]
     platforms = {group.run.machine.platform for group in groups}
     several = {len(group.runs) > 1 for group in groups}
     mixed = "runs where there are several, else between the steps of one run"
@@ -276,9 +275,6 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     lines += open_losses(judged)
     if believed := [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]:
         lines.append(f"The dtype is stated, not observed: {_places(believed, 'configurations')}.")
-    if question.confidence > QUESTION.confidence:
-        share = units.percent(question.confidence)
-        lines.append(f"Intervals of leads and ratios are of {share}, since the comparison is looked at several times.")
     return lines + told(findings)
 
 

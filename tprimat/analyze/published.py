@@ -109,11 +109,15 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
 
 def _distance(run: RunRecord, differences: Sequence[Difference]) -> float:
     """Return how unlike two configurations are: sizes by their ratio in octaves, names by their weight."""
-    return sum(_weight(run, one) * _octaves(one) for one in differences)
-
-
-def _weight(run: RunRecord, difference: Difference) -> float:
-    return OTHER_DISTANCE if _compute_alike(run, difference) else DISTANCES.get(difference.name, OTHER_DISTANCE)
+    total = 0.0
+    for one in differences:
+        weight = OTHER_DISTANCE if _compute_alike(run, one) else DISTANCES.get(one.name, OTHER_DISTANCE)
+        if isinstance(one.ours, int) and isinstance(one.theirs, int):
+            weight *= abs(math.log2(one.ours / one.theirs))
+        elif None in {one.ours, one.theirs} and one.name != "accelerator":
+            weight *= UNKNOWN_SHARE
+        total += weight
+    return total
 
 
 def _compute_alike(run: RunRecord, difference: Difference) -> bool:
@@ -123,11 +127,3 @@ def _compute_alike(run: RunRecord, difference: Difference) -> bool:
         return flop_per_token(replace(ours, layers=theirs.layers), 1) == flop_per_token(theirs, 1)
     here, there = (find_accelerator(str(name)) for name in (difference.ours, difference.theirs))
     return difference.name == "accelerator" and here is not None and there is not None and here.dense_flops == there.dense_flops
-
-
-def _octaves(difference: Difference) -> float:
-    if (difference.ours is None or difference.theirs is None) and difference.name != "accelerator":
-        return UNKNOWN_SHARE
-    if isinstance(difference.ours, int) and isinstance(difference.theirs, int):
-        return abs(math.log2(difference.ours / difference.theirs))
-    return 1.0

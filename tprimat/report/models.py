@@ -1,15 +1,14 @@
-"""Tables of the models and accelerators, and of what others published about them: `python3 -m tprimat models`."""
+"""Tables of the models and accelerators: `python3 -m tprimat models`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tprimat.core import published, units
-from tprimat.core.accelerators import DTYPES, accelerators, find_accelerator
+from tprimat.core import units
+from tprimat.core.accelerators import DTYPES, accelerators
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import CONVENTIONS, flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models
-from tprimat.core.published import PublishedResult, rebase
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns
 
@@ -63,27 +62,6 @@ def count_rows(selected: Selection) -> list[Row]:
     ]
 
 
-def result_rows(selected: Selection) -> list[Row]:
-    """Return published training speeds, as printed and rebased."""
-    names = {shape.name for shape in selected.shapes}
-    return [_result_row(result) for result in published.results() if selected.all_models or result.shape in names]
-
-
-def _result_row(result: PublishedResult) -> Row:
-    rebased = rebase(result)
-    both = result.mfu is not None and rebased.own_mfu is not None
-    return {
-        **{name: value for name, value in asdict(result).items() if name != "workload"},
-        **asdict(result.workload),
-        "shape": result.shape,
-        "dtype": result.workload.matmul_dtype,
-        "causal_flops_per_second_per_gpu": rebased.flops_per_second_per_gpu,
-        "causal_mfu_of_dense_peak": rebased.mfu,
-        "own_mfu_of_dense_peak": rebased.own_mfu,
-        "mfu_difference": (rebased.own_mfu or 0) - (result.mfu or 0) if both else None,
-    }
-
-
 def accelerator_rows(selected: Selection) -> list[Row]:
     """Return the data sheets, and the memory that a program may use; none when only some models are selected."""
     return [{**asdict(one), "usable_bytes": one.usable_bytes} for one in accelerators()] if selected.all_models else []
@@ -93,19 +71,13 @@ def _tera(flops: float | None) -> str:
     return units.ABSENT if flops is None else units.significant(flops / 1e12, 4)
 
 
-def _gpus(row: Row) -> str:
-    known = find_accelerator(row["accelerator"])
-    return f"{row['gpus']} x {known.name if known else '(not in the table)'}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table: its rows as numbers, and their cells as text, by heading; the first `left` columns are names."""
+    """One table: its rows as numbers, and their cells as text, by heading; the first column has names."""
 
     title: str
     rows: Callable[[Selection], list[Row]]
     cells: Mapping[str, Cell]
-    left: int = 1
     drop: Sequence[str]
     """Headings in the order in which a narrow terminal loses them."""
 
@@ -126,24 +98,6 @@ TABLES = {
         },
         drop=("6n GFLOP/token", "full GFLOP/token", "tokens"),
     ),
-    "results": Table(
-        title="Published training speeds, as printed and counted causal over the dense peak",
-        rows=result_rows,
-        cells={
-            "result": lambda row: row["name"],
-            "GPUs": _gpus,
-            "dtype": lambda row: row["dtype"] or units.ABSENT,
-            "tokens": lambda row: units.count(row["sequence_tokens"]),
-            "tokens/s/GPU": lambda row: units.count(row["tokens_per_second_per_gpu"]),
-            "TFLOP/s": lambda row: _tera(row["flops_per_second_per_gpu"]),
-            "as": lambda row: row["convention"] or units.ABSENT,
-            "MFU printed": lambda row: units.percent(row["mfu"]),
-            "causal TFLOP/s": lambda row: _tera(row["causal_flops_per_second_per_gpu"]),
-            "causal MFU": lambda row: units.percent(row["causal_mfu_of_dense_peak"]),
-        },
-        left=3,
-        drop=("as", "TFLOP/s", "MFU printed", "tokens", "causal TFLOP/s", "GPUs"),
-    ),
     "accelerators": Table(
         title="Dense peaks and memory of one GPU as torch sees it",
         rows=accelerator_rows,
@@ -162,9 +116,6 @@ TABLES = {
     ),
 }
 
-BRIEF = ("counts", "accelerators")
-"""The tables that name what can be planned."""
-
 
 def text_of(rows: Mapping[str, Sequence[Row]], screen: Screen = PLAIN) -> str:
     """Return tables, key of TABLES -> rows, as text for a terminal; tables without rows are left out."""
@@ -173,6 +124,6 @@ def text_of(rows: Mapping[str, Sequence[Row]], screen: Screen = PLAIN) -> str:
         if found:
             table = TABLES[name]
             body = [[cell(row) for cell in table.cells.values()] for row in found]
-            shown = columns(list(table.cells), body, left=table.left, screen=screen, drop=table.drop)
+            shown = columns(list(table.cells), body, screen=screen, drop=table.drop)
             parts.append(f"{screen.prose(table.title, meaning='heading')}\n\n{shown}")
     return "\n\n".join(parts)

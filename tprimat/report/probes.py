@@ -20,7 +20,7 @@ DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 PIECE_KINDS = ("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad", "region", "launch", "overlapped")
 OUT_OF_MEMORY = re.compile(r"(out of memory)\..*", re.DOTALL)
 """The sizes that the allocator adds differ from call to call."""
-LESS_IMPORTANT = ("n", "shapes tried", "clock, power", "step", "memory", "algorithm bandwidth", "median time", "description")
+LESS_IMPORTANT = ("n", "clock, power", "step", "memory", "algorithm bandwidth", "median time", "description")
 """Columns in the order in which a narrow terminal loses them."""
 
 
@@ -112,9 +112,6 @@ CELLS: dict[str, Cell] = {
     "tokens/s": lambda probe, _: units.count(figures.tokens_per_second(probe)),
     **dict.fromkeys(("memory", "memory per device"), lambda probe, _: units.gibibytes(probe.peak_allocated_bytes)),
     "clock, power": lambda probe, _: _clock(probe),
-    "shapes tried": lambda probe, probes: units.count(
-        sum(other.dtype == probe.dtype for other in of_kind(probes, "gemm_search"))
-    ),
 }
 """Heading -> cell of a probe among all probes."""
 
@@ -159,12 +156,6 @@ def gemm(probes: Probes) -> Table:
     chosen.sort(key=lambda probe: (DTYPES.index(probe.dtype), -(figures.flop_rate(probe) or 0.0)))
     headings = ("dtype", "(m, k, n)", "description", "median time", "n", "rate", "of dense peak", "clock, power")
     return listed(chosen, probes, *headings)
-
-
-def searched(probes: Probes) -> Table:
-    """List the fastest product that the search found, measured again."""
-    winners = [probe for probe in of_kind(probes, "gemm") if (probe.variant or "").endswith(" searched")]
-    return listed(winners, probes, "dtype", "(m, k, n)", "median time", "rate", "of dense peak", "shapes tried")
 
 
 def rounds(probes: Probes) -> Table:
@@ -252,85 +243,62 @@ def system(probes: Probes) -> Table:
 
 Make = Callable[[Probes], Table]
 TIMED = ("operation", "library", "ranks", "message", "median time", "algorithm bandwidth", "bus bandwidth")
-TRAINED = ("model", "parameters", "batch", "sequence", "tokens/s", "rate, 6N", "rate, causal", "of dense peak")
+MOVED = ("operation", "array", "median time", "bandwidth", "of data sheet")
+SMALL_NETWORK = ("weights", "batch", "n", "samples/s", "step", "rate")
+TRAINED = (
+    *("model", "parameters", "batch", "sequence", "tokens/s", "rate, 6N", "rate, causal", "of dense peak", "of fastest product"),
+    *("memory", "step"),
+)
+SHAPES = (
+    "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
+    "comparison of 2024-12-22; small sizes are about a 64th of each side. The search for a faster shape does not count."
+)
+ROUNDS = (
+    "The same products in several rounds, each warm and under sustained load (on a GPU, 10 s of it before the first sample). "
+    "The range between rounds, relative to their median, shows how far a single figure in the table above may be off."
+)
+ATTENTION = (
+    "Causal, bf16, 32 query heads, 8 key/value heads, head dimension 128; on a GPU 32,768 tokens at every sequence length. "
+    "FLOP count half the square; the backward pass counts 2.5 times the forward pass."
+)
+NETWORK = "On a GPU 4096 to 8192 to 8192 to 4096, with ReLU, in bf16 with AdamW. Each weight and sample counts six FLOP."
+TRANSFORMER = (
+    "GPT-2's structure in plain PyTorch on one device, without compilation or recomputation, all states in bf16. 6N counts six "
+    "FLOP for each parameter and token; causal counts the weights that multiply a token and half the attention square."
+)
+PARTS = (
+    "A step's prediction is the sum of these: products forward (fprop), of the input's gradient (dgrad) and of the weight's with "
+    "its fp32 sum (wgrad); grouped ones belong to experts. Regions and launches count both passes."
+)
+COPIES = ("copy", "triad", "fill")
+ATTENTIONS = ("attention_forward", "attention_backward")
 SECTIONS: tuple[tuple[str, str, Make, tuple[str, ...]], ...] = (
-    (
-        "A scan for the fastest product",
-        "Many shapes are timed briefly, one after the other; the fastest is then measured again. Under a power limit, the clock, "
-        "and so the ranking, depends on the preceding load: the brief figures do not count.",
-        searched,
-        (),
-    ),
-    (
-        "Matrix multiplication at a language model's shapes",
-        "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
-        "comparison of 2024-12-22; small sizes have each side scaled down to about a 64th.",
-        gemm,
-        ("gemm",),
-    ),
-    (
-        "Products in rounds",
-        "The same products in several rounds, each warm and under sustained load (on a GPU, 10 s of it before the first sample). "
-        "The range between rounds, relative to their median, shows how far a single figure in the tables above may be off.",
-        rounds,
-        (),
-    ),
+    ("Matrix multiplication at a language model's shapes", SHAPES, gemm, ("gemm",)),
+    ("Products in rounds", ROUNDS, rounds, ()),
     ("Calls and libraries", "The same product through several calls and libraries, in bf16.", libraries, ()),
     (
         "Products of the trained models",
-        "Forward products of one tensor-parallel rank. Brackets hold the share of the dense peak, where it is known.",
+        "Of one tensor-parallel rank, forward; in brackets: of the dense peak.",
         models,
         ("model_gemm",),
     ),
-    (
-        "Attention",
-        "Causal, bf16, 32 query heads, 8 key/value heads, head dimension 128; on a GPU 32,768 tokens at every sequence length. "
-        "FLOP count half the square; the backward pass counts 2.5 times the forward pass.",
-        attention,
-        ("attention_forward", "attention_backward"),
-    ),
-    (
-        "Memory",
-        "Each array that is read or written counts once, as in STREAM.",
-        of_kinds("copy", "triad", "fill", headings=("operation", "array", "median time", "bandwidth", "of data sheet")),
-        ("copy", "triad", "fill"),
-    ),
+    ("Attention", ATTENTION, attention, ATTENTIONS),
+    ("Memory", "Each array that is read or written counts once, as in STREAM.", of_kinds(*COPIES, headings=MOVED), COPIES),
     (
         "Collective operations",
         "Time of the slowest rank. Message sizes and bandwidths follow the definitions of nccl-tests.",
         of_kinds(*figures.BUS_FACTORS, headings=TIMED),
         (*figures.BUS_FACTORS, "collectives"),
     ),
-    (
-        "Three-layer network",
-        "On a GPU 4096 to 8192 to 8192 to 4096, with ReLU; forward, backward and AdamW, all in bf16. Each weight and sample "
-        "counts six FLOP.",
-        of_kinds("mlp_step", headings=("weights", "batch", "n", "samples/s", "step", "rate")),
-        ("mlp_step",),
-    ),
-    (
-        "Transformer training: results",
-        "GPT-2's structure in plain PyTorch on one device, without compilation or recomputation; weights, gradients and AdamW's "
-        "states in bf16. 6N counts six FLOP for each parameter and token. Causal counts the weights that multiply a token and "
-        "half the attention square. Both shares are of the causal rate: of the data sheet's dense peak, and of the fastest "
-        "product measured here.",
-        of_kinds("transformer_step", headings=(*TRAINED, "of fastest product", "memory", "step")),
-        ("transformer_step",),
-    ),
+    ("Three-layer network", NETWORK, of_kinds("mlp_step", headings=SMALL_NETWORK), ("mlp_step",)),
+    ("Transformer training: results", TRANSFORMER, of_kinds("transformer_step", headings=TRAINED), ("transformer_step",)),
     (
         "Data-parallel scaling",
-        "The same training under DistributedDataParallel, with a constant batch per device.",
+        "The same under DistributedDataParallel, with a constant batch per device.",
         ddp,
         ("ddp_step", "ddp"),
     ),
-    (
-        "Parts of a training step",
-        "A step's prediction is the sum of these. Products are named as in training: forward (fprop), gradient of the input "
-        "(dgrad), and gradient of the weight with its fp32 sum (wgrad). Grouped products belong to experts. Regions and launches "
-        "count both passes. Products under load first keep the device busy for 0.4 s.",
-        pieces,
-        PIECE_KINDS,
-    ),
+    ("Parts of a training step", PARTS, pieces, PIECE_KINDS),
 )
 """Title, text, the function that makes the table, and the kinds whose refusals stand below it."""
 ON_REQUEST = "Parts of a training step"

@@ -284,7 +284,7 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     accelerator = find_accelerator(machine.accelerator) if machine else None
     if accelerator is None:
         seen = f"It shows {machine.accelerator}, which is not in the table." if machine else "It shows no GPU."
-        fix = f'{flag} "H100 SXM" --gpus 8, or another of python3 -m tprimat models --table accelerators'
+        fix = f'{flag} "H100 SXM" --gpus 8, or another of python3 -m tprimat models'
         raise ConfigError("The accelerator of this machine is not known.", where=flag, why=seen, fix=fix)
     return accelerator, machine.gpus_per_node if machine else None
 

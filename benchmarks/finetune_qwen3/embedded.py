@@ -44,8 +44,7 @@ def embedded_command(precision: str, folder: Path, training: Training) -> Comman
         f"platform_optimizations.{platform}.recompute=full",
     ]
     if training.limit_seconds is not None:
-        limit = f"benchmarking.run_timeout_seconds={max(1, round(training.limit_seconds))}"
-        settings += [limit, f"benchmarking.run_timeout_flag={LIMIT_FLAG}"]
+        settings += [f"benchmarking.run_timeout_seconds={max(1, round(training.limit_seconds))}"]
     sequences, tokens, micro_batch = (SEQUENCES_PER_DEVICE, SEQUENCE_TOKENS, 2) if machine else (2, 64, 1)
     flags = {
         "--model": MODEL,

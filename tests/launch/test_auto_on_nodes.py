@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from commands import FAKE_PACKAGES, fake_nvml, run_command
 
-from tprimat.plan.schema import read_plan
 from tprimat.records.store import RunDirectory
 
 NODE = str(Path(__file__).parent / "a_node.py")
@@ -64,17 +63,6 @@ def planned(batch):
         done = run_command("benchmark.py", *ASKED, "--global-batch-size", batch, "--dry-run", "--json", environment=HERE)
     (plan,) = json.loads(done.stdout)["plans"]
     return plan["strategy"]
-
-
-def test_the_first_node_chooses_the_layout_also_for_a_node_that_would_choose_another(node, tmp_path, left_behind):
-    assert (planned(16), planned(4)) == (FIRST, "tp2_pp2_vpp8_cp1_ep1")
-    (status, said), (other_status, other_said) = ends(node(0, FAST, "--steps", "12"), node(1, FAST, "--steps", "12", batch=4))
-    assert (status, other_status) == (0, 0), said + other_said
-    ((record, path),) = runs(tmp_path)
-    assert (record.strategy, record.counts, record.machine.nodes) == (FIRST, True, 2)
-    there = read_plan(path / "node-1" / "plan.json")
-    assert (there.strategy, there.workload.global_batch_sequences) == (FIRST, 16)
-    assert not left_behind()
 
 
 def test_a_layout_that_fails_on_one_node_stops_no_other(node, tmp_path, left_behind):

@@ -2,14 +2,14 @@ import dataclasses
 import json
 
 import pytest
-from a_launch import Notes, a_launch, first_record
+from a_launch import Notes, a_launch
 
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
 from tprimat.launch.process import write_files
 from tprimat.launch.run import run
 from tprimat.records.schema import StepRecord
-from tprimat.records.store import RunDirectory, to_json
+from tprimat.records.store import RunDirectory
 
 
 def launched(*args, **kwargs):
@@ -52,13 +52,6 @@ def test_a_log_longer_than_a_pipe_arrives_whole(tmp_path):
     assert len(notes.lines) == 200_000
 
 
-def test_what_the_worker_wrote_into_its_record_stays(tmp_path):
-    written = tmp_path / "worker.json"
-    written.write_text(to_json(first_record(matmul_dtype="bf16")))
-    record, *_ = launched(tmp_path, "run-record", written, "steps", 1, "exit", 1)
-    assert (record.ran.matmul_dtype, record.outcome) == ("bf16", "failed")
-
-
 def test_a_worker_that_died_while_writing_its_record_does_not_hide_the_run(tmp_path):
     (tmp_path / "half.json").write_text('{"run_id": ')
     record, *_ = launched(tmp_path, "run-record", tmp_path / "half.json", "exit", 1)
@@ -72,12 +65,6 @@ def test_a_full_disk_under_the_log_is_said_once_and_the_run_goes_on(tmp_path):
     assert len(result.steps) == 4
     assert len(notes.notices) == 1
     assert "No space left on device" in notes.notices[0]
-
-
-def test_a_cause_holds_no_control_sequences(tmp_path):
-    text = "\x1b]0;owned\x07\x1b[31mgears\x1b[0m \x1b[2Jbroke\x08\x9b6n"
-    record, *_ = launched(tmp_path, "steps", 1, "raise", "RuntimeError", text)
-    assert record.cause == "RuntimeError: gears broke6n"
 
 
 def test_steps_are_made_from_the_log_where_the_engine_says_so(tmp_path):
@@ -160,13 +147,6 @@ def test_what_the_log_told_is_added_to_the_last_record(tmp_path):
     assert [step.step_seconds for step in result.steps] == [9.0]
     assert RunDirectory(tmp_path).read_steps() == result.steps
     assert not RunDirectory(tmp_path).read_run().counts
-
-
-def test_a_process_that_runs_out_of_memory_is_told(tmp_path):
-    plain = a_launch(tmp_path, "steps", 1, "allocate", 900)
-    argv = ("sh", "-c", 'ulimit -v 400000; exec "$@"', "sh", *plain.command.argv)
-    record, result, _ = launched(tmp_path, command=dataclasses.replace(plain.command, argv=argv))
-    assert (record.outcome, len(result.steps)) == ("out_of_memory", 1)
 
 
 def test_the_heading_stands_first_in_every_log_and_is_no_output_of_the_run(tmp_path):

@@ -76,14 +76,6 @@ def test_whoever_outlives_a_completed_run_is_ended_without_waiting_for_the_grace
     assert not left_behind()
 
 
-def test_a_trainer_that_closes_its_output_is_still_followed(tmp_path):
-    script = 'exec >&- 2>&-; echo "{\\"step\\": 1, \\"step_seconds\\": 2}" >> $FAKE_STEPS; sleep 0.3; exit 4'
-    launch = a_launch(tmp_path)
-    command = Command(argv=("bash", "-c", script), environment=launch.command.environment)
-    _, result = run(a_launch(tmp_path, command=command), Notes())
-    assert (result.exit_code, len(result.steps)) == (4, 1)
-
-
 def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path):
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -122,13 +114,13 @@ process_tree.SIGKILL_TIMEOUT_SECONDS = 0.3
 shutdown = process_tree.Shutdown("no such marker", lambda: 1, 0.1)
 while not shutdown.advance():
     time.sleep(0.05)
-print(sorted(shutdown.survivors))
+print("given up")
 """
 
 
 @pytest.mark.skipif(subprocess.run(["unshare", "-Urpf", "true"], check=False).returncode != 0, reason="needs a PID namespace")
-def test_a_process_that_sigkill_does_not_end_is_given_up_and_named():
+def test_a_process_that_sigkill_does_not_end_is_given_up():
     # The first process of a PID namespace is immune to signals from within.
     inside = ["unshare", "-Urpf", "--mount-proc", "sh", "-c", '"$0" -c "$1"; true', sys.executable, UNKILLABLE]
     done = subprocess.run(inside, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout == "[1]\n"
+    assert done.stdout == "given up\n"

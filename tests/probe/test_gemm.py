@@ -10,7 +10,7 @@ from tprimat.analyze.probes import newest_of_each, rounds_of
 from tprimat.config.load import load_config
 from tprimat.core.flops import parameters
 from tprimat.probe import gemm, memory
-from tprimat.probe.case import Case, measure, open_bench, open_log, run
+from tprimat.probe.case import Case, ProbeLog, measure, open_bench, run
 from tprimat.records.store import read_probes
 from tprimat.report.probes import rounds
 from tprimat.runner.probes import models_of
@@ -42,19 +42,6 @@ def test_an_fp8_product_is_close_to_the_product_of_its_rounded_operands(call):
     assert torch.allclose(product().float(), a @ b, rtol=0.02, atol=0.05)
 
 
-def test_the_precision_setting_is_restored_even_after_an_error():
-    before = torch.get_float32_matmul_precision()
-
-    def fail_inside():
-        with gemm.settings("tf32"):
-            assert torch.get_float32_matmul_precision() == "high"
-            raise ValueError("refused")
-
-    with pytest.raises(ValueError, match="refused"):
-        fail_inside()
-    assert torch.get_float32_matmul_precision() == before
-
-
 def test_a_refusal_is_recorded_with_its_reason(bench, tmp_path):
     refused = measure(gemm.case_of(PRODUCT, "tf32", "torch.matmul"), bench)
     assert (refused.seconds, refused.error) == ((), "ValueError: a processor has no tf32")
@@ -65,7 +52,7 @@ def test_a_refusal_is_recorded_with_its_reason(bench, tmp_path):
     good = gemm.case_of(PRODUCT, "fp32", "torch.matmul")
     case = Case(kind="gemm", variant="absent", shape={}, dtype="fp32", prepare=refuse)
     messages = []
-    log = open_log(tmp_path / "probes.jsonl", resume=False, tell=messages.append)
+    log = ProbeLog(tmp_path / "probes.jsonl", resume=False, tell=messages.append)
     refused, measured = run([case, good], bench, log)
     assert [message.split()[0] for message in messages] == ["1/2", "2/2"]
     assert refused.error == "RuntimeError: No available kernel. Aborting execution."
@@ -77,22 +64,22 @@ def test_a_second_run_measures_only_what_is_new(bench, tmp_path):
     messages = []
     file = tmp_path / "probes.jsonl"
     first, second = (gemm.case_of(PRODUCT, "fp32", call) for call in gemm.CALLS)
-    (kept,) = run([first], bench, open_log(file, resume=True, tell=messages.append))
-    again, added = run([first, second], bench, open_log(file, resume=True, tell=messages.append))
+    (kept,) = run([first], bench, ProbeLog(file, resume=True, tell=messages.append))
+    again, added = run([first, second], bench, ProbeLog(file, resume=True, tell=messages.append))
     assert again == kept
     assert read_probes(file) == (kept, added)
     assert [message.partition(" fp32 ")[0] for message in messages] == ["1/1 gemm torch.matmul", "2/2 gemm F.linear"]
 
 
 def test_the_search_measures_its_winner_anew(bench, tmp_path):
-    log = open_log(tmp_path / "probes.jsonl", resume=False, tell=lambda _: None)
+    log = ProbeLog(tmp_path / "probes.jsonl", resume=False, tell=lambda _: None)
     *candidates, winner = gemm.search("bf16", bench, log)
     assert {record.kind for record in candidates} == {"gemm_search"}
     assert (winner.kind, winner.variant) == ("gemm", "torch.matmul searched")
     fastest = max(candidates, key=gemm.rate)
     assert fastest.shape == winner.shape
     assert fastest.seconds != winner.seconds
-    later = open_log(tmp_path / "probes.jsonl", resume=True, tell=lambda _: None)
+    later = ProbeLog(tmp_path / "probes.jsonl", resume=True, tell=lambda _: None)
     assert list(gemm.search("bf16", bench, later)) == [winner]
 
 

@@ -11,10 +11,8 @@ from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.rates import BESIDE, UNDER_LOAD, probed_rates
 from tprimat.predict.time import predict_time
 from tprimat.probe import collectives, pieces
-from tprimat.probe.case import empty_record, measure, open_bench, open_log
-from tprimat.probe.catalogue import Choice, records
+from tprimat.probe.case import empty_record, measure, open_bench
 from tprimat.probe.gemm import Product
-from tprimat.report import probes as tables
 
 CPU = torch.device("cpu")
 H200 = find_accelerator("NVIDIA H200")
@@ -76,26 +74,6 @@ def test_every_piece_is_measured_or_refused_with_a_reason(bench):
         assert bool(record.seconds) != bool(record.error), case.title
 
 
-def test_a_processor_is_asked_for_all_pieces_but_those_of_gpus():
-    log = open_log(None, resume=False, tell=lambda _: None)
-    found = list(records("pieces", Choice(), open_bench(device=CPU), log))
-    assert [record.error for record in found if record.error] == []
-    measured = {(record.kind, record.dtype, record.variant.partition(",")[0]) for record in found}
-    everywhere = {(case.kind, case.dtype, case.variant.partition(",")[0]) for case in pieces.cases(small=True)}
-    assert everywhere - measured == {
-        *(("attention_forward", "bf16", "cudnn"), ("attention_backward", "bf16", "cudnn")),
-        *((kind, "fp8", rows) for kind in ("grouped_fprop", "grouped_dgrad") for rows in ("equal", "skewed")),
-    }
-
-
-def test_exchanges_are_measured_alone_and_beside_the_same_products():
-    cases = collectives.overlap_cases(4, small=False)
-    names = [case.variant for case in cases]
-    assert names[0] == "products"
-    assert {name.removesuffix(BESIDE) for name in names if name.endswith(BESIDE)} == {"all_gather", "reduce_scatter"}
-    assert len(names) == len({(case.variant, *case.shape.items()) for case in cases}) == 9
-
-
 def probes(bench, **speeds):
     """Records of H200's pieces, all products at 500 TFLOP/s, but some kinds as given."""
     made = []
@@ -155,16 +133,6 @@ def test_a_region_that_waited_for_the_host_makes_no_prediction_slower(bench):
     one = next(record for record in found if record.kind == "region")
     slow = replace(one, variant="another", seconds=tuple(4 * value for value in one.seconds))
     assert probed_rates([*found, slow], H200, 8).region_bandwidth == pytest.approx(3e12)
-
-
-def test_a_table_leaves_out_bursts_of_what_was_measured_under_load(bench):
-    loaded = [record for record in probes(bench, wgrad=400e12, region=3e12, launch=7e-6) if record.kind == "wgrad"][:2]
-    burst = replace(loaded[0], variant="a burst", seconds=(1.0,))
-    alone = replace(loaded[0], variant="alone", shape={"m": 1, "k": 2, "n": 3})
-    shown = [row[1] for row in tables.pieces([burst, *loaded, alone]).rows]
-    assert sum(UNDER_LOAD in variant for variant in shown) == 2
-    assert "a burst" not in shown
-    assert "alone" in shown
 
 
 def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tprimat.core.effort import Effort, reduced
+from tprimat.core.effort import Effort
 from tprimat.probe.case import Stopwatch, settled
 
 CPU = torch.device("cpu")
@@ -42,14 +42,6 @@ def test_a_sample_is_the_time_of_the_call_alone(monkeypatch):
     began = time.perf_counter()
     (sample,) = Stopwatch(CPU, cache_bytes=1024).measure(lambda: time.sleep(2e-3), Effort(warmup=1, repetitions=1))
     assert 2e-3 <= sample <= time.perf_counter() - began
-
-
-def test_without_stopping_rules_every_rank_makes_the_same_number_of_calls():
-    calls = []
-    effort = Effort(warmup=4, warmup_seconds=None, repetitions=7, relative_interval=None, seconds=None)
-    assert len(Stopwatch(CPU, cache_bytes=1024).measure(lambda: calls.append(1), effort)) == 7
-    assert len(calls) == 4 + 7
-    assert (reduced(effort, small=True).seconds, reduced(effort, small=True).warmup_seconds) == (None, None)
 
 
 def test_a_slow_call_is_cut_short_but_keeps_enough_samples_for_an_interval():

@@ -250,6 +250,7 @@ REMOVED = {
     "submit": "run --launcher slurm",
     "suite": "probe all",
     "benchmarking.micro_batch_memory_bytes": "remove the key; tprimat plan names the largest micro-batch that fits",
+    "benchmarking.run_timeout_flag": "remove the key; messages name run_timeout_seconds",
     "slurm.array_tasks": "remove the key; a call for each strategy makes several jobs",
     "primus.launcher": "remove the key; run TPrimat inside the container",
     "primus.image": "remove the key; run TPrimat inside the container",

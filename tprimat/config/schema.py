@@ -309,8 +309,6 @@ class BenchmarkingConfig(RefuseUnknownKeys):
     """A run without a new step for this many median steps (and at least hang_minimum_seconds) is hung."""
     hang_minimum_seconds: Seconds = 120.0
     run_timeout_seconds: Annotated[Seconds, Field(gt=0)] | None = None
-    run_timeout_flag: str | None = None
-    """Named in messages instead of the key above when a program derived the limit: the suite's --time-budget."""
     cloud_costs: dict[str, Positive] = field(default_factory=dict)
     """Accelerator name -> price of one GPU hour, in your currency."""
 

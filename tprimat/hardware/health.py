@@ -138,16 +138,9 @@ def check_shared_memory(place: Path) -> Check:
 
 def check_disk(output: Path) -> Check:
     """Look for room and permission where results would go."""
-    place = output.absolute()
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
-    problem = None
-    if not place.is_dir():
-        problem = f"{place} is not a folder"
-    elif not os.access(place, os.W_OK):
-        problem = f"{place} may not be written"
-    if problem is not None:
-        return Check(name="disk", status="problem", finding=problem, fix="another --output-dir")
+    place = next(path for path in (output.absolute(), *output.absolute().parents) if os.path.lexists(path))
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        return Check(name="disk", status="problem", finding=f"{place} is no folder to write to", fix="another --output-dir")
     free = shutil.disk_usage(place).free
     finding = f"{free / GIB:,.0f} GiB free at {place}"
     if free < ENOUGH_DISK_BYTES:

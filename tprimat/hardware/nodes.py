@@ -16,10 +16,7 @@ from tprimat.records.schema import Machine
 DEFAULT_PORT = 29500
 """The default of torch.distributed."""
 LAST_PORT = 65_535
-PROCESS_BYTES = 2**29
-"""Of a rank on a CPU with a tiny model, mostly its libraries: 0.46 GiB of its own, measured on two ranks."""
 RANKS_PER_CORE = 8
-"""More only wait for each other."""
 ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
 INTERACTIVE_STEP = str(0xFFFFFFFA)
@@ -79,9 +76,8 @@ def cpu_cores() -> int:
 
 
 def most_cpu_ranks() -> int:
-    """Return how many ranks may start on this machine's CPU: several per core, as far as the memory goes."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(ALWAYS_RANKS, min(RANKS_PER_CORE * cpu_cores(), memory // PROCESS_BYTES))
+    """Return how many ranks may start on this machine's CPU; more only wait for each other."""
+    return max(ALWAYS_RANKS, RANKS_PER_CORE * cpu_cores())
 
 
 def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
@@ -185,9 +181,6 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
             why="Each node must know the address of the first one and its own rank.",
             fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command",
         )
-    if in_slurm_step(environment) and (environment[address] == "localhost" or environment[address].startswith(LOOPBACK)):
-        what = f"{address} is {environment[address]}, which means a different machine on each of the {count} nodes."
-        raise LaunchError(what, where=address, fix=f"unset {address}: srun says which node is the first")
     rank = whole_number(environment, rank_name)
     if not 0 <= rank < count:
         raise LaunchError(f"{rank_name} is {rank}, but a run on {count} nodes has ranks 0 to {count - 1}.", where=rank_name)

@@ -138,7 +138,7 @@ class Group:
         self.status = 1
         """What all nodes exit with; the user of the group sets 0 when all went well."""
         self._seconds = seconds
-        self._store, self._address = open_store(nodes, seconds)
+        self._store, self._address = open_store(nodes)
         self._hellos = {0: own}
         self._number = 0
         """Of the run, counted from 1."""
@@ -234,9 +234,8 @@ class Group:
         while (waiting := self._others() - self._ended.keys()) and time.monotonic() < ends:
             self._poll()
             time.sleep(POLL_SECONDS)
-        names = ", ".join(map(self._name, sorted(waiting)))
-        late = Failure(outcome="failed", cause=f"The ranks of {names} did not end within {seconds:.0f} s.") if waiting else None
-        return self.check() if self._lost else late
+        self._lost |= dict.fromkeys(waiting, f"its ranks did not end within {seconds:.0f} s")
+        return self.check() if self._lost else None
 
     def ends(self) -> dict[str, Ended]:
         """Return how the ranks of the other nodes ended, the first to end first: name of the node -> its end."""
@@ -280,7 +279,7 @@ class Group:
                 self._lost[rank] = f"no sign of it for {now - since:.0f} s"
 
 
-def open_store(nodes: Nodes, seconds: float) -> tuple[Store, str | None]:
+def open_store(nodes: Nodes) -> tuple[Store, str | None]:
     """Open the store of the first node.
 
     It listens on the address to which a name resolves here, unless that is a loopback which the others would not mean (Debian
@@ -292,16 +291,12 @@ def open_store(nodes: Nodes, seconds: float) -> tuple[Store, str | None]:
     Raises:
         LaunchError: the name does not resolve, or the port is in use.
     """
-    host, port, ends = nodes.master_address or "", nodes.master_port or 0, time.monotonic() + seconds
-    while True:
-        try:
-            address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-            break
-        except OSError as error:  # the name of a new pod may take a while to appear
-            if time.monotonic() > ends:
-                what = f"The name of the first node, {host}, does not resolve on {socket.gethostname()}: {error.strerror}."
-                raise LaunchError(what, where="MASTER_ADDR", fix="MASTER_ADDR with its IP address") from error
-            time.sleep(5 * POLL_SECONDS)
+    host, port = nodes.master_address or "", nodes.master_port or 0
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        what = f"The name of the first node, {host}, does not resolve on {socket.gethostname()}: {error.strerror}."
+        raise LaunchError(what, where="MASTER_ADDR", fix="MASTER_ADDR with its IP address") from error
     misleading = address.startswith(LOOPBACK) and host not in {address, "localhost"}
     everywhere, loopback = ("::", "::1") if ":" in address else ("0.0.0.0", "127.0.0.1")
     try:

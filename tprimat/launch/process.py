@@ -153,8 +153,6 @@ class Ending:
     """Why we stopped it; None if it ended by itself."""
     stop_signal: int | None = None
     """The signal that asked the launcher to stop."""
-    survivors: frozenset[int] = frozenset()
-    """Pids that even SIGKILL did not end."""
 
 
 class Child:
@@ -274,18 +272,16 @@ class Supervisor:
             self._kill_remaining()
             code = self._child.close()
         tick(monotonic())
-        survivors = frozenset(self._shutdown.survivors if self._shutdown else ())
         return Ending(
             exit_code=code,
             duration_seconds=monotonic() - self.began,
             stopped=self._stopped,
             stop_signal=self._interrupts.first,
-            survivors=survivors,
         )
 
     def _kill_remaining(self) -> None:
         """Kill what is left after an error in the launcher; normally there is nothing."""
-        if (self._shutdown is None or not self._shutdown.survivors) and self._child.members():
+        if self._shutdown is None and self._child.members():
             shutdown = Shutdown(self._child.marker, self._child.root, grace_seconds=0.0)
             while not shutdown.advance():
                 sleep(TICK_SECONDS / 2)

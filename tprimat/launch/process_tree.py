@@ -96,8 +96,8 @@ class Shutdown:
 
     SIGTERM goes to the process group of the root, which is what torchrun and shell scripts expect: they forward it to their ranks
     and wait. All remaining processes get SIGTERM after half of the grace period, or as soon as the root has ended. After the
-    grace period they get SIGKILL, repeatedly. A process that survives SIGKILL for SIGKILL_TIMEOUT_SECONDS (it waits in a driver,
-    or belongs to another user) is listed in `survivors`.
+    grace period they get SIGKILL, repeatedly. One that survives it for SIGKILL_TIMEOUT_SECONDS (it waits in a driver, or belongs
+    to another user) is given up.
     """
 
     def __init__(self, marker: str, root: Callable[[], int | None], grace_seconds: float) -> None:
@@ -108,7 +108,6 @@ class Shutdown:
         self._sent_to_all = False
         self._killed_at: float | None = None
         self._next_check = 0.0
-        self.survivors: set[int] = set()
         if (leader := root()) is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGTERM)  # in one call, so that no member can fork away in between
@@ -118,7 +117,7 @@ class Shutdown:
         self._grace_seconds = self._next_check = 0.0
 
     def advance(self) -> bool:
-        """Send the signals that are due; return True when no process is left, or when the survivors cannot be killed."""
+        """Send the signals that are due; return True when no process is left, or none that can be killed."""
         now = time.monotonic()
         if now < self._next_check:
             return False
@@ -131,10 +130,8 @@ class Shutdown:
         if age >= self._grace_seconds:
             send(remaining, signal.SIGKILL)
             self._killed_at = self._killed_at or now
-            if now - self._killed_at > SIGKILL_TIMEOUT_SECONDS:
-                self.survivors = remaining
-                return True
-        elif not self._sent_to_all and (root is None or age >= self._grace_seconds / 2):
+            return now - self._killed_at > SIGKILL_TIMEOUT_SECONDS
+        if not self._sent_to_all and (root is None or age >= self._grace_seconds / 2):
             self._sent_to_all = True
             send(remaining, signal.SIGTERM)
         return False

@@ -159,7 +159,9 @@ def write_end(launch: Launch, result: LaunchResult, watcher: Watcher) -> tuple[R
     if launch.complete is not None:
         record, steps = launch.complete(record)
         result = dataclasses.replace(result, steps=steps or result.steps)
-    record = with_end(dataclasses.replace(record, steps_recorded=len(result.steps)), result)
+    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    record = dataclasses.replace(record, exit_code=result.exit_code, ended_at=ended_at, steps_recorded=len(result.steps))
+    record = with_outcome(record, result.failure)
     try:
         if launch.step_of_line is not None:  # the whole log may correct what its lines said
             write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in result.steps))
@@ -172,12 +174,6 @@ def write_end(launch: Launch, result: LaunchResult, watcher: Watcher) -> tuple[R
     except RecordError as error:
         watcher.on_notice(error.what)
     return record, result
-
-
-def with_end(record: RunRecord, result: LaunchResult) -> RunRecord:
-    """Return the record of a run that has just ended."""
-    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    return with_outcome(dataclasses.replace(record, exit_code=result.exit_code, ended_at=ended_at), result.failure)
 
 
 def with_outcome(record: RunRecord, failure: Failure | None) -> RunRecord:
@@ -290,8 +286,8 @@ class Attempt:
             group.stop("The ranks of the first node have ended.")
         gone = None if group is None else group.finish(patience)
         failure = self._failure(ending, here, gone)
-        if ending.survivors:
-            self._watcher.on_notice(f"Even SIGKILL cannot end the processes {sorted(ending.survivors)}; please check them.")
+        if ending.exit_code is None:
+            self._watcher.on_notice("Even SIGKILL cannot end some processes of the run; please check them.")
         return LaunchResult(
             failure=failure,
             exit_code=ending.exit_code,

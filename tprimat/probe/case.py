@@ -8,7 +8,6 @@ host enqueues the next call, so that its overhead does not add to short kernels.
 
 import gc
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -210,8 +209,7 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
     record = empty_record(case, bench)
     free_memory(case, bench)
     errors: list[str] = []
-    with ExitStack() as settings, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with ExitStack() as settings:
 
         def prepare(_: Any) -> Call:
             settings.enter_context(case.context())
@@ -226,7 +224,7 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
             try:
                 result = part(result)
             except REFUSALS as refusal:
-                error, result = explain(refusal, [str(warning.message) for warning in caught]), None
+                error, result = explain(refusal), None
             if errors := [one for one in bench.gather(error) if one]:
                 break
     if errors:
@@ -271,12 +269,10 @@ def free_memory(case: Case, bench: Bench) -> None:
         torch.cuda.reset_peak_memory_stats(bench.device)
 
 
-def explain(error: BaseException, warned: Sequence[str] = ()) -> str:
-    """Return the type and first line of an error, and the warnings in which torch gives its reasons."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    reasons = dict.fromkeys(text.splitlines()[0].split(" (Triggered internally")[0] for text in warned if text)
-    first = lines[0] if lines else ""
-    return " | ".join((f"{type(error).__name__}: {first}", *reasons))[:MAX_ERROR_CHARACTERS]
+def explain(error: BaseException) -> str:
+    """Return the type and first line of an error."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:MAX_ERROR_CHARACTERS]
 
 
 Identity = tuple[object, ...]
@@ -289,29 +285,24 @@ def identity(of: Case | ProbeRecord, bench: Bench | None = None) -> Identity:
     return (of.kind, of.variant, tuple(sorted(of.shape.items())), of.dtype, machine, tuple(sorted(software.items())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLog:
-    """Where records are written, and which exist already."""
+    """Where records are written (None: nowhere), and which exist already, if they are not to be measured again."""
 
-    file: Path | None
-    """probes.jsonl; None writes nothing."""
-    known: dict[Identity, ProbeRecord]
-    tell: Callable[[str], None] = print
+    def __init__(self, file: Path | None, *, resume: bool, tell: Callable[[str], None]) -> None:
+        """Read what was measured before if `resume`.
 
-    def write(self, record: ProbeRecord) -> None:
-        """Append one record."""
+        Raises:
+            RecordError: the file is damaged.
+        """
+        self.file, self.tell = file, tell
+        self.known: dict[Identity, ProbeRecord] = {identity(one): one for one in read_probes(file)} if file and resume else {}
+
+    def add(self, case: Case, bench: Bench) -> ProbeRecord:
+        """Measure a case, and append its record."""
+        record = measure(case, bench)
         if self.file:
             append_probe(self.file, record)
-
-
-def open_log(file: Path | None, *, resume: bool, tell: Callable[[str], None]) -> ProbeLog:
-    """Read what was measured before if `resume`.
-
-    Raises:
-        RecordError: the file is damaged.
-    """
-    known = {identity(record): record for record in read_probes(file)} if file and resume else {}
-    return ProbeLog(file=file, known=known, tell=tell)
+        return record
 
 
 def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
@@ -321,8 +312,7 @@ def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRec
     for number, case in enumerate(every, 1):
         record = known.get(identity(case, bench))
         if record is None:
-            record = measure(case, bench)
-            log.write(record)
+            record = log.add(case, bench)
             log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}")
         yield record
 

@@ -1,7 +1,7 @@
 """Describe the device under test: its name, software, cache size, and its clock and power while it works."""
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
+from statistics import fmean
 
 import torch
 
@@ -14,7 +14,6 @@ INFINITY_CACHE_BYTES = 256 * 2**20
 """Memory-side cache of MI300 and MI350 (AMD CDNA 3 white paper, page 4), which torch does not report."""
 MIN_GPU_CACHE_BYTES = 128 * 2**20
 """Half of what Triton's do_bench overwrites; never less, so that overwriting it hides the host's launch overhead."""
-DEFAULT_CPU_CACHE_BYTES = 32 * 2**20
 
 
 def default_device() -> torch.device:
@@ -33,13 +32,11 @@ def is_rank() -> bool:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Return the size of the last-level cache."""
-    if device.type == "cuda":
-        l2 = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
-        return max(l2, INFINITY_CACHE_BYTES if torch.version.hip else 0, MIN_GPU_CACHE_BYTES)
-    sizes = [path.read_text(encoding="utf8").strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    kibibytes = [int(size[:-1]) for size in sizes if size.endswith("K") and size[:-1].isdigit()]
-    return max(kibibytes) * 1024 if kibibytes else DEFAULT_CPU_CACHE_BYTES
+    """Return the size of a GPU's last-level cache; a processor's is not displaced."""
+    if device.type != "cuda":
+        return 0
+    l2 = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+    return max(l2, INFINITY_CACHE_BYTES if torch.version.hip else 0, MIN_GPU_CACHE_BYTES)
 
 
 def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
@@ -89,16 +86,12 @@ class Gauges:
 
     def take(self) -> tuple[float | None, float | None]:
         """Return the means since `start`, Hz and W, and start again; None where nothing was read."""
-        clock, power = (reading.clock_hertz for reading in self._readings), (reading.power_watts for reading in self._readings)
-        means = mean(clock), mean(power)
+        clock, power = (
+            [value for reading in self._readings if (value := getattr(reading, name)) is not None]
+            for name in ("clock_hertz", "power_watts")
+        )
         self._readings.clear()
-        return means
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are present."""
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else None
+        return (fmean(clock) if clock else None, fmean(power) if power else None)
 
 
 def reader_of(device: torch.device) -> Callable[[], list[TelemetrySample]]:

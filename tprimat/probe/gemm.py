@@ -24,7 +24,7 @@ from torch.nn import functional
 from tprimat.core.effort import Effort
 from tprimat.core.flops import SEED_SHAPES, gemm_shapes
 from tprimat.core.models import ModelShape, tiny
-from tprimat.probe.case import Bench, Call, Case, ProbeLog, measure, summary
+from tprimat.probe.case import Bench, Call, Case, ProbeLog, summary
 from tprimat.records.schema import ProbeRecord
 
 LIBRARIES = {
@@ -241,14 +241,12 @@ def search(dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
         for product in candidates:
             if product not in tried and (not tried or time.monotonic() < deadline):
                 case = replace(case_of(product, dtype, call, kind="gemm_search"), effort=SEARCH_EFFORT)
-                record = measure(case, bench)
-                log.write(record)
+                record = log.add(case, bench)
                 tried[product] = rate(record)
                 yield record
         best = max(tried, key=lambda product: tried[product])
         candidates = [replace(best, **{side: length}) for side in best.shape for length in sides]
     case = case_of(best, dtype, call, variant=name)
-    record = measure(case, bench)
-    log.write(record)
+    record = log.add(case, bench)
     log.tell(f"{case.title}: {record.error or summary(record)}")
     yield record

@@ -7,6 +7,7 @@ fp32 master weights. There is no recomputation. `flop` uses the `causal` convent
 times all parameters, follows from the shape.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -127,11 +128,10 @@ def adamw(model: nn.Module, rate: float, device: torch.device) -> torch.optim.Op
     return torch.optim.AdamW(model.parameters(), lr=rate, fused=device.type == "cuda")
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
-    """Run forward, backward and update. Tokens: (batch, sequence + 1); each predicts the next."""
+def train_step(loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Run forward, backward and update."""
     optimizer.zero_grad(set_to_none=True)
-    loss = model(tokens[:, :-1], tokens[:, 1:])
-    loss.backward()
+    loss_of().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
@@ -142,7 +142,8 @@ def prepare(shape: ModelShape, batch: int, data_parallel: bool, device: torch.de
         devices = [device.index] if device.type == "cuda" else None
         model = nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     tokens = torch.randint(shape.vocabulary, (batch, shape.context_tokens + 1), device=device)
-    return partial(train_step, model, adamw(model, 1e-4, device), tokens)
+    loss = partial(model, tokens[:, :-1], tokens[:, 1:])  # each token predicts the next
+    return partial(train_step, loss, adamw(model, 1e-4, device))
 
 
 def cases(*, small: bool, ranks: int | None = None) -> list[Case]:
@@ -187,21 +188,13 @@ MLP_LEARNING_RATE = 1e-3
 MLP_EFFORT = Effort(repetitions=100, relative_interval=None, seconds=20.0, flush=False)
 
 
-def mlp_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Run forward, backward and update; the loss is the mean square error."""
-    optimizer.zero_grad(set_to_none=True)
-    loss = functional.mse_loss(model(inputs), targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
 def prepare_mlp(widths: tuple[int, ...], device: torch.device) -> Call:
     """Build linear layers with ReLU between them, an optimizer and one batch with random targets; return one step as a call."""
     layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair, device=device, dtype=torch.bfloat16), nn.ReLU())]
     model = nn.Sequential(*layers[:-1])
     make = partial(torch.randn, device=device, dtype=torch.bfloat16)
     inputs, targets = make(MLP_BATCH, widths[0]), make(MLP_BATCH, widths[-1])
-    return partial(mlp_train_step, model, adamw(model, MLP_LEARNING_RATE, device), inputs, targets)
+    return partial(train_step, lambda: functional.mse_loss(model(inputs), targets), adamw(model, MLP_LEARNING_RATE, device))
 
 
 def mlp_cases(*, small: bool) -> list[Case]:

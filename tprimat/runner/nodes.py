@@ -34,19 +34,16 @@ Notify = Callable[[str], None]
 
 def this_node(plan: RunPlan) -> NodeRecord:
     """Return this machine as a node of a plan's run."""
-    host, processor, cores = socket.gethostname(), processor_name(), usable_cores()
     machine = None if plan.platform == "cpu" else this_machine()
-    if machine is None:
-        accelerator = processor if plan.platform == "cpu" else None
-        return NodeRecord(host=host, accelerator=accelerator, gpus=None, processor=processor, cores=cores)
+    processor = processor_name()
     return NodeRecord(
-        host=host,
-        accelerator=machine.accelerator,
-        gpus=machine.gpus_per_node,
-        memory_bytes=machine.memory_bytes,
-        driver=machine.driver,
+        host=socket.gethostname(),
+        accelerator=machine.accelerator if machine else processor if plan.platform == "cpu" else None,
+        gpus=machine.gpus_per_node if machine else None,
+        memory_bytes=machine.memory_bytes if machine else None,
+        driver=machine.driver if machine else None,
         processor=processor,
-        cores=cores,
+        cores=usable_cores(),
     )
 
 

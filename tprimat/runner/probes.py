@@ -102,7 +102,7 @@ def measure_here(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
 
     bench = shared_bench()
     models = models_of(load_config(), PLATFORM_OF[bench.machine.platform])
-    log = case.open_log(request.file, resume=request.resume, tell=tell)
+    log = case.ProbeLog(request.file, resume=request.resume, tell=tell)
     yield from catalogue.records(kind, catalogue.Choice(dtypes=request.dtypes, models=models), bench, log)
 
 
@@ -116,15 +116,9 @@ def shared_bench() -> "Bench":
 
 def measure_on_ranks(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
     """Measure one probe in processes started by torchrun, one per rank; they append to the same file."""
-    from tprimat.probe import case, catalogue
+    from tprimat.probe import case
 
-    known = case.open_log(request.file, resume=request.resume, tell=tell).known
     for ranks in rank_counts(kind, request.ranks):
-        if known:
-            bench = case.open_bench(ranks=ranks)
-            if all(case.identity(one, bench) in known for one in catalogue.CASES[kind](catalogue.Choice(), bench)):
-                tell(f"{kind} on {ranks} ranks: everything is measured already.")
-                continue
         before = len(read_probes(request.file))
         words = ["probe", kind, "--output", str(request.output), "--ranks", str(ranks), *["--resume"] * request.resume]
         if failure := run_ranks("tprimat", words, ranks, tell):
@@ -158,9 +152,9 @@ def measure_as_rank(request: ProbeRequest) -> None:
     from tprimat.probe import case, catalogue, collectives
 
     with collectives.process_group() as bench:
-        log = case.open_log(None, resume=False, tell=lambda _: None)
+        log = case.ProbeLog(None, resume=False, tell=lambda _: None)
         if collectives.is_first():
-            log = case.open_log(request.file, resume=request.resume, tell=tell)
+            log = case.ProbeLog(request.file, resume=request.resume, tell=tell)
         for kind in request.kinds:
             for _ in catalogue.records(kind, catalogue.Choice(), bench, log):
                 pass

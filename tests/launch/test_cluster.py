@@ -56,12 +56,6 @@ def test_a_slice_of_a_gpu_is_not_called_by_the_name_of_the_whole(nvml):
     assert this_machine({"CUDA_VISIBLE_DEVICES": "MIG-a"}).accelerator is None
 
 
-def test_what_a_gpu_does_not_tell_is_absent(nvml):
-    nvml({"name": "NVIDIA GB10", "memory_bytes": None, "power_limit_milliwatts": None})
-    machine = this_machine({})
-    assert (machine.accelerator, machine.memory_bytes, machine.power_limit_watts) == ("NVIDIA GB10", None, None)
-
-
 def test_different_gpus_have_no_common_name(nvml):
     nvml({}, {"name": "NVIDIA L40S", "memory_bytes": 46068 << 20, "power_limit_milliwatts": 350_000})
     machine = this_machine({})
@@ -103,21 +97,6 @@ def test_amd_smi_of_rocm_7_2_tells_the_limit_of_each_power_tracker(tool):
 @pytest.mark.parametrize("text", ["", "no such device\n", "[1, 2\n", "a, b\n"])
 def test_a_tool_that_fails_or_babbles_finds_nothing(tool, text):
     tool("amd-smi", text)
-    assert this_machine({}) is None
-
-
-NO_DRIVER = """
-class NVMLError(Exception):
-    pass
-def nvmlInit():
-    raise NVMLError("Driver Not Loaded")
-"""
-
-
-@pytest.mark.parametrize("text", ["raise ImportError", NO_DRIVER])
-def test_without_nvml_or_a_driver_there_is_no_gpu(tool, tmp_path, monkeypatch, text):
-    (tmp_path / "pynvml.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
     assert this_machine({}) is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import fake_nvml
 
-from tprimat.probe.device import Gauges, mean
+from tprimat.probe.device import Gauges
 
 
 def gauges(monkeypatch, uuid):
@@ -36,4 +36,3 @@ def test_where_nothing_can_be_read_nothing_is_claimed(monkeypatch, gpus):
         for watched in (gauges(monkeypatch, "1"), Gauges(torch.device("cpu"))):
             watched.look()
             assert watched.take() == (None, None)
-    assert (mean([None, 2.0, 4.0]), mean([None])) == (3.0, None)

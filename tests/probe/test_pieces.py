@@ -128,13 +128,6 @@ def test_a_product_of_fp8_gradients_is_that_of_its_operands():
     assert (left.dtype, right.dtype, found.shape) == (torch.float8_e5m2, torch.float8_e4m3fn, (16, 48))
 
 
-def test_a_region_that_waited_for_the_host_makes_no_prediction_slower(bench):
-    found = probes(bench, region=3e12, launch=7e-6)
-    one = next(record for record in found if record.kind == "region")
-    slow = replace(one, variant="another", seconds=tuple(4 * value for value in one.seconds))
-    assert probed_rates([*found, slow], H200, 8).region_bandwidth == pytest.approx(3e12)
-
-
 def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):
     rates = probed_rates(probes(bench, wgrad=500e12, region=4e12, launch=1e-6), H200, 8)
     work = FullWorkload.of(

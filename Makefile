@@ -23,7 +23,7 @@ help:  ## print this list
 benchmark: install  ## environment and pinned dependencies, then ./benchmark.py: both models, real training
 	$(VENV)/bin/python benchmark.py $(ARGS)
 
-doctor:  ## check this machine: Python, torch, GPUs, frameworks, network, disk
+doctor:  ## check this machine: Python, torch, GPUs, frameworks, disk
 	@$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON)) -m tprimat doctor $(ARGS)
 
 test: install-dev  ## all tests but those of pages

@@ -15,12 +15,14 @@ from a_launch import ROOT, wait_for
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
-from tprimat.launch.agreement import Group, Hello, Member
+from tprimat.launch.agreement import Ended, Group, Hello, Member
+from tprimat.launch.run import Seen
 from tprimat.logs.failures import classify, earliest
 from tprimat.plan.schema import read_plan
 from tprimat.records.environment import processor_name
-from tprimat.records.schema import NodeRecord
+from tprimat.records.schema import Failure, NodeRecord
 from tprimat.records.store import RunDirectory
+from tprimat.runner.cause import cause_of
 from tprimat.runner.nodes import refuse_unlike
 
 NODE = str(Path(__file__).parent / "a_node.py")
@@ -284,6 +286,26 @@ def an_nvidia_plan(tmp_path):
 
     request = RunRequest(model="llama", platform="nvidia", gpus=8, nodes=2, size="full", dry_run=True, output=tmp_path)
     return prepare(request).plans[0]
+
+
+def test_a_signal_to_all_nodes_is_the_cause_also_where_another_node_had_it_first():
+    stopped = Failure(outcome="failed", cause="Node 1 (b) was lost: its launcher ended.")
+    there = {"Node 1 (b)": Ended(exit_code=None, failure=Failure(outcome="interrupted", cause="Stopped by SIGUSR1."))}
+    seen = Seen(
+        exit_code=-15,
+        lines=[],
+        steps=[],
+        stopped=stopped,
+        gone=stopped,
+        signal=signal.SIGUSR1,
+        seconds_left=60.0,
+        oom_killed=False,
+        planned_steps=9,
+        elsewhere=there,
+    )
+    assert cause_of(seen).outcome == "timed_out"
+    assert cause_of(dataclasses.replace(seen, signal=None)).cause == "Node 1 (b): Stopped by SIGUSR1."
+    assert cause_of(dataclasses.replace(seen, signal=None, elsewhere={})) == stopped
 
 
 TORCHRUN = """\

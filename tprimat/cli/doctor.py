@@ -1,4 +1,4 @@
-"""Check this machine: Python, torch, GPUs, frameworks, network, shared memory, disk, SLURM; and say what to do.
+"""Check this machine: Python, torch, GPUs, frameworks, shared memory, disk, SLURM; and say what to do.
 
 tprimat doctor
 tprimat doctor --output-dir /scratch/results --json

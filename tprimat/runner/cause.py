@@ -11,8 +11,10 @@ from tprimat.records.schema import Failure
 def cause_of(seen: Seen) -> Failure | None:
     """Return why a run did not complete; None: it did."""
     stopped = seen.stopped
-    # The ranks may have died of the signal before the launcher stopped them.
-    if seen.signal is not None and seen.exit_code != 0 and (stopped is None or stopped.outcome == "interrupted"):
+    # The ranks may have died of the signal before the launcher stopped them, and another node may have had it first.
+    stops = (stopped, *(ended.failure for ended in seen.elsewhere.values()))
+    signalled = stopped is None or any(stop is not None and stop.outcome == "interrupted" for stop in stops)
+    if seen.signal is not None and seen.exit_code != 0 and signalled:
         return stopped_by(seen.signal.name, seen.seconds_left)
     for name, ended in seen.elsewhere.items():
         if ended.failure is not None:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from shallow import write_shallow_config
 from speed_layouts import Layout
 
+from tprimat.config.options import OPTIONS
 from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines import bridge, embedded, nemo, torchtitan
@@ -23,7 +24,7 @@ from tprimat.records.discover import load_results
 from tprimat.records.environment import processor_name, software_versions, tuning_variables
 from tprimat.records.schema import Machine
 from tprimat.records.sharing import masked_command
-from tprimat.runner.request import RunRequest, words_of
+from tprimat.runner.request import RunRequest
 from tprimat.runner.schedule import changed_since
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -279,6 +280,21 @@ def make(job: Job, request: RunRequest, *, resume: bool) -> str | None:
             process.wait()
             raise
     return refusal or "refused" if process.returncode == REFUSED else None
+
+
+def words_of(request: RunRequest) -> list[str]:
+    """Return the flags of ./benchmark.py that make a request again, with absolute paths."""
+    empty = RunRequest()
+    words = []
+    for option in OPTIONS:
+        value = getattr(request, option.field or option.name)
+        if option.kind is not Path and value != getattr(empty, option.field or option.name):
+            words += [option.flag, str(value)] if option.commands else ["--set", f"{option.name}={value}"]
+    for name, path in (("--config", request.config), ("--output-dir", request.output)):
+        words += [] if path is None else [name, str(path.absolute())]
+    words += [word for place in request.probes for word in ("--set", f"probes={place.absolute()}")]
+    words += ["--force"] if request.force else []
+    return words + [word for setting in request.settings for word in ("--set", setting)]
 
 
 def _words(request: RunRequest) -> list[str]:

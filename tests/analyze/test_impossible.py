@@ -1,25 +1,18 @@
 """Runs that cannot be what they say are shown with the reason and not counted, whoever wrote them."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from changes import evidence as evidence_of
 from changes import replace
 from commands import run_command
-from plans import request_of
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.config.load import read_config
 from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
-from tprimat.plan.build import build_plan
-from tprimat.plan.schema import write_plan
 from tprimat.records.discover import read_result
-from tprimat.records.store import to_json
-from tprimat.runner.analysis import read_results
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_amd_prim_llama.json"
@@ -118,15 +111,6 @@ def test_a_file_of_another_program_is_held_to_its_own_steps(tmp_path, change, re
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
     assert done.returncode == (0 if reason is None else 1)
     assert (f"{FOREIGN.name}: this cannot be: {reason}" in done.stdout) == (reason is not None)
-
-
-def test_a_run_is_held_to_the_plan_beside_it(tmp_path):
-    shutil.copytree(LLAMA, tmp_path / "run")
-    write_plan(tmp_path / "run" / "plan.json", build_plan(read_config(environment={}), request_of("llama", "truly_identical")))
-    run = replace(read_result(LLAMA).run, evidence=evidence_of(source="log", tensor_parallel=1))
-    (tmp_path / "run" / "run.json").write_text(to_json(run))
-    (item,) = read_results([tmp_path], MetricOptions(), {}).measured
-    assert "tensor parallel: 4 was asked for, 1 ran" in item.not_counted
 
 
 def test_a_foreign_fp8_is_stated_and_not_proven(tmp_path):

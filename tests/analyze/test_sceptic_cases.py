@@ -174,7 +174,7 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
     assert any(line.startswith("One run per point: the interval covers its steps") for line in series["remarks"])
 
 
-def test_a_peak_within_noise_says_so_where_it_is_quoted_and_names_other_work(tmp_path):
+def test_a_peak_within_noise_says_so_where_it_is_quoted(tmp_path):
     result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
     write(tmp_path, result, 8, run_id="a", strategy="dp")
     write(tmp_path, result, 8, 1.0005, run_id="b", strategy="other")
@@ -231,8 +231,8 @@ def test_steps_of_a_batch_ramp_up_do_not_count(interval, extracted):
     assert done.returncode == 0, done.stderr
     assert {step.tokens for step in result.steps} == {128 * 8192}
     assert {step.step_seconds for step in result.steps} == {12.8}
-    assert "the global batch changes from" in done.stderr
-    assert f"{10 * 8192 / 8:,.0f} tokens/s/GPU" in done.stdout
+    assert "the global batch changes from" in done.stdout
+    assert f"{10 * 8192 / 8:,.0f} [" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_first_line_that_holds_start_up_does_not_count_without_a_trace_of_it(f
         DUMP.format(more="") + "".join(iteration(first + interval * i, one, last=steps[-1]) for i, one in enumerate(times)) + END
     )
     assert [step.step for step in result.steps] == steps
-    assert note in done.stderr
+    assert note in done.stdout
 
 
 def moe(**settings):
@@ -290,9 +290,9 @@ def steady(**fields):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (moe(moe_router_force_load_balancing=True), "8,192 tokens a step, balanced routing"),
-        (moe(moe_router_force_load_balancing=False), "8,192 tokens a step, natural routing"),
-        (moe(), "8,192 tokens a step, routing unknown"),
+        (moe(moe_router_force_load_balancing=True), "balanced routing"),
+        (moe(moe_router_force_load_balancing=False), "natural routing"),
+        (moe(), "routing unknown"),
         (moe(moe_expert_capacity_factor=1.25), "above a capacity of 1.25, and the log does not say how many: no FLOP, no MFU"),
     ],
 )
@@ -311,10 +311,10 @@ def test_how_experts_were_fed_is_said_beside_the_rate(more, says, extracted):
 )
 def test_what_makes_a_step_smaller_than_it_looks_follows_the_run_into_every_analysis(argument, caution, extracted, tmp_path):
     done, result = extracted(DUMP.format(more=f"  {argument} ................ True\n") + steady())
-    assert caution in done.stderr
+    assert caution in done.stdout
     assert any(caution in finding_words(one) for one in measure(result, MetricOptions()).metrics.warnings)
     done, result = extracted(DUMP.format(more=f"  {argument} ................ False\n") + steady())
-    assert caution not in done.stderr
+    assert caution not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -344,9 +344,9 @@ def test_another_configuration_earlier_in_the_log_and_missing_lines_are_named(ex
     assert result.run.ran.global_batch_sequences == 256
     assert (
         "steps from 1 to 4 are left out, since a later process ran another configuration: global_batch_sequences 128"
-        in done.stderr
+        in done.stdout
     )
-    assert "lines are missing in the log: from step 5 on" in done.stderr
+    assert "lines are missing in the log: from step 5 on" in done.stdout
 
 
 MAXTEXT = """Num_devices: 8, shape (1, 1, 8)
@@ -377,11 +377,11 @@ def bridge(step):
 @pytest.mark.parametrize(
     ("log", "flags", "status", "says"),
     [
-        ((MAXTEXT, completed), (), 0, "9,239 tokens/s/GPU"),
+        ((MAXTEXT, completed), (), 0, "9,239 ["),
         ((MAXTEXT, lambda step: completed(step, 78643)), (), 0, "40 % of the tokens have a loss, the others are padding"),
         ((MAXTEXT, lambda step: completed(step, 4 * 196608)), (), 2, "4.00 times the tokens of its batch have a loss"),
         ((MAXTEXT + "Config param attention_type: local_sliding\n", completed), (), 2, "window_size is local_sliding"),
-        ((NEMO, epoch), ("--sequence-length", 8192), 0, "caution: nothing in the log shows which model ran"),
+        ((NEMO, epoch), ("--sequence-length", 8192), 0, "nothing in the log shows which model ran"),
         ((NEMO, lambda step: epoch(step, 256)), ("--sequence-length", 8192), 2, "consumed samples grow by 256 a step"),
         (
             (NEMO + "[NeMo I] Adding lora to: 0.self_attention.linear_qkv\n", epoch),
@@ -396,7 +396,7 @@ def bridge(step):
             0,
             "attention ends at each document",
         ),
-        ((BRIDGE + "dataset:\n    packed_sequence_size: -1\n", bridge), ("--num-gpus", 8), 0, "9,362 tokens/s/GPU"),
+        ((BRIDGE + "dataset:\n    packed_sequence_size: -1\n", bridge), ("--num-gpus", 8), 0, "9,362 ["),
     ],
 )
 def test_logs_of_other_frameworks_say_what_their_rates_leave_out(log, flags, status, says, extracted):

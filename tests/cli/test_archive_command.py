@@ -1,6 +1,5 @@
 """Results packed on one machine and read on another."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -64,13 +63,6 @@ def test_records_and_the_report_are_inside_and_nothing_private(output, tmp_path)
     assert "text:[path]/book.txt" in contents["report.html"]
 
 
-def test_the_same_results_make_the_same_archive(output, tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        archive(output, tmp_path / name / "out.tar.gz")
-    assert (tmp_path / "a" / "out.tar.gz").read_bytes() == (tmp_path / "b" / "out.tar.gz").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -105,14 +97,3 @@ def test_the_benchmark_command_reports_what_lies_in_its_output_folder(output, tm
     assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")
     refused = run_command("benchmark.py", "--dry-run", "--report", cwd=tmp_path)
     assert (refused.returncode, "--report trains nothing." in refused.stderr) == (2, True)
-
-
-def test_an_archive_that_does_not_fit_into_the_temporary_folder_is_not_called_damaged(tmp_path):
-    assert archive(RUNS / "cpu", "x.tar.gz", cwd=tmp_path).returncode == 0
-    for most, told in ((0, "No temporary folder can be written."), (1024, "x.tar.gz does not fit into the temporary folder ")):
-        limited = ["prlimit", f"--fsize={most}", sys.executable, "-m", "tprimat", "compare", "--results-dir", "x.tar.gz"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(limited, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert f"skipped: {told}" in done.stderr, done.stderr
-        assert "TMPDIR" in done.stderr

@@ -56,7 +56,7 @@ def test_a_job_chooses_where_it_runs(machine):
     done = machine("--launcher", "slurm", "--platform", "nvidia", "--engine", "megatron", *words, "--dry-run")
     assert done.returncode == 0, done.stderr
     (command,) = (line for line in done.stdout.splitlines() if line.startswith("exec "))
-    assert "--model llama,qwen --parallel auto:3 " in command
+    assert "--parallel auto:3 --model llama,qwen " in command
     assert "--tp" not in command
     assert command.endswith(" --resume")
 

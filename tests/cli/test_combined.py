@@ -2,40 +2,20 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from tprimat.cli.main import start
-from tprimat.engines.base import Command
-from tprimat.runner import run as training
 
 ROOT = Path(__file__).parents[2]
-TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
-
-
-@pytest.fixture
-def ends(tmp_path, monkeypatch):
-    """Start the fake trainer instead of torchrun; the dict says what it does last, strategy by strategy."""
-    chosen = {}
-
-    def command_on(plan, place):
-        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
-        pace = chosen.get(f"{plan.strategy} pace", "0.002")
-        return Command(argv=(*TRAINER, "pace", pace, "steps", "4", *chosen.get(plan.strategy, ())), environment=environment)
-
-    monkeypatch.setattr(training, "command_on", command_on)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OUTPUT_DIR", raising=False)
-    return chosen
 
 
 def run(*flags):
     return start("run", "benchmark.py", ["--model", "llama", "--platform", "cpu", "--steps", "4", *flags])
 
 
-def test_repetitions_end_in_their_mean_and_each_note_is_said_once(ends, capsys):
+def test_repetitions_end_in_their_mean_and_each_note_is_said_once(trainer, capsys):
     assert run("--runs", "3") == 0
     out = capsys.readouterr().out
     assert out.count("or more make an interval") == 1
@@ -44,8 +24,8 @@ def test_repetitions_end_in_their_mean_and_each_note_is_said_once(ends, capsys):
     assert re.search(rf"^minimal_communication +\d\S* {interval} +3 ", out, re.MULTILINE)
 
 
-def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(ends, capsys):
-    ends["balanced"] = ("raise", "RuntimeError", "the gears broke")
+def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(trainer, capsys):
+    trainer["balanced"] = ("raise", "RuntimeError", "the gears broke")
     assert run("--parallel", "minimal_communication,balanced,truly_identical") == 1
     out = capsys.readouterr().out
     ranking = out[out.index("llama tiny ") :]
@@ -56,7 +36,7 @@ def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(ends, c
     assert "the gears broke" in out
 
 
-def test_the_document_has_the_mean_and_its_interval(ends, capsys):
+def test_the_document_has_the_mean_and_its_interval(trainer, capsys):
     assert run("--runs", "2", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     (found,) = document["combined"]

@@ -56,13 +56,6 @@ def test_two_machines_give_a_table_a_verdict_and_a_picture(tmp_path):
     assert "compare.png" in done.stderr
 
 
-@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
-def test_pictures_come_in_three_formats(tmp_path, kind, start):
-    path = tmp_path / f"picture.{kind}"
-    assert compare("--results-dir", RUNS / "mi300x", "--output", path).returncode == 0
-    assert path.read_bytes().startswith(start)
-
-
 def words_of(path):
     """What a reader sees in a picture; matplotlib keeps each text as a comment beside its outlines."""
     parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
@@ -141,20 +134,6 @@ def test_a_folder_as_baseline_pairs_each_configuration_with_its_own_kind(tmp_pat
     assert len(pairs) == 3
 
 
-def test_a_baseline_is_named_by_words_of_its_label(tmp_path):
-    arguments = ("--results-dir", RUNS / "h100", RUNS / "mi300x", "--output", tmp_path / "x.json", "--baseline")
-    assert compare(*arguments, "llama MI300X").returncode == 0
-    verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
-    assert {verdict["baseline"] for verdict in verdicts} == {"llama MI300X minimal_communication"}
-    assert [verdict["outcome"] for verdict in verdicts].count("refused") == 1
-    unclear = compare(*arguments, "llama")
-    assert unclear.returncode == 2
-    assert "matches 3 configurations" in unclear.stderr
-    assert compare(*arguments, "H100 minimal_communication").returncode == 0
-    verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
-    assert len(verdicts) == 2
-
-
 def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_path):
     shutil.copytree(RUNS / "cpu", tmp_path / "in")
     (tmp_path / "in" / "benchmark_cuda_llama.json").write_text('{\n"platform": "nvd",\n')
@@ -188,25 +167,3 @@ def test_every_run_failed_is_said_and_draws_nothing(tmp_path):
     assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
     assert "No run counts, so there is nothing to compare." in done.stdout
     assert not (tmp_path / "compare.png").exists()
-
-
-@pytest.mark.parametrize(
-    "line", [line for line in (ROOT / "compare.py").read_text().splitlines() if line.startswith("./compare.py")]
-)
-def test_the_commands_in_the_docstring_work(tmp_path, line):
-    for name in ("output", "h100", "mi300x"):
-        shutil.copytree(RUNS / ("cpu" if name == "output" else name), tmp_path / name)
-    shutil.copytree(RUNS / "mi300x" / "runs" / "mi300x-llama-0", tmp_path / "before" / "r0")
-    (tmp_path / "after").mkdir()
-    slower(tmp_path / "before" / "r0", tmp_path / "after" / "r1", 1.0001)
-    done = compare(*line.split()[1:], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_name_of_a_panel_is_checked_before_the_report(tmp_path):
-    done = compare("--results-dir", RUNS / "h100", "--panels", "foo", "--output", tmp_path / "x.png")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "There is no panel 'foo'." in done.stderr
-    named = done.stderr.split("some of ")[1].strip()
-    drawn = compare("--results-dir", RUNS / "h100", "--panels", named, "--output", tmp_path / "x.png")
-    assert drawn.returncode == 0, drawn.stderr

@@ -58,15 +58,6 @@ def test_json_is_the_same_with_numbers_and_nulls(tmp_path):
     assert isinstance(rows[0]["mfu"], float)
 
 
-def test_every_run_has_the_columns_of_all(tmp_path):
-    export("json", tmp_path / "runs.json", RUNS, ROOT / "benchmarks" / "records" / "h200" / "repeated")
-    rows = json.loads((tmp_path / "runs.json").read_text())
-    assert len({tuple(row) for row in rows}) == 1
-    (gpu,) = [row for row in rows if row["path"].endswith("repeated/tp2_mbs4/1/benchmark_cuda_llama.json")]
-    assert (gpu["version_torch"], gpu["option_fused_adam"]) != (None, None)
-    assert {row["option_fused_adam"] for row in rows if row["run_id"].startswith("foreign-")} == {None}
-
-
 def test_text_that_a_spreadsheet_would_run_is_escaped_and_numbers_are_not(tmp_path):
     folder = tmp_path / "results" / "runs" / "cpu-llama-0"
     shutil.copytree(RUNS / "cpu" / "runs" / "cpu-llama-0", folder)
@@ -92,16 +83,3 @@ def test_the_documentation_explains_every_column():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf8").split("### Columns")[1]
     table = [line for line in text.splitlines() if line.startswith("| `")]
     assert [line.split("`")[1] for line in table if "*" not in line] == NAMES
-
-
-def test_folders_of_one_name_are_told_apart_without_what_is_above_them(tmp_path):
-    places = {"h100-llama-0": "before", "h100-llama-1": "after", "h100-llama-2": "alicesmith/output", "h100-qwen-0": "x/output"}
-    for run_id, folder in places.items():
-        shutil.copytree(RUNS / "h100" / "runs" / run_id, tmp_path / folder / "runs" / run_id)
-    export("csv", tmp_path / "runs.csv", *(tmp_path / folder for folder in places.values()))
-    assert {run_id: row["path"] for run_id, row in rows_of(tmp_path / "runs.csv").items()} == {
-        "h100-llama-0": "before/runs/h100-llama-0",
-        "h100-llama-1": "after/runs/h100-llama-1",
-        "h100-llama-2": "output/runs/h100-llama-2",
-        "h100-qwen-0": "output-2/runs/h100-qwen-0",
-    }

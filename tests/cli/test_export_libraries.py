@@ -28,9 +28,9 @@ def test_wandb_writes_runs_once_when_they_have_an_end_and_not_over_a_file(tmp_pa
     record = tmp_path / "results" / "runs" / "h100-llama-0" / "run.json"
     ended = record.read_text()
     record.write_text(json.dumps(json.loads(ended) | {"outcome": "running", "ended_at": None}))
-    assert "5 runs (1 left out, for lack of an end)" in export("wandb-offline", tmp_path / "there", tmp_path / "results")
+    assert "5 runs of 6" in export("wandb-offline", tmp_path / "there", tmp_path / "results")
     record.write_text(ended)
-    assert "1 run (5 were there already)" in export("wandb-offline", tmp_path / "there", tmp_path / "results")
+    assert "1 run of 6" in export("wandb-offline", tmp_path / "there", tmp_path / "results")
     assert len(list(tmp_path.glob("there/wandb/offline-run-*/run-h100-*.wandb"))) == 6
 
 

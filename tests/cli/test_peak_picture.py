@@ -1,23 +1,15 @@
 """visualize_peak_throughput.py as a user starts it: real processes, real pictures."""
 
-import os
-import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import pytest
-from changes import replace
 from commands import run_command
-from report.pictures import axes_titled, covered, outside, titles, words
+from report.pictures import axes_titled, covered, outside, titles
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import analyse_peaks
 from tprimat.core.models import model_shape
-from tprimat.records.schema import Machine, ProbeRecord
-from tprimat.records.store import RunDirectory, append_probe
 from tprimat.report.plots import peak
 from tprimat.report.plots.sheet import drawn
 from tprimat.runner.analysis import read_results
@@ -54,13 +46,6 @@ def test_panels_have_figures_and_counts_and_a_refusal_is_told(tmp_path):
     assert "Peak throughput: qwen on 8 x MI300X in bf16, 87,933 tokens/s, 36.7 % of its matrix peak, 1 run" in found
 
 
-def test_the_default_is_the_png_that_users_know(tmp_path):
-    shutil.copytree(RUNS / "cpu", tmp_path / "output")
-    command = [sys.executable, ROOT / "visualize_peak_throughput.py"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert (tmp_path / "peak_throughput_analysis.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_every_panel_of_a_sweep_keeps_like_with_like(tmp_path):
     levels = {"balanced": (2, 4.1), "minimal_communication": (1, 3.9), "maximum_performance": (4, 4.3), "slow": (8, 9.0)}
     for model, shape in (("llama", "llama-3.1-8b"), ("qwen", "qwen-2.5-7b")):
@@ -82,45 +67,3 @@ def test_every_panel_of_a_sweep_keeps_like_with_like(tmp_path):
         assert [bar.get_facecolor() for bar in step.patches] == [bar.get_facecolor() for bar in utilization.patches]
         assert "qwen" in [label.get_text() for label in utilization.get_yticklabels()]
     assert any(line.startswith("qwen: minimal_communication ran ") for line in peak.peak_sheet(analysis).headline)
-
-
-def test_the_fastest_product_probed_on_the_machine_is_a_line(tmp_path):
-    shutil.copytree(RUNS / "h100", tmp_path / "output")
-    for folder in (tmp_path / "output" / "runs").iterdir():
-        place = RunDirectory(folder)
-        place.write_run(replace(place.read_run(), software={"torch": "2.8.0"}))
-    machine = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=1, nodes=1)
-    flop = 2 * 8192**3
-    probe = ProbeRecord(
-        kind="gemm",
-        shape={"m": 8192, "n": 8192, "k": 8192},
-        dtype="bf16",
-        seconds=(flop / 700e12,) * 5,
-        flop=flop,
-        machine=machine,
-        software={"torch": "2.8.0"},
-        started_at="2026-01-01T00:00:00Z",
-    )
-    append_probe(tmp_path / "output" / "probes.jsonl", probe)
-    assert draw("--output", "probed.svg", cwd=tmp_path).returncode == 0
-    found = words_of(tmp_path / "probed.svg")
-    assert sum(text.endswith(" % of 700") for text in found) == 2
-    assert any(text.endswith("; black: fastest matmul probed") for text in found)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), [(["--output", "x.gif"], "not a picture"), (["--results-dir", "no"], "There is no file or folder")]
-)
-def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, message):
-    shutil.copytree(RUNS / "cpu", tmp_path / "output")
-    done = draw(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-def test_a_picture_of_many_workloads_has_whole_titles():
-    folders = [ROOT / "benchmarks" / "records" / "h200" / name for name in ("moe", "engine", "fp8", "two-gpus")]
-    analysis = analyse_peaks(read_results(folders, MetricOptions(), {}).measured, MetricOptions())
-    with drawn(peak.peak_sheet(analysis)) as picture:
-        assert outside(picture) == []
-        assert not any("…" in text or text.endswith(", ") for text in words(picture))

@@ -36,23 +36,6 @@ def test_the_answer_is_three_layouts_and_the_next_command_and_the_whole_one_has_
     assert re.search(r"^memory +\w+ [\d.]+ GiB, ", whole, re.MULTILINE)
 
 
-def test_layouts_that_the_prediction_cannot_rank_are_counted_with_the_command_that_measures_them(tmp_path):
-    words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8")
-    found = json.loads(run_command(*words, "--json").stdout)
-    best, error = found["fitting"][0]["tokens_per_second_per_gpu"], found["rates"]["relative_error"]
-    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")
-    rates = {}
-    for row in found["fitting"]:
-        rates.setdefault(tuple(row[name] for name in degrees), row["tokens_per_second_per_gpu"])
-    close = sum(rate * (1 + error) > best for rate in rates.values())
-    shown = run_command(*words).stdout
-    assert f"{close} of {len(rates)} layouts are within the prediction's error of the fastest: measure to rank them" in shown
-    (command,) = re.findall(r"^measure the best: +(.*)$", shown, re.MULTILINE)
-    dry = run_command(*command.replace("./", "").split(), "--platform", "nvidia", "--dry-run", "--output-dir", tmp_path)
-    assert "no GPU here to predict for" in dry.stderr  # and no flag is refused
-    assert command.endswith("--global-batch-size 128 --sequence-length 8192 --precision bf16")
-
-
 def test_the_document_has_every_layout():
     done = run_command("plan", *QUESTION, "--json")
     found = json.loads(done.stdout)
@@ -133,36 +116,6 @@ def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accele
     assert dry.returncode == 0, dry.stderr
     assert f"{cells[-1]} predicted on the fullest rank" in dry.stdout
     assert "engine megatron" in dry.stdout
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "reported"), [("L40S", 44.34), ("RTX 4090", 23.64), ("A100 SXM 40GB", 39.38), ("H200 SXM", 139.8)]
-)
-def test_what_fits_fits_the_memory_that_torch_reports(accelerator, reported):
-    """ECC takes a sixteenth of GDDR6: a layout for the 48 GB of an L40S runs out of memory."""
-    done = run_command("plan", "--model", "llama", "--accelerator", accelerator, "--gpus", "8", "--json")
-    found = json.loads(done.stdout)
-    assert found["fitting"]
-    assert found["question"]["memory_bytes"] <= reported * 2**30
-    assert max(row["device_bytes"] for row in found["fitting"]) <= reported * 2**30
-
-
-def test_a_mixture_without_evidence_has_no_interval():
-    words = ("--architecture", "qwen3-30b-a3b", "--accelerator", "H200 SXM", "--engine", "torchtitan")
-    shown = run_command("plan", *words, "--gpus", "8").stdout
-    assert "such steps took longer, so no interval is given" in shown
-    assert not re.search(r"\[[\d,]+, [\d,]+\]", shown)
-    document = json.loads(run_command("plan", *words, "--gpus", "8", "--json").stdout)
-    assert document["rates"]["relative_error"] is None
-    assert {(row["low"], row["high"]) for row in document["fitting"]} == {(None, None)}
-
-
-def test_the_interval_is_for_the_accelerators_whose_steps_gave_it():
-    words = ("--architecture", "llama-3.1-8b", "--gpus", "8", "--accelerator")
-    measured, neither = (run_command("plan", *words, name).stdout for name in ("H200 SXM", "MI300X"))
-    assert re.search(r"\[[\d,]+, [\d,]+\]", measured)
-    assert not re.search(r"\[[\d,]+, [\d,]+\]", neither)
-    assert "no such step was measured, so no interval is given" in neither
 
 
 def plans_of(rows, asked, *, engine, model, precision, recompute):

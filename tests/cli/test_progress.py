@@ -1,8 +1,6 @@
 """What a user sees of a run: until the first step no start is silent for more than ten seconds, then a line for each step."""
 
-import io
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,11 +22,6 @@ RUNS = Path(__file__).parents[1] / "runs"
 @pytest.fixture
 def plan(tmp_path) -> RunPlan:
     return make_plan(tmp_path, "llama", {})
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def lines_after(progress, capsys, *seconds):
@@ -56,16 +49,6 @@ def test_the_line_names_what_the_log_says_is_next(plan, capsys):
     progress.on_line("a line of a library")
     (line,) = lines_after(progress, capsys, 12.0)
     assert "waits for the ranks to connect" in line
-
-
-def test_on_a_terminal_the_line_is_renewed_each_second(plan, monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress(plan, None)
-    for tenth in range(45):
-        progress.on_wait(tenth / 10)
-    assert terminal.getvalue().count("\r") == 4
-    assert "\n" not in terminal.getvalue()
 
 
 STEP = StepRecord(step=3, step_seconds=2.65, tokens=131072, loss=6.4, peak_allocated_bytes=110_700_000_000)

@@ -18,12 +18,9 @@ import jsonschema
 import pytest
 from commands import run_command
 
-from tprimat.analyze.metrics import run_metrics
-from tprimat.core import units
 from tprimat.records.discover import read_result
 from tprimat.records.schema import StartUp
 from tprimat.records.store import RunDirectory
-from tprimat.report.summary import summary
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--gpus", "1", "--micro-batch-size", "1", "--global-batch-size", "2", "--sequence-length", "32", "--set", "data=mock"]
@@ -118,15 +115,6 @@ def test_a_run_that_completes_exits_0_and_prints_its_summary_as_one_document(rep
     ]
 
 
-def test_a_second_call_in_the_same_folder_leaves_the_first_ones_records_as_they_were(repeated):
-    folder, _, kept, (code, _, err) = repeated
-    assert code == 0, err
-    assert len(kept) == 2
-    assert {name: (folder / "runs" / name / "run.json").read_bytes() for name in kept} == kept
-    assert (folder / "benchmark_cpu_llama.json").exists()
-    assert (folder / "benchmark_cpu_qwen.json").exists()
-
-
 def test_a_training_script_started_directly_takes_strategy_and_folder_from_the_environment(repeated):
     folder, _, _, (_, out, err) = repeated
     (run,) = runs_in(folder, "qwen")
@@ -162,28 +150,6 @@ def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(
         assert record.evidence.source == "running_framework"
         assert record.evidence.workload.tensor_parallel == record.workload.tensor_parallel
         assert record.evidence.tokens_per_step == 2 * 32
-
-
-def test_a_run_tells_what_its_start_went_into(repeated):
-    folder, _, _, _ = repeated
-    for run in runs_in(folder, "llama"):
-        record, (first, *_) = run.read_run(), run.read_steps()
-        stages = list(record.start_up.values())
-        assert list(record.start_up) == ["rank_started", "imported", "process_group", "model_built", "training"]
-        assert stages == sorted(stages)
-        assert stages[0] > 0
-        assert stages[-1] <= first.ended_at_seconds - first.step_seconds + 0.5
-        text = summary([(record, run_metrics(record, run.read_steps()), run.log_file)])
-        (line,) = [line for line in text.splitlines() if line.startswith("  start  ")]
-        assert f"{units.seconds(stages[-1])} before the first step" in line
-
-
-def test_a_run_whose_only_step_is_profiled_says_why_it_has_no_speed_and_names_its_trace(repeated):
-    folder, _, _, (_, out, _) = repeated
-    assert "no speed       No steady step is left: 1 measured, 0 of them warm-up, 1 profiled. Try: run more steps" in out
-    (named,) = [line.split()[1] for line in out.splitlines() if line.startswith("trace: ")]
-    assert [path.name for path in folder.glob("profile_cpu_qwen_*.json")] == [Path(named).name]
-    assert "traceEvents" in json.loads(Path(named).read_text())
 
 
 def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp_path):

@@ -56,18 +56,6 @@ def test_a_script_finds_the_environment_of_its_checkout(bare_python, checkout, t
     assert done.stdout.startswith("usage: ")
 
 
-@pytest.mark.parametrize("script", ["compare.py", "run_all_configs.sh"])
-def test_a_link_to_a_script_starts_its_own_package_whatever_the_folder_holds(bare_python, checkout, tmp_path, script):
-    (checkout / ".venv").symlink_to(sys.prefix)
-    folder = tmp_path / "mine"
-    (folder / "tprimat").mkdir(parents=True)
-    for mine in ("tprimat/__init__.py", "yaml.py", "logging.py"):
-        (folder / mine).write_text("raise SystemExit('this is not TPrimat')\n")
-    (folder / "link").symlink_to(checkout / script)
-    done = start(bare_python, ["./link", "--help"], folder)
-    assert (done.returncode, done.stdout[:7]) == (0, "usage: "), done.stdout + done.stderr
-
-
 def test_the_package_finds_it_too_and_keeps_the_words_of_the_user(bare_python, checkout):
     (checkout / ".venv").symlink_to(sys.prefix)
     done = start(bare_python, ["python3", "-m", "tprimat", "compare", "--results-dir", "no such folder"], checkout)

@@ -76,15 +76,22 @@ def refuse_nothing(entries: "Sequence[Entry]") -> None:
         raise ConfigError(what, why="Each is refused above.", fix="a way out that is named there")
 
 
-def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]", *, as_json: bool) -> None:
-    """Print the table of all cells, or the same as one JSON document."""
+def print_document(results: "Sequence[CellResult]") -> None:
+    """Print each run with its metrics, and each configuration with its mean, as one JSON document."""
+    from tprimat.report.summary import document
+    from tprimat.runner.combine import combined_document
+
+    runs = [result.run for result in results if result.run is not None]
+    rows = document([(run.record, run.metrics, run.benchmark_file, run.log) for run in runs])
+    print_json({**rows, "combined": combined_document(runs)})
+
+
+def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]") -> None:
+    """Print the ranking of all runs, and the table of all cells."""
     from tprimat.report.screen import screen_of
-    from tprimat.runner.cells import document, table
+    from tprimat.runner.cells import table
     from tprimat.runner.combine import combined
 
-    if as_json:
-        print_json(document(entries, results))
-        return
     screen = screen_of(sys.stdout)
     if winners := combined([result.run for result in results if result.run is not None], screen):
         print("\n" + winners)

@@ -132,8 +132,7 @@ def read(
     from tprimat.runner.analysis import configured_prices, read_results
 
     values = counted(options)
-    prices = configured_prices(Path(values["prices"]) if "prices" in values else None)
-    results = read_results(paths, metrics or metric_options(options), prices, values["probes"], to_share=to_share)
+    results = read_results(paths, metrics or metric_options(options), configured_prices(), values["probes"], to_share=to_share)
     report_read(results, paths)
     return results
 
@@ -182,14 +181,14 @@ def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:
     """Parse '3%' or '0.03' as 0.03.
 
     Raises:
-        ConfigError: it is neither, or outside 0 to 1.
+        ConfigError: it is neither, or not from 0 to 1.
     """
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 1:
-        raise ConfigError(f"{flag} is {text!r}.", where=flag, why="It takes a fraction or a percentage under 100 %.", fix=example)
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{flag} is {text!r}.", where=flag, why="It takes a fraction or a percentage up to 100 %.", fix=example)
     return value
 
 

@@ -57,7 +57,12 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
 
     path = output_path(options)
-    panels = checked_panels(options)
+    panels = panels_of(options)
+    if panels is not None:  # a wrong name is refused before anything is read and printed
+        from tprimat.report.plots.comparison import PANELS
+        from tprimat.report.plots.sheet import check_names
+
+        check_names(PANELS, panels)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
     paths = results_dirs(options) or [Path("output")]
     question = Question(varying=varying_traits(options.varying), even_if_different=options.even_if_different)
@@ -80,21 +85,6 @@ def run(options: argparse.Namespace) -> int:
     if results.problems or gate.closed or not comparison.groups:
         return 1
     return 3 if gate.undecided else 0
-
-
-def checked_panels(options: argparse.Namespace) -> list[str] | None:
-    """Return the panels to draw, None for all of them. A wrong name is refused before anything is read and printed.
-
-    Raises:
-        ConfigError: there is no such panel.
-    """
-    panels = panels_of(options)
-    if panels is not None:
-        from tprimat.report.plots.comparison import PANELS
-        from tprimat.report.plots.sheet import check_names
-
-        check_names(PANELS, panels)
-    return panels
 
 
 def opened(comparison: "Comparison", margin: float) -> str:

@@ -9,9 +9,8 @@ exit status: 0, or 1 if no engine can train
 import argparse
 import dataclasses
 import sys
-import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tprimat.cli.common import print_json
 
@@ -21,11 +20,7 @@ if TYPE_CHECKING:
     from tprimat.hardware.health import Check
     from tprimat.report.screen import Meaning
 
-COLUMN = 29
-"""Where findings begin."""
 STATUS: "dict[str, Meaning]" = {"ok": "winner", "absent": "quiet", "problem": "refused"}
-WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
-"""So that commands and paths can be copied."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,21 +47,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_checks(checks: "Iterable[Check]") -> None:
-    """Print checks, with their status in colour on a terminal."""
+    """Print checks: status (in colour on a terminal), name and finding, and what to do below it."""
     from tprimat.report.screen import screen_of
 
     screen = screen_of(sys.stdout)
     for check in checks:
-        first, *rest = lines_of(check, screen.width)
-        status = screen.paint(check.status, STATUS[check.status])
-        print("\n".join([status + first[len(check.status) :], *rest]))
-
-
-def lines_of(check: "Check", width: int | None) -> list[str]:
-    """Format a check: status, name and finding, and what to do below it; wrapped to a width, None: each on one line."""
-    begin, below = f"{check.status:<8} {check.name:<19} ", " " * COLUMN
-    space = width - 1 if width else sys.maxsize
-    lines = textwrap.wrap(check.finding, space, initial_indent=begin, subsequent_indent=below, **WHOLE_WORDS)
-    if check.fix:
-        lines += textwrap.wrap(check.fix, space, initial_indent=f"{below}try: ", subsequent_indent=below + " " * 5, **WHOLE_WORDS)
-    return lines
+        name = f"{check.status:<8} {check.name:<19} "
+        text = screen.prose(name + check.finding, len(name))
+        print(screen.paint(check.status, STATUS[check.status]) + text[len(check.status) :])
+        if check.fix:
+            print(screen.prose(f"{'':<{len(name)}}try: {check.fix}", len(name) + len("try: ")))

@@ -33,7 +33,7 @@ COMMANDS = {
     "models": "list models, accelerators and published results",
     "doctor": "check this machine: Python, torch, GPUs, frameworks, network, disk",
     "validate": "check every cell of a configuration (./validate_config.py)",
-    "export": "write one row per run for notebooks and experiment trackers",
+    "export": "write one row per run for notebooks and spreadsheets",
     "archive": "pack results for others: records and the report",
 }
 """Each in the module of its name, with _ for -."""
@@ -122,9 +122,10 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
     `suggest` names the next command on a terminal: for the command that the user typed, not for one that it calls.
     """
     try:
-        check_words(sys.argv[1:] if arguments is None else arguments)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        check_words(words)
         command = import_module(module_name(name))
-        options = parser_of(command, prog).parse_args(arguments)
+        options = parser_of(command, prog).parse_args(words, argparse.Namespace(words=words))
         status: int = command.run(options)
         if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
             _suggest(name, options)

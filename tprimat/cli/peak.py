@@ -27,9 +27,7 @@ from tprimat.cli.common import (
 from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
-    from tprimat.analyze.metrics import MetricOptions
     from tprimat.analyze.peak import PeakAnalysis
-    from tprimat.runner.analysis import Results
 
 SUMMARY_FILE = Path("peak_throughput_summary.txt")
 PICTURE = Path("peak_throughput_analysis.png")
@@ -65,9 +63,14 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.records.store import write_atomically
     from tprimat.report.peak import as_document, text
     from tprimat.report.screen import screen_of
+    from tprimat.runner.analysis import result_folders
 
-    efficiency = efficiency_of(options.scaling_efficiency)
-    results, metrics = read_peak_results(options)
+    efficiency = fraction(options.scaling_efficiency, "--scaling-efficiency", "0.9 or 90%")
+    metrics = metric_options(options, seed_conventions=options.seed_conventions)
+    if options.seed_conventions and (metrics.flops_convention != "causal" or metrics.peak != "dense"):
+        what = "--seed-conventions already says how FLOP are counted and which peak they are divided by."
+        raise ConfigError(what, where="--set flops, --set peak", fix="leave out --seed-conventions, or the other two")
+    results = read(options, results_dirs(options) or result_folders(), metrics)
     analysis = analyse_peaks(
         results.measured, metrics, nodes=options.nodes, efficiency=efficiency, even_if_different=options.even_if_different
     )
@@ -98,31 +101,3 @@ def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
         raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
     draw_sheet(peak_sheet(analysis), path := options.output or PICTURE, panels=panels_of(options))
     print(f"written: {path}", file=sys.stderr)
-
-
-def read_peak_results(options: argparse.Namespace) -> "tuple[Results, MetricOptions]":
-    """Read the runs that the command line names.
-
-    Raises:
-        ConfigError: --warmup is not a number, or --seed-conventions contradicts another flag.
-        RecordError: there are no results.
-    """
-    from tprimat.runner.analysis import result_folders
-
-    metrics = metric_options(options, seed_conventions=options.seed_conventions)
-    if options.seed_conventions and (metrics.flops_convention != "causal" or metrics.peak != "dense"):
-        raise ConfigError(
-            "--seed-conventions already says how FLOP are counted and which peak they are divided by.",
-            where="--set flops, --set peak",
-            fix="leave out --seed-conventions, or the other two",
-        )
-    return read(options, results_dirs(options) or result_folders(), metrics), metrics
-
-
-def efficiency_of(text: str) -> float:
-    """Parse an efficiency: '0.9' or '90%', up to 1.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    return 1.0 if text in {"1", "1.0", "100%"} else fraction(text, "--scaling-efficiency", "0.9 or 90%")

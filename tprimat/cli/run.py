@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.cells import HOW, SETTABLE, add_request, draw, refuse_nothing, request_of, show
+from tprimat.cli.cells import HOW, SETTABLE, add_request, draw, print_document, refuse_nothing, request_of, show
 from tprimat.cli.common import print_json
 from tprimat.config.options import WHAT
 from tprimat.core.errors import ConfigError
@@ -123,8 +123,10 @@ def _train(options: argparse.Namespace, request: "RunRequest") -> int:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
     cells = [cell for session in sessions for entry in entries_of(session) for cell in entry.cells]
     results = run_cells(cells, resume=options.resume)
-    if not (options.scaling and options.json):
-        _show_runs(results, as_json=options.json, question=RACE if request.is_auto and layouts_to_measure(request) else None)
+    if not options.json:
+        _show_runs(results, RACE if request.is_auto and layouts_to_measure(request) else None)
+    elif not options.scaling:
+        print_document(results)
     if left := len(cells) - len(results):
         print(f"not started: {left} of {len(cells)} runs; the same call with --resume continues from here", file=sys.stderr)
     analysed = _analyse_scaling(sessions, as_json=options.json) if options.scaling else True
@@ -146,7 +148,10 @@ def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
         print("Nothing was started or written.")
         return 0
     results = run_cells(cells, resume=True, retry_failed=options.resume)
-    show(entries, results, as_json=options.json)
+    if options.json:
+        print_document(results)
+    else:
+        show(entries, results)
     made = [str(one.cell.session.output / "runs" / one.run.record.run_id) for one in results if one.run is not None]
     counts = any(result.counts for result in results)
     drawn = not counts or draw(cells[0].session.output / "sweep.png", ["--results-dir", *made])
@@ -154,33 +159,29 @@ def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
 
 
 def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
-    """Hand the runs to a scheduler, or with --dry-run print what it would get."""
+    """Hand the runs to SLURM, or with --dry-run print the script that it would get."""
+    from tprimat.launch.slurm import script
+    from tprimat.records.sharing import masked_command
     from tprimat.runner.auto import layouts_to_measure
     from tprimat.runner.grid import at_largest
-    from tprimat.runner.submit import shown, submit
+    from tprimat.runner.submit import job_of, submit
 
     if request.is_auto:
         layouts_to_measure(request)  # refuses what the job would refuse
     request = at_largest(request, options.scaling) if options.scaling else request
-    more = ["--scaling", options.scaling] if options.scaling else []
-    more += [word for text in options.sweep for word in ("--sweep", text)]
-    more += ["--resume"] if options.sweep and options.resume else []
-    if options.dry_run:
-        print(shown(request, more), end="")
-        return 0
-    return submit(request, more, sys.stderr)
+    if not options.dry_run:
+        return submit(request, options.words)
+    job, _ = job_of(request, options.words)
+    print(script(replace(job, command=masked_command(job.command))), end="")
+    return 0
 
 
-def _show_runs(results: "Sequence[CellResult]", *, as_json: bool, question: "Question | None" = None) -> None:
+def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> None:
     from tprimat.report.screen import screen_of
-    from tprimat.report.summary import document, summary
-    from tprimat.runner.combine import combined, combined_document
+    from tprimat.report.summary import summary
+    from tprimat.runner.combine import combined
 
     runs = [result.run for result in results if result.run is not None]
-    if as_json:
-        found = document([(run.record, run.metrics, run.benchmark_file, run.log) for run in runs])
-        print_json({**found, "combined": combined_document(runs)})
-        return
     if not runs:
         return
     screen = screen_of(sys.stdout)
@@ -250,5 +251,4 @@ def _report(options: argparse.Namespace) -> int:
         raise ConfigError("--report trains nothing.", where="--dry-run", fix="leave out one of them")
     output = options.output_dir or environment_choices().output_directory
     words = [word for text in options.settings if text.startswith("probes=") for word in ("--set", text)]
-    words += ["--set", f"prices={options.config}"] if options.config else []
     return start("report", "tprimat report", [output, "--output", str(Path(output, "report.html")), *words])

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tprimat.cli.cells import SETTABLE, add_request, draw, refuse_nothing, request_of, show
+from tprimat.cli.cells import SETTABLE, add_request, draw, print_document, refuse_nothing, request_of, show
 from tprimat.config.options import DEGREES, option_of
 from tprimat.core.errors import ConfigError
 
@@ -56,7 +56,9 @@ def run(options: argparse.Namespace) -> int:
     probes = [word for place in request.probes for word in ("--set", f"probes={place}")]
     for folder in sorted(counting):
         success &= draw(PICTURES / f"compare-{folder.removeprefix('output-')}.png", ["--results-dir", folder, *probes])
-    show(entries, results, as_json=options.json)
-    if len(counting) > 1 and not options.json:
+    if options.json:
+        print_document(results)
+    else:
+        show(entries, results)
         print(f"\nside by side: ./compare.py --results-dir {' '.join(sorted(counting))}", file=sys.stderr)
     return exit_status(results, success=success)

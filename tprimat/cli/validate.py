@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tprimat.core.errors import UserError
+from tprimat.core.errors import MissingLayoutError, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,23 +17,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all cells are valid, 1 some are not."""
+    from tprimat.plan.schema import RunPlan
     from tprimat.report.screen import screen_of
+    from tprimat.runner.run import announcement
     from tprimat.runner.validate import check_configuration
 
     cells, screen = list(check_configuration(options.config, options.gpus)), screen_of(sys.stdout)
-    widths = [
-        max((len(name) for name in names), default=0) for names in zip(*((c.model, c.strategy) for c in cells), strict=True)
-    ]
-    for cell in cells:
-        name = f"{cell.model:<{widths[0]}} {cell.platform:<6} {cell.strategy:<{widths[1]}} "
-        print(screen.prose(f"{name}{cell.description}", len(name), "refused" if cell.error and not cell.left_out else None))
     alike: dict[tuple[str | None, ...], list[UserError]] = {}
-    for error in (cell.error for cell in cells if cell.error is not None and not cell.left_out):
-        alike.setdefault((error.what, error.why, error.fix), []).append(error)
+    left_out = 0
+    for (model, platform, strategy), plan in cells:
+        name = f"{model:<10} {platform:<6} {strategy:<22} "
+        if isinstance(plan, RunPlan):
+            layout = announcement(plan).partition("Parallelism: ")[2]
+            print(screen.prose(f"{name}valid: {layout} on {plan.workload.layout.world_size}", len(name)))
+        elif isinstance(plan, MissingLayoutError):
+            left_out += 1
+            print(screen.prose(f"{name}left out: {plan.what}", len(name)))
+        else:
+            alike.setdefault((plan.what, plan.why, plan.fix), []).append(plan)
+            print(screen.prose(f"{name}not valid: {plan.what}", len(name), "refused"))
     for errors in alike.values():
         more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
         print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
-    failures, defined = sum(map(len, alike.values())), sum(not cell.left_out for cell in cells)
-    left_out = f", {len(cells) - defined} left out" if defined < len(cells) else ""
-    print(f"{defined - failures} of {defined} valid{left_out}")
+    failures, defined = sum(map(len, alike.values())), len(cells) - left_out
+    print(f"{defined - failures} of {defined} valid" + (f", {left_out} left out" if left_out else ""))
     return 1 if failures else 0

@@ -1,6 +1,5 @@
 """Read config.yaml, settings and environment into a Config. Every mistake is reported with its line and a fix."""
 
-import contextlib
 import dataclasses
 import difflib
 import os
@@ -13,9 +12,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tprimat.config.options import REMOVED
+from tprimat.config.options import REMOVED, assignment
 from tprimat.config.schema import Config, Name, Size, TrainingConfig
-from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
+from tprimat.config.tree import KeyPath, Tree, leaves, parse_scalar, put, read_tree
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import ModelShape
 
@@ -59,10 +58,8 @@ def parse_setting(text: str) -> Setting:
     Raises:
         ConfigError: no "=", or no key.
     """
-    key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {text} is not KEY=VALUE.", where="--set", fix="--set training.duration.max_steps=30")
-    return Setting(tuple(key.strip().split(".")), parse_scalar(value), "--set")
+    key, value = assignment(text, "training.duration.max_steps=30")
+    return Setting(tuple(key.split(".")), parse_scalar(value), "--set")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ class EnvironmentChoices:
 def environment_choices(environment: Mapping[str, str] | None = None) -> EnvironmentChoices:
     """Read PARALLEL, OUTPUT_DIR, PRIMUS_PATH, LLAMA_LOG and QWEN_LOG. Empty means unset."""
     env = os.environ if environment is None else environment
-    logs = {model: env[f"{model.upper()}_LOG"] for model in ("llama", "qwen") if env.get(f"{model.upper()}_LOG")}
+    logs = {model: path for model in ("llama", "qwen") if (path := env.get(f"{model.upper()}_LOG"))}
     return EnvironmentChoices(
         strategy=env.get("PARALLEL") or DEFAULT_STRATEGY,
         output_directory=env.get("OUTPUT_DIR") or DEFAULT_OUTPUT,
@@ -141,22 +138,16 @@ def absolute_path(path: str | Path, where: str) -> Path:
     """Return a path that the user gave as an absolute one, with ~ expanded.
 
     Raises:
-        ConfigError: ~NAME of no user, a loop of links, a name too long for a file system, or bytes that are not UTF-8, which no
-            record could hold.
+        ConfigError: ~NAME of no user, a loop of links, a name too long, or bytes that are not UTF-8, which no record could hold.
     """
-    shown = str(path).encode("utf8", "backslashreplace").decode()
+    shown = str(path).encode("utf8", "backslashreplace").decode()[:100]
     try:
         absolute = Path(path).expanduser().resolve()
         str(absolute).encode()
-        with contextlib.suppress(
-            FileNotFoundError, NotADirectoryError, PermissionError
-        ):  # reported when something is written there
-            absolute.lstat()
-    except (RuntimeError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{shown[:100]} is not a path here.", where=where, why=why, fix="write out the whole path") from error
-    except ValueError as error:
-        raise ConfigError(f"{shown} is not UTF-8 text.", where=where, fix="rename it, or choose another one") from error
+        absolute.exists()  # a name may be too long for a file system
+    except (RuntimeError, OSError, ValueError) as error:
+        why = "It is not UTF-8 text." if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{shown} is not a path here.", where=where, why=why, fix="write out the whole path") from error
     return absolute
 
 
@@ -177,9 +168,9 @@ def _apply_tiny(tree: Tree, size: Size) -> None:
     if not isinstance(training, dict) or "tiny" not in training:
         return
     _checked(TrainingConfig, tree, TINY)
-    if size == "tiny":
-        lay_over(tree, TINY, TINY[:1])
-    del training["tiny"]
+    tiny = leaves(training.pop("tiny"))
+    for path, value in tiny if size == "tiny" else ():
+        put(tree, (*TINY[:1], *path), value, tree.origins.get((*TINY, *path), ".".join(TINY)))
 
 
 @cache

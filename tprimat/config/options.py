@@ -43,10 +43,6 @@ class Option:
         """What users type before the value: --steps, or --set seed."""
         return f"--{self.name.replace('_', '-')}" if self.commands else f"--set {self.name}"
 
-    def words(self, value: object) -> list[str]:
-        """Return what users type to set a value."""
-        return [self.flag, str(value)] if self.commands else ["--set", f"{self.name}={value}"]
-
     def read(self, text: str, origin: str) -> Any:
         """Return the value that a text stands for; `origin` is what was typed before it.
 
@@ -201,11 +197,6 @@ COUNTING = (
         name="peak", help="what utilization divides by: dense, or sparse (dense)", metavar="PEAK", choices=("dense", "sparse")
     ),
     Option(name="cost_per_gpu_hour", help="add a column of cost, in your currency", metavar="PRICE", kind=price),
-    Option(
-        name="prices",
-        help="a configuration whose benchmarking.cloud_costs are prices of a GPU hour (./config.yaml)",
-        metavar="FILE",
-    ),
     Option(
         name="probes",
         help="a probes.jsonl of this machine, or its folder, besides those with the results; may be repeated",

@@ -152,16 +152,8 @@ def put(tree: Tree, path: Sequence[str], value: Any, origin: str) -> None:
     tree.origins[tuple(path)] = origin
 
 
-def lay_over(tree: Tree, source: KeyPath, target: KeyPath) -> None:
-    """Set each leaf under `source` at the same key under `target`, with its own place."""
-    overlay: Any = tree.values
-    for key in source:
-        overlay = overlay.get(key, {}) if isinstance(overlay, dict) else {}
-    for path, value in _leaves(overlay):
-        put(tree, (*target, *path), value, tree.origins.get((*source, *path), ".".join(source)))
-
-
-def _leaves(values: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
+def leaves(values: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
+    """Return each key path below a mapping with its value."""
     if not isinstance(values, dict):
         return [(path, values)] if path else []
-    return [leaf for key, value in values.items() for leaf in _leaves(value, (*path, key))]
+    return [leaf for key, value in values.items() for leaf in leaves(value, (*path, key))]

@@ -1,4 +1,4 @@
-"""One row per run, flat, for notebooks and experiment trackers: the columns, and the rows as CSV and JSON.
+"""One row per run, flat, for notebooks: the columns, and the rows as CSV and JSON.
 
 Units are SI: seconds, bytes, watts, FLOP/s, fractions 0..1. None is what was not recorded or measured; CSV leaves the cell empty.
 """
@@ -13,7 +13,6 @@ from tprimat.analyze.groups import Measured
 from tprimat.analyze.roofline import watts_per_gpu
 from tprimat.analyze.traits import processors, tokens_per_step
 from tprimat.core.flops import parameters
-from tprimat.records.schema import StepRecord
 from tprimat.report.tables import csv_cell
 from tprimat.report.words import finding_words
 
@@ -54,7 +53,7 @@ def _warnings(item: Measured) -> Value:
     return "; ".join(map(finding_words, item.metrics.warnings)) or None if item.metrics else None
 
 
-WHAT_RAN: dict[str, Pick] = {
+COLUMNS: dict[str, Pick] = {
     **_of("result.run", "run_id"),
     "path": lambda item: str(item.result.path),
     **_of("result.run", "started_at ended_at outcome"),
@@ -72,8 +71,6 @@ WHAT_RAN: dict[str, Pick] = {
     "tokens_per_step": lambda item: tokens_per_step(item.result.run),
     **_of("result.run.ran", "matmul_dtype recompute=recompute_words routing attention"),
     **_of("result.run", "transformer_engine=evidence.transformer_engine data=ran.data seed clock"),
-}
-FIGURES: dict[str, Pick] = {
     **_of("metrics", "n=window.steps first_step=window.first_step last_step=window.last_step tokens_per_second"),
     **_interval("tokens_per_second_per_gpu"),
     **_interval("model_flops_per_second_per_gpu"),
@@ -87,7 +84,6 @@ FIGURES: dict[str, Pick] = {
     **_of("metrics", "gpu_busy cost_per_million_tokens expert_load rank_load dropped"),
     "warnings": _warnings,
 }
-COLUMNS = WHAT_RAN | FIGURES
 """Of every run, explained in docs/results.md. Behind them follow version_*, option_* and variable_*, where a run has them."""
 
 
@@ -110,29 +106,6 @@ def _software_and_options(item: Measured) -> Row:
 
 def _identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)
-
-
-def step_values(step: StepRecord) -> dict[str, float]:
-    """Return what is known of one step, for trackers that draw curves."""
-    values = {
-        "step_seconds": step.step_seconds,
-        "tokens_per_second": step.tokens / step.step_seconds if step.tokens and step.step_seconds > 0 else None,
-        "loss": step.loss,
-        "grad_norm": step.grad_norm,
-        "learning_rate": step.learning_rate,
-        "peak_memory_bytes": step.peak_allocated_bytes,
-    }
-    return {name: float(value) for name, value in values.items() if value is not None}
-
-
-def results_of(row: Row) -> dict[str, float]:
-    """Return the numbers of a row that were measured."""
-    return {name: float(value) for name, value in row.items() if name in FIGURES and isinstance(value, int | float)}
-
-
-def settings_of(row: Row) -> dict[str, str]:
-    """Return the rest of a row, which says what ran and how it ended, as text."""
-    return {name: str(value) for name, value in row.items() if value is not None and name not in results_of(row)}
 
 
 def comma_separated(rows: Sequence[Row]) -> str:

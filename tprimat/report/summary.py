@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.analyze.metrics import drops_choices
-from tprimat.analyze.traits import dtype_that_ran, on_nodes
+from tprimat.analyze.traits import dtype_that_ran, on_nodes, routing_words
 from tprimat.core import units
 from tprimat.records.evidence import other_notes
 from tprimat.records.schema import RunMetrics, RunRecord
@@ -55,14 +55,15 @@ def _heading(run: RunRecord) -> str:
     ranks = per_rank("GPU" if gpus == 1 else "GPUs", {run.machine.platform})
     experts = f" EP={ran.expert_parallel}" if ran.expert_parallel not in {None, 1} else ""
     split = run.evidence.workload.weights_split_over if run.evidence else None
+    degrees = (("TP", ran.tensor_parallel), ("PP", ran.pipeline_parallel), ("DP", ran.data_parallel))
     parts = [
         run.model,
-        str(run.strategy),
-        f"TP={ran.tensor_parallel} PP={ran.pipeline_parallel} DP={ran.data_parallel}{experts}",
+        run.strategy or "",
+        " ".join(f"{name}={degree}" for name, degree in degrees if degree is not None) + experts,
         f"weights split over {split}" if split is not None and split > 1 else "",
-        f"{ran.routing} routing" if ran.routing else "",
+        routing_words(run),
         f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})",
-        f"{run.engine}, {dtype_that_ran(run)}",
+        ", ".join(filter(None, (run.engine, dtype_that_ran(run)))),
     ]
     return " · ".join(filter(None, parts))
 

@@ -12,9 +12,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.config.load import load_config
-from tprimat.core.errors import ConfigError, MetricError, RecordError, UserError
-from tprimat.plan.evidence import mismatches
-from tprimat.plan.schema import read_plan
+from tprimat.core.errors import ConfigError, MetricError, RecordError
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import check_probes, load_results, probes_in
 from tprimat.records.schema import RunRecord
@@ -44,14 +42,14 @@ def result_folders() -> list[Path]:
     Raises:
         RecordError: none exists.
     """
-    found = [path for pattern in RESULT_FOLDERS for path in sorted(Path().glob(pattern)) if path.is_dir()]
-    if not found:
+    folders = [path for pattern in RESULT_FOLDERS for path in sorted(Path().glob(pattern)) if path.is_dir()]
+    if not folders:
         raise RecordError(
             "There is no folder of results here.",
             where=", ".join(RESULT_FOLDERS),
             fix="./benchmark.py writes to ./output; or --results-dir with folders of results",
         )
-    return found
+    return folders
 
 
 def read_results(
@@ -70,7 +68,6 @@ def read_results(
         RecordError: one of the places for probes holds none.
     """
     results, unreadable = load_results(paths)
-    results = [checked_against_plan(result) for result in results]
     if to_share:
         results = [replace(one, run=checked(RunRecord, shareable(as_document(one.run)), one.path)) for one in results]
     records, damaged = probes_in([*paths, *check_probes(probes)])
@@ -78,33 +75,11 @@ def read_results(
     return Results(measured=without_copies(measured), problems=[*unreadable, *damaged])
 
 
-def checked_against_plan(result: RunResult) -> RunResult:
-    """Return a run with what its evidence contradicts in the plan beside it, which may say more than its record."""
-    file, evidence = result.path / "plan.json", result.run.evidence
-    if evidence is None or not file.is_file():
-        return result
+def configured_prices() -> dict[str, float]:
+    """Return the prices of a GPU hour by accelerator of ./config.yaml; none where it is missing or wrong, which is said."""
     try:
-        found = mismatches(read_plan(file), evidence)
-    except UserError:
-        return result  # a plan of another version says nothing to this one
-    more = tuple(finding for finding in found if finding not in result.run.mismatches)
-    return replace(result, run=replace(result.run, mismatches=(*result.run.mismatches, *more))) if more else result
-
-
-def configured_prices(config: Path | None) -> dict[str, float]:
-    """Return the prices of a GPU hour by accelerator from a configuration, ./config.yaml unless another is named.
-
-    Raises:
-        ConfigError: the file that was named is missing or wrong. An unnamed broken file costs the prices only.
-    """
-    path = config or Path("config.yaml")
-    if config is None and not path.is_file():
-        return {}
-    try:
-        return load_config(path).benchmarking.cloud_costs
+        return load_config("config.yaml").benchmarking.cloud_costs if Path("config.yaml").is_file() else {}
     except ConfigError as error:
-        if config is not None:
-            raise
         print(f"no prices: {error}", file=sys.stderr)
         return {}
 
@@ -166,16 +141,16 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
     if not comparison.verdicts:
         return Gate(closed=("there is nothing to compare: a gate needs a baseline and another configuration that count",))
     closed, undecided = [], []
-    for found in comparison.verdicts:
-        passed = None if found.outcome == "refused" else found.no_slower_than(margin)
-        favoured = passed is not None and found.handicapped == ("baseline" if passed else "candidate")
-        if favoured and found.other_loss is None:
-            name = found.baseline if passed else found.candidate
-            undecided.append(f"{sentence(found)} Repeat it on cool GPUs: {held_words(found, name)}.")
-        elif found.outcome == "refused" or passed is False or found.other_loss is not None:
-            closed.append(sentence(found))
+    for one in comparison.verdicts:
+        passed = None if one.outcome == "refused" else one.no_slower_than(margin)
+        favoured = passed is not None and one.handicapped == ("baseline" if passed else "candidate")
+        if favoured and one.other_loss is None:
+            name = one.baseline if passed else one.candidate
+            undecided.append(f"{sentence(one)} Repeat it on cool GPUs: {held_words(one, name)}.")
+        elif one.outcome == "refused" or passed is False or one.other_loss is not None:
+            closed.append(sentence(one))
         elif passed is None:
-            undecided.append(f"{sentence(found)} {runs_to_decide(found, margin)}")
+            undecided.append(f"{sentence(one)} {runs_to_decide(one, margin)}")
     return Gate(closed=tuple(dict.fromkeys(closed)), undecided=tuple(undecided))
 
 
@@ -185,8 +160,8 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
     Raises:
         MetricError: no configuration ran on two numbers of GPUs.
     """
-    found = series_of(group_runs(measured))
-    if not found:
+    series = series_of(group_runs(measured))
+    if not series:
         counted = sum(item.not_counted is None for item in measured)
         raise MetricError(
             per_rank("No configuration ran on two numbers of GPUs.", {item.result.run.machine.platform for item in measured}),
@@ -198,7 +173,7 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
         for item in measured
         if item.not_counted is not None
     ]
-    return [replace(found[0], left_out=(*found[0].left_out, *lost)), *found[1:]]
+    return [replace(series[0], left_out=(*series[0].left_out, *lost)), *series[1:]]
 
 
 def report_page(results: Results) -> str:

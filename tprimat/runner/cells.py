@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tprimat.core import units
 from tprimat.core.errors import MissingLayoutError, UserError
 from tprimat.plan.schema import RunPlan
-from tprimat.records.store import as_document
 from tprimat.report.catalogue import per_rank
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, with_interval
@@ -138,24 +136,3 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
     why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured
     outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
     return layout, outcome if result.counts else Painted(outcome, "refused"), rate, why or units.ABSENT
-
-
-def document(entries: Sequence[Entry], results: Sequence[CellResult]) -> dict[str, Any]:
-    """Return the same as data."""
-    runs = {result.cell.plan.run_id: result.run for result in results if result.run is not None}
-    return {
-        "cells": [
-            {
-                "folder": entry.label,
-                "model": entry.model,
-                "strategy": entry.strategy,
-                "refused": None if entry.refusal is None else entry.refusal.what,
-                "runs": [
-                    {"run": as_document(run.record), "metrics": run.metrics and as_document(run.metrics)}
-                    for cell in entry.cells
-                    if (run := runs.get(cell.plan.run_id)) is not None
-                ],
-            }
-            for entry in entries
-        ]
-    }

@@ -62,7 +62,7 @@ def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
             "configuration": group.label,
             "workload": heading(ranking),
             "runs": len(group.runs),
-            **{metric.key: as_document(found) if (found := metric.of_group(group)) else None for metric in (TOKENS, MFU)},
+            **{metric.key: as_document(estimate) if (estimate := metric.of_group(group)) else None for metric in (TOKENS, MFU)},
         }
         for ranking in rankings(groups_of(runs))
         for group in ranking.groups

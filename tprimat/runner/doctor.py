@@ -62,21 +62,21 @@ def ask_torch() -> Mapping[str, Any] | str:
     return answer
 
 
-def check_torch(found: Mapping[str, Any] | str, gpus: str | None) -> Check:
+def check_torch(answer: Mapping[str, Any] | str, gpus: str | None) -> Check:
     """Say for what torch is built, and whether it sees the GPUs."""
-    if isinstance(found, str):
-        return Check(name="torch", status="problem", finding=found, fix=INSTALL)
-    built = "rocm" if found["hip"] else "cuda" if found["cuda"] else None
-    build = {"rocm": f"ROCm {found['hip']}", "cuda": f"CUDA {found['cuda']}", None: "CPUs"}[built]
-    library = f", {'RCCL' if found['hip'] else 'NCCL'} {'.'.join(map(str, found['nccl']))}" if found["nccl"] else ""
-    finding = f"{found['version']}, built for {build}{library}"
+    if isinstance(answer, str):
+        return Check(name="torch", status="problem", finding=answer, fix=INSTALL)
+    built = "rocm" if answer["hip"] else "cuda" if answer["cuda"] else None
+    build = {"rocm": f"ROCm {answer['hip']}", "cuda": f"CUDA {answer['cuda']}", None: "CPUs"}[built]
+    library = f", {'RCCL' if answer['hip'] else 'NCCL'} {'.'.join(map(str, answer['nccl']))}" if answer["nccl"] else ""
+    finding = f"{answer['version']}, built for {build}{library}"
     if gpus and built != gpus:
         fix = f"{sys.executable} -m pip uninstall torch, then make install" + (" TORCH=rocm7.2" if gpus == "rocm" else "")
         return Check(name="torch", status="problem", finding=f"{finding}, but the GPUs need {gpus}", fix=fix)
-    if gpus and not found["devices"]:
+    if gpus and not answer["devices"]:
         fix = "nvidia-smi or rocm-smi shows the driver's version; a driver older than torch's build must be updated"
         return Check(name="torch", status="problem", finding=f"{finding}, which does not see the GPUs", fix=fix)
-    return Check(name="torch", status="ok", finding=finding + (f", sees {found['devices']} GPUs" if gpus else ""))
+    return Check(name="torch", status="ok", finding=finding + (f", sees {answer['devices']} GPUs" if gpus else ""))
 
 
 def check_package(name: str, distributions: Sequence[str]) -> Check:

@@ -1,10 +1,9 @@
-"""Write runs for others: archives, tables for notebooks, and folders of W&B, through the libraries of these formats."""
+"""Name runs by the folders that hold them, pack them into an archive, and write them for W&B."""
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,11 @@ from tprimat.records.benchmark_file import benchmark_text
 from tprimat.records.discover import is_result_file
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.sharing import shareable
-from tprimat.records.store import as_document, cannot_write, to_json, write_atomically
-from tprimat.report.export import Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
+from tprimat.records.store import as_document, cannot_write, to_json
+from tprimat.report.export import Row
 
-PROJECT = "tprimat"
 SILENT = {"DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false"}
 """Variables that keep W&B from calling its makers: an export leaves this machine only where the user takes it."""
-
-
-def export(runs: Sequence[Measured], to: str, path: Path, folders: Sequence[Path]) -> list[str]:
-    """Write runs, one at least, to a file (csv, json) or the folder of a tracker; `to` is a key of TARGETS.
-
-    A tracker's folder keeps what it holds; a run that is already in it is not added again. So one without an end is left out.
-    The runs were looked for in `folders`.
-
-    Returns:
-        the names of the runs that were written.
-
-    Raises:
-        ConfigError: the library is not installed.
-        RecordError: the path cannot be written, or holds something else.
-    """
-    rows = [row | {"path": place} for row, place in zip(rows_of(runs), places_of(runs, folders), strict=True)]
-    try:
-        return TARGETS[to](runs, rows, path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
 def places_of(runs: Sequence[Measured], folders: Sequence[Path]) -> list[str]:
@@ -75,48 +53,30 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
             yield f"{place}/telemetry.jsonl", "".join(f"{to_json(sample)}\n" for sample in result.telemetry)
 
 
-def _text(form: Callable[[Sequence[Row]], str], _: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    write_atomically(path, form(rows))
-    return _names(rows)
+def to_wandb(runs: Sequence[Measured], rows: Sequence[Row], folder: Path) -> int:
+    """Write an offline run for each that has ended and is not there yet, which `wandb sync` uploads, and return their number.
 
-
-def _wandb(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    """Write an offline run each, which `wandb sync` uploads."""
+    Raises:
+        ConfigError: wandb is not installed.
+        RecordError: the folder cannot be written.
+    """
     os.environ.update(SILENT)
     try:
         wandb: Any = import_module("wandb")
     except ImportError as error:
         raise ConfigError("--to wandb-offline needs wandb, which is not installed: pip install wandb") from error
-    written = []
-    for item, row in zip(runs, rows, strict=True):
-        run = item.result.run
-        if run.outcome == "running" or any(path.glob(f"wandb/offline-run-*-{run.run_id}")):
-            continue
-        path.mkdir(parents=True, exist_ok=True)
-        target = wandb.init(
-            project=PROJECT,
-            id=run.run_id,
-            name=run.run_id,
-            dir=str(path),
-            mode="offline",
-            config=settings_of(row),
-            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
-        )
-        for step in item.result.steps:
-            target.log(step_values(step), step=step.step)
-        target.summary.update(results_of(row))
-        target.finish(exit_code=0 if run.outcome == "completed" else 1)
-        written.append(run.run_id)
-    return written
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    return [str(row["run_id"]) for row in rows]
-
-
-TARGETS: Mapping[str, Callable[[Sequence[Measured], Sequence[Row], Path], list[str]]] = {
-    "csv": partial(_text, comma_separated),
-    "json": partial(_text, as_json),
-    "wandb-offline": _wandb,
-}
-"""Value of --to -> its writer."""
+    new = [(item.result, row) for item, row in zip(runs, rows, strict=True) if item.result.run.outcome != "running"]
+    new = [pair for pair in new if not any(folder.glob(f"wandb/offline-run-*-{pair[0].run.run_id}"))]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True)
+    for result, row in new:
+        name = result.run.run_id
+        target = wandb.init(project="tprimat", id=name, name=name, dir=str(folder), mode="offline", config=row, settings=settings)
+        for step in result.steps:
+            target.log(as_document(step), step=step.step)
+        target.summary.update({name: value for name, value in row.items() if isinstance(value, int | float)})
+        target.finish(exit_code=0 if result.run.outcome == "completed" else 1)
+    return len(new)

@@ -85,14 +85,14 @@ def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tupl
         steps: in order, with the log's own times.
         came: step -> seconds from the run's start to its line.
     """
-    found = list(steps)
+    timed = list(steps)
     summed = 0.0
-    for place in reversed(range(len(found))):
-        step = found[place]
-        at, end = came.get(step.step), came.get(found[-1].step)
+    for place in reversed(range(len(timed))):
+        step = timed[place]
+        at, end = came.get(step.step), came.get(timed[-1].step)
         if at is None or end is None or abs(end - at - summed) > SLACK_SECONDS + SLACK_SHARE * summed:
             break
-        found[place] = dataclasses.replace(step, ended_at_seconds=round(at, 3))
+        timed[place] = dataclasses.replace(step, ended_at_seconds=round(at, 3))
         summed += step.step_seconds
-    kept = [step.ended_at_seconds for step in found if step.ended_at_seconds is not None]
-    return tuple(found) if kept and kept[-1] - kept[0] >= LEAST_SECONDS else tuple(steps)
+    kept = [step.ended_at_seconds for step in timed if step.ended_at_seconds is not None]
+    return tuple(timed) if kept and kept[-1] - kept[0] >= LEAST_SECONDS else tuple(steps)

@@ -137,15 +137,15 @@ def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candid
     for gpus in (count for count in POWERS_OF_TWO if count > question.gpus):
         per_node = max(question.gpus_per_node, min(gpus, accelerator.node_gpus))
         for kind in kinds:
-            if found := smallest_that_fits(replace(kind, gpus=gpus, gpus_per_node=per_node), rates):
-                return found
+            if candidate := smallest_that_fits(replace(kind, gpus=gpus, gpus_per_node=per_node), rates):
+                return candidate
     return None
 
 
-def fewest_gpus(found: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> Candidate | None:
+def fewest_gpus(answers: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> Candidate | None:
     """Return a layout on the fewest GPUs that are enough, where none of some answers for ascending numbers of GPUs fits."""
-    most, rates = found[-1]
-    if any(one.fitting for one, _ in found):
+    most, rates = answers[-1]
+    if any(one.fitting for one, _ in answers):
         return None
     return enough_gpus(most.question, rates, any_engine=any_engine)
 
@@ -289,9 +289,9 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     return accelerator, machine.gpus_per_node if machine else None
 
 
-def _gpus(request: LayoutsAsked, found: int | None, usual: int) -> tuple[int, int]:
+def _gpus(request: LayoutsAsked, here: int | None, usual: int) -> tuple[int, int]:
     """Return the number of GPUs, and how many of them are in one node, which usually has so many."""
-    gpus = request.gpus or ((found or usual) * request.nodes if request.nodes else found or USUAL_GPUS)
+    gpus = request.gpus or ((here or usual) * request.nodes if request.nodes else here or USUAL_GPUS)
     nodes = request.nodes or max(1, -(-gpus // usual))
     if gpus % nodes:
         raise ConfigError(

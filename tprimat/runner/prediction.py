@@ -90,11 +90,11 @@ def ways_out(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
     except ConfigError:  # not an engine that is predicted
         return None
     rates = rates_of(accelerator, plan.gpus_per_node, ())
-    found = search(question, rates).fitting
+    fitting = search(question, rates).fitting
     layout = plan.workload.layout
     own = (layout.tensor, layout.pipeline, layout.context, layout.expert)
-    same = [candidate for candidate in found if candidate.degrees == own and _differs(candidate, plan)]
-    others = {candidate.degrees: candidate for candidate in reversed(found) if candidate.degrees != own}
+    same = [candidate for candidate in fitting if candidate.degrees == own and _differs(candidate, plan)]
+    others = {candidate.degrees: candidate for candidate in reversed(fitting) if candidate.degrees != own}
     fastest = sorted(others.values(), key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
     fits = [_words(candidate, plan) for candidate in (*same[:1], *fastest)][:MOST_ALTERNATIVES]
     if fits:

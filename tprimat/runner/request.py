@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.config.load import Setting, parse_setting
-from tprimat.config.options import BY_NAME, DEGREES, OPTIONS, assignment, option_of
+from tprimat.config.options import BY_NAME, DEGREES, OPTIONS, assignment
 from tprimat.config.schema import Size
 from tprimat.config.tree import parse_scalar
 from tprimat.core.accelerators import PlatformName
@@ -95,22 +95,6 @@ def with_settings(request: RunRequest, texts: Sequence[str]) -> RunRequest:
         ConfigError: one of them is not NAME=VALUE.
     """
     return with_values(request, (assignment(text, "training.duration.max_steps=30") for text in texts), "--set")
-
-
-def words_of(request: RunRequest) -> list[str]:
-    """Return the flags of ./benchmark.py that make a request again, with absolute paths."""
-    empty = RunRequest()
-    words = []
-    for option in OPTIONS:
-        field = option.field or option.name
-        value = getattr(request, field)
-        if option.kind is not Path and value != getattr(empty, field):
-            words += option.words(value)
-    for name, path in (("--config", request.config), ("--output-dir", request.output)):
-        words += [] if path is None else [name, str(path.absolute())]
-    words += [word for place in request.probes for word in option_of("probes").words(place.absolute())]
-    words += ["--force"] if request.force else []
-    return words + [word for setting in request.settings for word in ("--set", setting)]
 
 
 def settings_of(request: RunRequest, platform: PlatformName) -> Iterator[Setting]:

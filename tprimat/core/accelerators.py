@@ -42,8 +42,6 @@ USABLE_SHARE = 0.99
 WITH_OWN_FP8 = frozenset({"MI300X", "MI300A", "MI325X"})
 """Accelerators (CDNA 3) whose matrix units take the 8-bit types e4m3fnuz and e5m2fnuz, not e4m3fn and e5m2 as others do
 (ROCm documentation, data types and precision support)."""
-PCIE_BYTES_PER_SECOND = 128e9
-"""Of 16 lanes of PCIe 5.0, both directions added, as vendors print it; links between GPUs are faster."""
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
 
@@ -93,11 +91,6 @@ class Accelerator(RefuseUnknownKeys):
     def usable_bytes(self) -> int:
         """The memory that a program may use."""
         return round(self.reported_bytes or self.memory_bytes * USABLE_SHARE)
-
-    @property
-    def joined_by_pcie(self) -> bool:
-        """Whether the GPUs of a node exchange over PCIe, and not over links of their own."""
-        return (self.link_bytes_per_second or 0.0) <= PCIE_BYTES_PER_SECOND
 
     @property
     def backend(self) -> Backend:

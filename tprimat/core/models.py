@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 from tprimat.core.errors import ConfigError
 from tprimat.core.rows import RefuseUnknownKeys, read_rows
@@ -229,7 +230,12 @@ def tiny(shape: ModelShape) -> ModelShape:
     widths shrink.
     """
     hidden = shape.heads * TINY_HEAD_DIM
-    small = replace(
+    latent: dict[str, Any] = {}
+    if shape.kv_lora_rank is not None:
+        latent = {"kv_lora_rank": 2 * TINY_HEAD_DIM, "value_head_dim": TINY_HEAD_DIM}
+        latent |= dict.fromkeys(("nope_head_dim", "rope_head_dim"), TINY_HEAD_DIM // 2)
+        latent |= {} if shape.q_lora_rank is None else {"q_lora_rank": 4 * TINY_HEAD_DIM}
+    return replace(
         shape,
         name=f"{shape.name}-tiny",
         hidden=hidden,
@@ -239,18 +245,7 @@ def tiny(shape: ModelShape) -> ModelShape:
         context_tokens=TINY_CONTEXT_TOKENS,
         expert_ffn=None if shape.expert_ffn is None else TINY_EXPERT_FFN,
         source=None,
-    )
-    return small if shape.kv_lora_rank is None else _with_tiny_latent_attention(small)
-
-
-def _with_tiny_latent_attention(shape: ModelShape) -> ModelShape:
-    return replace(
-        shape,
-        q_lora_rank=None if shape.q_lora_rank is None else 4 * TINY_HEAD_DIM,
-        kv_lora_rank=2 * TINY_HEAD_DIM,
-        nope_head_dim=TINY_HEAD_DIM // 2,
-        rope_head_dim=TINY_HEAD_DIM // 2,
-        value_head_dim=TINY_HEAD_DIM,
+        **latent,
     )
 
 

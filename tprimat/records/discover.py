@@ -18,8 +18,6 @@ from tprimat.records.store import RunDirectory, json_document, read_bytes, read_
 
 RESULT_FILES = ("benchmark_*.json", "train_*.json")
 """Names of result files in a folder. A file given by path may have any name."""
-LONGEST_START = 40
-"""Bytes that an error quotes of a file that is no result."""
 
 
 def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
@@ -120,29 +118,15 @@ def read_result(place: Path) -> RunResult:
         run, steps = folder.read_whole()
         return RunResult(run=run, steps=steps, path=place, telemetry=folder.read_telemetry(run.machine))
     content = read_bytes(place)
-    _refuse_text(content, place)
+    if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in {b"{", b"["}:
+        fix = f"a log? ./extract_primus_metrics.py --log-file {shlex.quote(str(place))} --model-name NAME"
+        raise RecordError(f"{place} is not JSON.", where=str(place), why="A result begins with a brace.", fix=fix)
     document = json_document(content, place)
     if is_own_document(document):
         return own_result(document, place)
     if not isinstance(document, dict):
         raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
     return read_legacy(document, place, content)
-
-
-def _refuse_text(content: bytes, place: Path) -> None:
-    """Refuse a file of plain text, often a log, in plainer words than a parser of JSON has.
-
-    Raises:
-        RecordError: the file is empty, or begins with a word.
-    """
-    start = content.removeprefix(b"\xef\xbb\xbf").lstrip()[:LONGEST_START]
-    if not start:
-        raise RecordError(f"{place} is not JSON.", where=str(place), why="It is empty.")
-    words = start.splitlines()[0].decode("utf8", errors="ignore").strip()
-    if start[:1] not in b'{["' and words.isprintable():
-        fix = f"a log? ./extract_primus_metrics.py --log-file {shlex.quote(str(place))} --model-name NAME"
-        why = f"It begins with {words!r}, a result with a brace."
-        raise RecordError(f"{place} is not JSON.", where=str(place), why=why, fix=fix)
 
 
 PROBES_FILE = "probes.jsonl"

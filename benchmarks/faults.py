@@ -34,7 +34,6 @@ from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.plan.schema import read_plan  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
 from tprimat.records.environment import own_version  # noqa: E402
-from tprimat.records.lock import LOCK_FILE  # noqa: E402
 from tprimat.records.store import RESERVE_FILE, RunDirectory, write_atomically  # noqa: E402
 
 RECORD = ROOT / "benchmarks" / "records" / "faults.json"
@@ -283,7 +282,7 @@ def check(sweep: Sweep) -> tuple[list[str], Counter[str]]:
         wrong.append(f"reading names {len(problems)} problems: {problems[0]}")
     if len({result.run.run_id for result in results}) != len(results):
         wrong.append("a run is read twice")
-    wrong += [f"left behind: {path}" for path in (*sweep.folder.rglob(LOCK_FILE), *sweep.folder.rglob(RESERVE_FILE))]
+    wrong += [f"left behind: {path}" for path in sweep.folder.rglob(RESERVE_FILE)]
     wrong += [f"a traceback: {said[-800:]}" for said in sweep.outputs if "Traceback" in said]
     return wrong, outcomes
 

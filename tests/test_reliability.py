@@ -58,7 +58,7 @@ def test_a_lost_run_a_double_one_one_without_an_end_and_lost_steps_are_found(tmp
     a_run(sweep.folder, third, 0, steps=0)
     (sweep.folder / "runs" / f"{third}-0" / "steps.jsonl").write_text("")
     (sweep.folder / "runs" / f"{fourth}-0" / "run.json").write_text("{")
-    (sweep.folder / ".launcher").write_text("")
+    (sweep.folder / ".room").write_text("")
     sweep.outputs.append("Traceback (most recent call last):")
     wrong = "\n".join(module.check(sweep)[0])
     for text in (

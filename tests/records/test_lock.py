@@ -35,7 +35,7 @@ def test_the_second_one_is_refused_with_who_holds_the_folder_and_the_way_out(tmp
     assert holder_of(tmp_path).pid == process.pid
     process.communicate("\n")
     assert process.returncode == 0
-    assert not (tmp_path / LOCK_FILE).exists()
+    assert holder_of(tmp_path) is None
     with locked(tmp_path):
         assert holder_of(tmp_path).pid == os.getpid()
 

@@ -12,7 +12,7 @@ from functools import cache
 from tprimat.core.accelerators import find_accelerator, peak_dense_flops
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import FlopConvention, flop_per_token
-from tprimat.core.models import ModelShape, models
+from tprimat.core.models import models
 from tprimat.core.rows import RefuseUnknownKeys, Row, Units, in_si, read_rows
 from tprimat.core.workload import Workload
 
@@ -70,8 +70,6 @@ class Rebased:
     """`causal` convention."""
     mfu: float | None
     """Of the dense peak, `causal` convention."""
-    own_mfu: float | None
-    """Of the dense peak, in the convention of the source: a difference from the printed MFU is an error or another peak."""
 
 
 OTHER_TOKENS = ("torchtune",)
@@ -118,31 +116,11 @@ def _result_fields(row: Row) -> Row:
 def rebase(result: PublishedResult) -> Rebased:
     """Restate a result from its tokens/s where the source prints them, else from its FLOP/s and convention."""
     peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype)
-    causal = _flops(result, "causal")
-    own = result.flops_per_second_per_gpu
-    if own is None and result.convention is not None:
-        own = _flops(result, result.convention)
-    return Rebased(
-        flops_per_second_per_gpu=causal,
-        mfu=causal / peak if causal is not None and peak else None,
-        own_mfu=own / peak if own is not None and peak else None,
-    )
-
-
-def _flops(result: PublishedResult, convention: FlopConvention) -> float | None:
-    if result.convention == convention and result.flops_per_second_per_gpu is not None:
-        return result.flops_per_second_per_gpu
-    shape = result.workload.shape
-    if shape is None or result.workload.sequence_tokens is None or result.engine in OTHER_TOKENS:
-        return None
-    rate = _tokens_per_second_per_gpu(result, shape, result.workload.sequence_tokens)
-    return None if rate is None else rate * flop_per_token(shape, result.workload.sequence_tokens, convention)
-
-
-def _tokens_per_second_per_gpu(result: PublishedResult, shape: ModelShape, sequence_tokens: int) -> float | None:
-    """Return the printed rate, or the one that the printed FLOP/s and convention imply."""
-    if result.tokens_per_second_per_gpu is not None:
-        return result.tokens_per_second_per_gpu
-    if result.flops_per_second_per_gpu is None or result.convention is None:
-        return None
-    return result.flops_per_second_per_gpu / flop_per_token(shape, sequence_tokens, result.convention)
+    flops, shape, tokens = result.flops_per_second_per_gpu, result.workload.shape, result.workload.sequence_tokens
+    if result.convention != "causal" or flops is None:
+        rate, flops = result.tokens_per_second_per_gpu, None
+        if shape is not None and tokens is not None and result.engine not in OTHER_TOKENS:
+            if rate is None and result.flops_per_second_per_gpu is not None and result.convention is not None:
+                rate = result.flops_per_second_per_gpu / flop_per_token(shape, tokens, result.convention)
+            flops = None if rate is None else rate * flop_per_token(shape, tokens)
+    return Rebased(flops_per_second_per_gpu=flops, mfu=flops / peak if flops is not None and peak else None)

@@ -64,8 +64,7 @@ def locked(folder: Path, job: str | None = None) -> Iterator[None]:
     finally:
         os.environ[HELD] = held
         with contextlib.suppress(OSError):
-            if _is_at(file, folder / LOCK_FILE):  # the folder may have been moved, and another one put in its place
-                (folder / LOCK_FILE).unlink()
+            os.truncate(file, 0)  # the file stays: removing it would let two launchers lock two files of that name
         os.close(file)
 
 
@@ -85,20 +84,16 @@ def _take(folder: Path, job: str | None) -> int:
         LaunchError: another launcher holds it.
         OSError: the folder cannot be written.
     """
-    path = folder / LOCK_FILE
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with contextlib.ExitStack() as unless_kept:
-            unless_kept.callback(os.close, file)
-            if not _lock(file):
-                raise _in_use(folder, _read(file))
-            if _is_at(file, path):  # otherwise its holder removed it in the meantime
-                since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                holder = Holder(pid=os.getpid(), host=platform.node(), since=since, job=job)
-                os.truncate(file, 0)
-                os.pwrite(file, f"{to_json(holder)}\n".encode(), 0)
-                unless_kept.pop_all()
-                return file
+    file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    if not _lock(file):
+        holder = _read(file)
+        os.close(file)
+        raise _in_use(folder, holder)
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    holder = Holder(pid=os.getpid(), host=platform.node(), since=since, job=job)
+    os.truncate(file, 0)
+    os.pwrite(file, f"{to_json(holder)}\n".encode(), 0)
+    return file
 
 
 def _lock(file: int) -> bool:
@@ -129,11 +124,3 @@ def _read(file: int) -> Holder | None:
         return from_json(Holder, os.pread(file, LONGEST_TEXT, 0), where=LOCK_FILE)
     except RecordError:
         return None
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Return whether a path still names an open file."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False

@@ -89,17 +89,6 @@ class Weights:
     fp8_matrices: int = 0
     """Those among both that fp8 converts: matrices inside layers, and under some implementations the output layer's."""
 
-    def __add__(self, other: "Weights") -> "Weights":
-        return Weights(
-            dense=self.dense + other.dense,
-            experts=self.experts + other.experts,
-            fp8_matrices=self.fp8_matrices + other.fp8_matrices,
-        )
-
-    def times(self, count: int) -> "Weights":
-        """Return the weights of so many equal parts."""
-        return Weights(dense=self.dense * count, experts=self.experts * count, fp8_matrices=self.fp8_matrices * count)
-
     @property
     def total(self) -> int:
         """All weights."""
@@ -110,8 +99,7 @@ def weights_of(workload: FullWorkload, stage: Stage) -> Weights:
     """Return the weights that one rank of a stage holds, as Megatron-Core builds them."""
     shape, tensor = workload.shape, workload.layout.tensor
     norm = shape.hidden * _norm_width(shape)
-    found = layer_weights(workload, moe=False).times(stage.dense_layers)
-    found += layer_weights(workload, moe=True).times(stage.moe_layers)
+    layers = {moe: count for moe, count in ((False, stage.dense_layers), (True, stage.moe_layers)) if count}
     table = workload.vocabulary // tensor * shape.hidden
     outer = converted = 0
     if stage.embedding:
@@ -124,10 +112,15 @@ def weights_of(workload: FullWorkload, stage: Stage) -> Weights:
     if stage.mtp_layers:
         # Two norms and a projection of the joined states in front of each layer, and a norm behind it.
         outer += stage.mtp_layers * (3 * norm + 2 * shape.hidden * shape.hidden // tensor)
-        found += layer_weights(workload, moe=bool(shape.experts)).times(stage.mtp_layers)
+        layers[bool(shape.experts)] = layers.get(bool(shape.experts), 0) + stage.mtp_layers
         if not stage.embedding:
             outer += table
-    return found + Weights(dense=outer, fp8_matrices=converted)
+    held = [(count, layer_weights(workload, moe=moe)) for moe, count in layers.items()]
+    return Weights(
+        dense=outer + sum(count * layer.dense for count, layer in held),
+        experts=sum(count * layer.experts for count, layer in held),
+        fp8_matrices=converted + sum(count * layer.fp8_matrices for count, layer in held),
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -65,26 +65,8 @@ class TimePrediction:
         return self.tokens / self.step_seconds / self.gpus
 
 
-@dataclass(slots=True)
-class Piece:
-    """Seconds of one micro-batch on one stage, by part."""
-
-    products: float = 0.0
-    attention: float = 0.0
-    memory: float = 0.0
-    tensor: float = 0.0
-    context: float = 0.0
-    experts: float = 0.0
-
-    def add(self, other: "Piece", times: float = 1.0) -> None:
-        """Add another piece, so many times."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + times * getattr(other, name))
-
-    @property
-    def total(self) -> float:
-        """All parts."""
-        return sum(float(getattr(self, name)) for name in self.__slots__)
+Piece = dict[TimePart, float]
+"""Seconds of one micro-batch on one stage, by part."""
 
 
 def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
@@ -93,8 +75,9 @@ def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
     layout, steps = workload.layout, workload.accumulation
     of_kind = {stage.kind: stage for stage in stages}
     pieces = {kind: _stage_piece(workload, rates, stage) for kind, stage in of_kind.items()}
+    # A micro-batch takes at least what the host needs to launch it.
     launches = {kind: (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds for kind, stage in of_kind.items()}
-    seconds = {kind: max(piece.total, launches[kind]) for kind, piece in pieces.items()}  # what the host needs to launch it
+    seconds = {kind: max(sum(piece.values()), launches[kind]) for kind, piece in pieces.items()}
     totals = [seconds[stage.kind] for stage in stages]
     slowest = max(range(len(stages)), key=lambda number: totals[number])
     piece, virtual = pieces[stages[slowest].kind], layout.virtual_pipeline or 1
@@ -102,15 +85,15 @@ def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
     sends = _pipeline_exchange(workload, rates, virtual)
     weights = weights_of(workload, stages[slowest])
     parts: dict[TimePart, float] = {
-        **{part: steps * getattr(piece, part) for part in TIME_PARTS if hasattr(piece, part)},
-        "host": steps * (totals[slowest] - piece.total),
+        **{part: steps * value for part, value in piece.items()},
+        "host": steps * (totals[slowest] - sum(piece.values())),
         "bubble": fill,
         "pipeline": sends,
         "replicas": _replica_exchange(workload, rates, weights, totals[slowest]),
         "optimizer": _optimizer(workload, rates, weights),
     }
     return TimePrediction(
-        parts={part: parts[part] for part in TIME_PARTS},
+        parts={part: parts.get(part, 0.0) for part in TIME_PARTS},
         tokens=workload.tokens_per_step,
         gpus=layout.world_size,
         source=rates.source,
@@ -118,7 +101,6 @@ def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
 
 
 def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage) -> Piece:
-    piece = Piece()
     again = _recomputed(workload, stage.dense_layers + stage.moe_layers)
     again_dense = min(again, stage.dense_layers)  # dense layers come first
     layers = {
@@ -130,12 +112,13 @@ def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage) -> Piece:
     if stage.mtp_layers:
         layers[workload.shape.experts is not None, workload.recompute_layers is None] += stage.mtp_layers
     kept = replace(workload, recompute="none")
-    for (moe, recomputed), count in layers.items():
-        if count:
-            piece.add(_layer(workload if recomputed else kept, rates, moe=moe), count)
+    pieces = [(_layer(workload if anew else kept, rates, moe=moe), count) for (moe, anew), count in layers.items() if count]
     if stage.output:
-        piece.add(_output(workload, rates), 1 + stage.mtp_layers)
-    return piece
+        pieces.append((_output(workload, rates), 1 + stage.mtp_layers))
+    total: Piece = {}
+    for piece, count in pieces:
+        total |= {part: total.get(part, 0.0) + count * seconds for part, seconds in piece.items()}
+    return total
 
 
 def _recomputed(workload: FullWorkload, layers: int) -> int:
@@ -162,19 +145,22 @@ MODULES_OF_MATRICES: Mapping[str, tuple[str, ...]] = {
 
 def _layer(workload: FullWorkload, rates: Rates, *, moe: bool) -> Piece:
     shape = workload.shape
-    piece = Piece()
     matrices = attention_matrices(shape) + (moe_matrices(shape) if moe else feed_forward_matrices(shape))
     recompute = workload.recompute == "full"
+    products = 0.0
     for matrix in matrices:
         again = workload.repeats(*MODULES_OF_MATRICES.get(matrix.name, ()))
-        piece.products += _products(workload, rates, matrix, again=again)
+        products += _products(workload, rates, matrix, again=again)
     forward, backward = _attention(workload, rates)
-    piece.attention = forward * (1 + workload.repeats("core_attn")) + backward
-    piece.memory = _memory_bytes(workload, matrices, moe=moe, again=recompute) / (rates.region_bandwidth or rates.bandwidth)
-    piece.tensor = _tensor_exchange(workload, rates, again=recompute)
-    piece.context = _context_exchange(workload, rates, forward)
-    piece.experts = _expert_exchange(workload, rates, again=workload.repeats("moe")) if moe else 0.0
-    return piece
+    moved = _memory_bytes(workload, matrices, moe=moe, again=recompute)
+    return {
+        "products": products,
+        "attention": forward * (1 + workload.repeats("core_attn")) + backward,
+        "memory": moved / (rates.region_bandwidth or rates.bandwidth),
+        "tensor": _tensor_exchange(workload, rates, again=recompute),
+        "context": _context_exchange(workload, rates, forward),
+        "experts": _expert_exchange(workload, rates, again=workload.repeats("moe")) if moe else 0.0,
+    }
 
 
 def _products(workload: FullWorkload, rates: Rates, matrix: WeightMatrix, *, again: bool) -> float:
@@ -240,7 +226,7 @@ def _output(workload: FullWorkload, rates: Rates) -> Piece:
     moved = tokens * words * _loss_bytes(workload)
     if shape.tied_embeddings and workload.loss == "chunked" and workload.layout.pipeline == 1:
         moved += words * shape.hidden * TIED_BYTES
-    return Piece(products=seconds, memory=moved / rates.bandwidth)
+    return {"products": seconds, "memory": moved / rates.bandwidth}
 
 
 def _loss_bytes(workload: FullWorkload) -> int:

@@ -1,6 +1,5 @@
 """Verdicts: what they refuse, what they show, and how often they are wrong."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from tprimat.analyze.traits import ranks
 from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
-from tprimat.records.schema import StepRecord
 from tprimat.report.comparison import Comparison
 from tprimat.report.words import evidence_words, headline, proven, sentence
 from tprimat.runner.analysis import regression_gate
@@ -213,37 +211,3 @@ def test_a_group_of_runs_has_the_spread_between_them():
     assert estimate.samples == 3
     assert estimate.value == pytest.approx(np.exp(np.mean(np.log(values))))
     assert np.log(estimate.high / estimate.value) == pytest.approx(4.302653 * np.std(np.log(values), ddof=1) / np.sqrt(3))
-
-
-def test_one_step_a_side_has_a_ratio_without_an_interval():
-    run = recorded("h100", "llama-0")[0]
-    short = replace(run, steps=run.steps[:2])
-    judged = verdict(*groups_of(short, slowed(short, 2.0, "x")))
-    assert judged.ratio.value == pytest.approx(0.5)
-    assert (judged.ratio.low, judged.outcome) == (None, "no difference shown")
-
-
-def calls_to_measure(count):
-    """Python and C calls that measuring one run of so many steps makes: the same on every machine."""
-    run = recorded("h100", "llama-0")[0]
-    steps = tuple(StepRecord(step=i, step_seconds=2 + 0.01 * (i * 7 % 5), tokens=1000) for i in range(1, count + 1))
-    result = RunResult(run=run.run, steps=steps, path=run.path)
-    measure(result, MetricOptions())  # fills the caches
-    calls = 0
-
-    def count_call(_frame, event, _argument):
-        nonlocal calls
-        calls += event in {"call", "c_call"}
-
-    sys.setprofile(count_call)
-    try:
-        measure(result, MetricOptions())
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-def test_the_work_of_measuring_a_run_grows_no_faster_than_its_steps():
-    short, long = calls_to_measure(50), calls_to_measure(1000)
-    assert short < 25_000, "10,000 runs of 50 steps take seconds, not minutes, at ten million calls a second"
-    assert long < 22 * short

@@ -257,25 +257,6 @@ def test_drift_is_told_over_the_whole_window_and_only_where_it_matters():
     assert "drift" not in kinds(tiny)
 
 
-@pytest.mark.parametrize("shared_disk", [True, False])
-def test_energy_over_nodes_is_that_of_all_or_says_whose_is_missing(tmp_path, shared_disk):
-    run = replace(RUN, machine=replace(H100, gpus_per_node=4, nodes=2))
-    directory = RunDirectory(tmp_path)
-    directory.write_run(run)
-    for step in steps_of([1.0] * 6):
-        directory.append_step(step)
-    for folder, watts in ((tmp_path, 700.0), *([(tmp_path / "node-1", 500.0)] if shared_disk else [])):
-        folder.mkdir(exist_ok=True)
-        for sample in (TelemetrySample(at_seconds=t / 2, gpu=g, power_watts=watts) for t in range(13) for g in range(4)):
-            RunDirectory(folder).append_telemetry(sample)
-    result = read_result(tmp_path)
-    metrics = run_metrics(result.run, result.steps, options=replace(KEEP, telemetry=result.telemetry))
-    if shared_disk:
-        assert metrics.joules_per_token == pytest.approx(4 * (700 + 500) / (128 * 2048))
-    else:
-        assert (metrics.joules_per_token, "power of few GPUs" in kinds(metrics)) == (None, True)
-
-
 def test_a_rank_that_makes_the_others_wait_is_named_with_its_node():
     nodes = tuple(NodeRecord(host=host, accelerator="NVIDIA H200", gpus=2) for host in ("gpu1", "gpu2"))
     machine = replace(H100, gpus_per_node=2, nodes=2)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from changes import record as record_of
 from changes import replace
-from scipy.optimize import curve_fit
 
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
@@ -66,15 +65,6 @@ def test_exact_points_give_back_the_parameters_they_were_made_of():
     assert found.coherency.value == pytest.approx(0.0004)
     assert found.most_gpus == pytest.approx(math.sqrt(0.97 / 0.0004))
     assert found.at(8) == pytest.approx(usl(8, 1000, 0.03, 0.0004))
-
-
-def test_a_fit_agrees_with_scipys_within_the_noise():
-    rng = np.random.default_rng(3)
-    gpus = np.array(COUNTS, dtype=float)
-    rates = usl(gpus, 1000, 0.05, 0.001) * (1 + 0.01 * rng.normal(size=len(gpus)))
-    found = fit(a_series(rates))
-    reference, _ = curve_fit(lambda n, *p: np.log(usl(n, *p)), gpus, np.log(rates), p0=(1000, 0.05, 0.001))
-    assert [found.single.value, found.contention.value, found.coherency.value] == pytest.approx(reference, rel=0.05)
 
 
 def test_an_interval_of_95_percent_holds_the_truth_about_that_often():
@@ -146,11 +136,6 @@ def test_efficiency_has_the_interval_of_a_verdict_on_the_same_runs(runs):
 def test_layouts_are_not_mixed_while_one_of_them_scales():
     found = series_in(run(1, 16, 1.0), run(2, 32, 1.05), run(2, 32, 0.9, tensor_parallel=2, data_parallel=1))
     assert [[p.layout for p in made.points] for made in found] == [["TP1 PP1 DP1", "TP1 PP1 DP2"]]
-
-
-def test_where_every_count_needs_another_layout_the_fastest_of_each_make_a_series():
-    found = series_in(run(1, 16, 1.0), run(2, 32, 1.1, tensor_parallel=2, data_parallel=1))
-    assert [[p.layout for p in made.points] for made in found] == [["TP1 PP1 DP1", "TP2 PP1 DP1"]]
 
 
 @pytest.mark.parametrize("option", ["optimizer_states", "expert_capacity"])

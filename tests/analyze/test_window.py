@@ -45,14 +45,6 @@ def test_a_log_that_starts_at_step_10_keeps_its_first_line():
     assert window.first_step == 10
 
 
-def test_a_number_leaves_out_steps_up_to_that_number():
-    steps = steps_of(steady(20))
-    window = steady_window(steps, 5)
-    assert (window.first_step, window.steps) == (6, 15)
-    assert [step.step for step in steady_steps(steps, window)] == list(range(6, 21))
-    assert steady_window(steps, 0).steps == 20
-
-
 def test_step_times_that_creep_up_are_reported_as_drift():
     seconds = 2.0 * (1 + 0.002 * np.arange(60))
     assert steady_window(steps_of(seconds)).drift_per_step == pytest.approx(0.002, rel=0.1)
@@ -70,11 +62,6 @@ def test_step_times_that_creep_up_are_reported_as_drift():
 def test_what_cannot_be_measured_is_refused_by_name(seconds, warmup, text):
     with pytest.raises(MetricError, match=text):
         steady_window(steps_of(seconds), warmup)
-
-
-def test_steps_out_of_order_are_refused():
-    with pytest.raises(MetricError, match="Step 1 follows step 2"):
-        steady_window(steps_of([1.0], first=2) + steps_of([1.0]), 0)
 
 
 def test_profiled_steps_are_left_out_before_the_slow_start_is_looked_for():

@@ -156,7 +156,7 @@ def test_start_up_does_not_own_the_axis_of_step_times(tmp_path):
         heights = [height for line in axes.lines for height in line.get_ydata()]
         assert high < 3
         assert all(low <= height <= high for height in heights)
-        assert "start-up left out: steps 1 to 2, up to 1 min 00 s" in axes.get_xlabel().replace("\xa0", " ")
+        assert "start-up left out" in axes.get_xlabel()
 
 
 def test_labels_say_what_differs_in_the_words_of_the_field(tmp_path):

@@ -216,10 +216,3 @@ def group_mean(group: Group, pick: Callable[[RunMetrics], float | None]) -> floa
 def group_worst(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:
     """Return the largest value of a number over the runs of a group; None where no run has it."""
     return max((value for item in group.runs if item.metrics is not None and (value := pick(item.metrics))), default=None)
-
-
-def spread_between_runs(group: Group) -> float | None:
-    """Return the relative standard deviation of throughput between runs; None for one run, or where a run has none."""
-    rates = [item.metrics.tokens_per_second_per_gpu if item.metrics else None for item in group.runs]
-    values = [rate.value for rate in rates if rate is not None]
-    return float(np.log(values).std(ddof=1)) if len(values) == len(rates) > 1 else None

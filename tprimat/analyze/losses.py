@@ -25,8 +25,6 @@ RATE_TOLERANCE = 1e-6
 """Between the learning rates of a pair."""
 LOSS_MARGIN = 0.02
 """Difference of losses above which a gain in speed does not win."""
-MOST_CHECKED = 8
-"""Runs of a configuration whose losses are compared before their speeds."""
 
 Curve = Mapping[int, float]
 """Step -> loss; not a number where the loss was none."""
@@ -49,13 +47,12 @@ class LossCheck:
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
     """Compare the losses of two sides, pair by pair. Runs of two engines are none: they draw other weights from one seed."""
-    one, other = references[:MOST_CHECKED], candidates[:MOST_CHECKED]
-    silent = sum(not any(map(curve_of, side)) for side in (one, other))
+    silent = sum(not any(map(curve_of, side)) for side in (references, candidates))
     if silent:
         return _undecided(Finding(kind="no losses", numbers=(silent,)))
-    if one[0].run.engine != other[0].run.engine:
+    if references[0].run.engine != candidates[0].run.engine:
         return _undecided(Finding(kind="losses of two engines"))
-    pairs, why = pairs_of(one, other)
+    pairs, why = pairs_of(references, candidates)
     return judge(pairs, LOSS_MARGIN) if pairs else _undecided(why or Finding(kind="no common step"))
 
 

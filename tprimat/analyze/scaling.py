@@ -6,7 +6,7 @@ which of them a series is, not its name.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,7 +21,6 @@ from tprimat.core.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t
 from tprimat.records.schema import Estimate, RunRecord
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
-Key = Callable[[Group], tuple[object, ...]]
 
 ALIKE = 0.01
 """Relative difference up to which two amounts of work are equal."""
@@ -134,12 +133,8 @@ def _equal(values: Sequence[float]) -> bool:
 
 
 def series_of(groups: Sequence[Group]) -> list[Series]:
-    """Return every weak and strong series of one layout among groups of runs, and at each what is in none.
-
-    Where no layout ran on several numbers of GPUs, the fastest of each number form a series of changing layouts.
-    """
-    measured = [group for group in groups if _point(group) is not None]
-    made = _series_by(_same_layout, measured) or _series_by(_same_job, measured)
+    """Return every weak and strong series of one layout among groups of runs, and at each what is in none."""
+    made = _series_by([group for group in groups if _point(group) is not None])
     used = {id(group) for _, members in made for group in members}
     left: list[list[LeftOut]] = [[] for _ in made]
     for group in groups if made else ():
@@ -165,7 +160,7 @@ def _why_left_out(group: Group, members: Sequence[Group]) -> str:
         for trait in differing_traits(nearest.run, group.run)
         if trait.key not in FOLLOWS_GPUS - {"strategy"} or (trait.key == "layout" and _split(nearest.run) != _split(group.run))
     ]
-    if same_gpus and (not names or _same_layout(group) == _same_layout(same_gpus[0])):
+    if same_gpus and (not names or _key(group) == _key(same_gpus[0])):
         return "slower than the point on as many GPUs"
     return f"differs in {', '.join(names) or 'tokens a step'}"
 
@@ -174,33 +169,30 @@ def _split(run: RunRecord) -> tuple[object, ...]:
     return (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.context_parallel, run.ran.expert_parallel)
 
 
-def _same_layout(group: Group) -> tuple[object, ...]:
-    run = group.run
-    return (*_same_job(group), run.strategy, *_split(run), run.ran.micro_batch_sequences)
-
-
-def _same_job(group: Group) -> tuple[object, ...]:
+def _key(group: Group) -> tuple[object, ...]:
+    """Return what the points of a series share besides their work: job and layout, without the number of replicas."""
     run = group.run
     shape = None if run.ran.shape is None else replace(run.ran.shape, source=None)
     work = tuple(TRAITS[key].value(run) for key in FORBIDDING if key not in FOLLOWS_GPUS)
-    return (run.size, shape, accelerator_name(run), run.engine, run.ran.recompute_words, *work)
+    job = (run.size, shape, accelerator_name(run), run.engine, run.ran.recompute_words, *work)
+    return (*job, run.strategy, *_split(run), run.ran.micro_batch_sequences)
 
 
-def _series_by(key: Key, groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
+def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
     """Return series of equal keys and equal work per step and GPU, then per step; then of other work where a key has neither."""
     found: list[tuple[Series, list[Group]]] = []
     with_series = set()
     for work in (_tokens_per_gpu, _tokens, None):
         kinds: dict[tuple[object, ...], list[Group]] = {}
         for group in groups:
-            if work is None and key(group) not in with_series:
-                kinds.setdefault(key(group), []).append(group)
+            if work is None and _key(group) not in with_series:
+                kinds.setdefault(_key(group), []).append(group)
             elif work is not None and (amount := work(group)) is not None:
-                kinds.setdefault((*key(group), amount), []).append(group)
+                kinds.setdefault((*_key(group), amount), []).append(group)
         for members in kinds.values():
             if (made := _series_of_fastest(members)) is not None:
                 found.append(made)
-                with_series.add(key(members[0]))
+                with_series.add(_key(members[0]))
     return found
 
 

@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed; 3 when the gate is undecided."""
     from tprimat.analyze.compare import Question
+    from tprimat.core.units import percent
     from tprimat.report.comparison import text
     from tprimat.report.screen import screen_of
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
@@ -80,20 +81,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"written: {path}", file=sys.stderr)
     gate = Gate() if margin is None else regression_gate(comparison, margin)
     said = (*gate.closed, *gate.undecided)
-    for line in said or ([opened(comparison, margin)] if margin is not None else []):
+    passed = [] if margin is None else [f"passed: nothing is slower than its baseline by more than {percent(margin)}."]
+    for line in said or passed:
         print(screen_of(sys.stderr).prose(f"gate: {line}", 2), file=sys.stderr)
     if results.problems or gate.closed or not comparison.groups:
         return 1
     return 3 if gate.undecided else 0
-
-
-def opened(comparison: "Comparison", margin: float) -> str:
-    """Say what a gate that is passed has shown, and on which runs."""
-    from tprimat.core.units import percent
-    from tprimat.report.tables import plural
-
-    missing = plural(len(comparison.not_counted), "run") + " did not count" if comparison.not_counted else ""
-    return f"passed: nothing is slower than its baseline by more than {percent(margin)}{missing and f'; {missing}'}."
 
 
 def output_path(options: argparse.Namespace) -> Path:

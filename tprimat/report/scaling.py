@@ -21,8 +21,6 @@ KINDS: dict[Kind, str] = {
 }
 LOOSE_FIT = 0.03
 """Relative deviation from which a law does not describe a series."""
-SUPERLINEAR = 1.05
-"""Efficiency from which a series is asked what else changed."""
 TRUSTED_POINTS = 4
 """Numbers of GPUs that bound the parameters of a law."""
 MOST_LEFT_OUT = 4
@@ -82,14 +80,9 @@ def text(found: Sequence[Series], screen: Screen = PLAIN) -> str:
 def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
     """Describe the kind of scaling and the fitted law; name what is no point."""
     lines = [KINDS[series.kind], *([CPU_CAUTION] if series.on_cpu else [])]
-    if len({point.layout.rsplit(" DP", 1)[0] for point in series.points if point.layout}) > 1:
-        each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in series.points)
-        lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
     if series.differing:
         traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
         lines.append(f"Caution, the points also differ in {traits}.")
-    if (largest := max(row.efficiency.value for row in series.rows)) > SUPERLINEAR:
-        lines.append(f"More than proportional ({units.percent(largest)}): something else differs, or the first point is slow.")
     lines += [repetition(series), *_law(fit(series), len(series.points))]
     return [*(on_ranks(series, line) for line in lines), *left_out(series.left_out, most)]
 

@@ -4,16 +4,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable
 from tprimat.analyze.findings import Shared
-from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
+from tprimat.analyze.groups import group_held_back
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding
-from tprimat.report.catalogue import CPU_CAUTION, TOKENS, heading_of, per_rank
+from tprimat.report.catalogue import CPU_CAUTION, per_rank
 from tprimat.report.names import heading, short_names
-from tprimat.report.tables import TOO_FEW, shows_nothing, with_interval
+from tprimat.report.tables import TOO_FEW, shows_nothing
 
 MOST_NAMED = 2
 """Runs that a note names; more are counted."""
@@ -36,10 +36,10 @@ def proven(ranking: Ranking) -> bool:
 
 
 def headline(ranking: Ranking) -> list[str]:
-    """Name the winner, its lead with the interval, and what is not shown to be slower; of a single one the mean of its runs."""
+    """Name the winner, its lead with the interval, and how many are not shown to be slower; nothing of a single configuration."""
     names, best = short_names(ranking.groups), ranking.best
     if ranking.lead is None:
-        return _alone(best)
+        return []
     first, second = names[id(best)], names[id(ranking.groups[1])]
     lead, outcome = ranking.lead.ratio, ranking.lead.outcome
     others = sum(group is not ranking.groups[1] for group in ranking.tied)
@@ -57,16 +57,6 @@ def headline(ranking: Ranking) -> list[str]:
     if outcome == "other loss":
         return [text, loss_words(ranking.lead)]
     return [f"{text}; too few runs to call it the winner"]
-
-
-def _alone(group: Group) -> list[str]:
-    rate, runs = TOKENS.of_group(group), len(group.runs)
-    if runs == 1 or rate is None:
-        return []
-    spread = spread_between_runs(group)
-    differ = "" if spread is None else f"; the runs differ by {units.percent(spread, 2)} (standard deviation)"
-    mean = f"{with_interval(rate, TOKENS.show)} {heading_of(TOKENS, [group])}"
-    return [f"{mean}: mean of {runs} runs, 95 % interval between runs{differ}"]
 
 
 def gain(ratio: Estimate | None) -> str:

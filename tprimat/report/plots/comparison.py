@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few
-from tprimat.core.units import GIBIBYTE, percent, seconds, significant
+from tprimat.core.units import GIBIBYTE, percent, significant
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import headline, subtitle
 from tprimat.report.catalogue import (
@@ -27,7 +27,6 @@ from tprimat.report.comparison import Comparison, run_name
 from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
-    NO_BREAK,
     SMALL,
     Bar,
     Look,
@@ -239,8 +238,7 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
         parts = canvas.split(curve.title, [work.title for work, _ in drawn])
         for number, (axes, (_, series)) in enumerate(zip(parts, drawn, strict=True)):
             _draw_curves(axes, series, shown, curve)
-            note = _start_up(series) if curve.steady else ""
-            canvas.notes(axes, "optimizer step", [note] if note else [], len(parts))
+            canvas.notes(axes, "optimizer step", ["start-up left out"] if curve.steady else [], len(parts))
             if number and curve.key != "learning-rate":
                 axes.set_ylabel("")
 
@@ -266,13 +264,3 @@ def _draw_curves(axes: "Axes", series: Sequence[Series], shown: dict[str, Look],
     power = math.floor(math.log10(high)) if 0 < high < SMALLEST_PLAIN else 0
     thousands(axes, vertical=True, scale=10.0**power)
     axes.set_ylabel(curve.unit + (f" (1e{power})" if power else ""))
-
-
-def _start_up(series: Sequence[Series]) -> str:
-    """Return a note on the steps that the panel leaves out."""
-    left = [(step, height) for one in series for step, height in one.points if step < one.first_steady]
-    if not left:
-        return ""
-    last, longest = max(step for step, _ in left), max(height for _, height in left)
-    numbers = "1" if last == 1 else f"1 to {last}"
-    return f"start-up left out: step{'s' * (last > 1)} {numbers}, up to {seconds(longest).replace(' ', NO_BREAK)}"

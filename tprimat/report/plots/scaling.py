@@ -22,6 +22,7 @@ LEFT, HEADLINE = 0.01, 12.5
 """Edge of the headline as a share of the width, and its size in points."""
 TOP = 0.12
 """Inches above the headline and between the parts."""
+Show = Callable[[float], str]
 MOST_LINES = 3
 """Series that the headline speaks of."""
 
@@ -33,23 +34,16 @@ def draw_throughput(found: Sequence[Series], path: Path) -> None:
         UserError: the suffix names no picture format, or a folder that cannot be written.
     """
     with figure(13, 5.4) as picture:
-        overall, single = picture.subplots(1, 2)
+        (overall, single), alone = picture.subplots(1, 2), len(found) == 1
         for series, look in _shown(found):
             gpus, rates = [point.gpus for point in series.points], [point.tokens_per_second for point in series.points]
             each = [_times(rate, 1 / count) for count, rate in zip(gpus, rates, strict=True)]
-            _line(overall, gpus, rates, look)
             overall.plot(gpus, [each[0].value * count for count in gpus], color=look.colour, linestyle=":", linewidth=1)
-            _line(single, gpus, each, look, series.name)
-            if len(found) == 1:
-                _values(overall, series, rates, TOKENS_OF_ALL.show)
-                _values(single, series, each, TOKENS.show, 6)
+            _line(overall, series, rates, look, TOKENS_OF_ALL.show if alone else None)
+            _line(single, series, each, look, TOKENS.show if alone else None)
         overall.set(title=_ranks(found, "Throughput of all GPUs (dotted: proportional)"), ylabel="tokens per second")
         single.set(title=_ranks(found, "Throughput of each GPU"), ylabel=_ranks(found, "tokens per second and GPU"))
-        _axes(overall, found, logarithmic=True)
-        _axes(single, found)
-        single.legend(loc="lower left", fontsize=SMALL)
-        _captions(picture, found)
-        save(picture, path)
+        _finish(picture, found, overall, single, path)
 
 
 def draw_multiplier(found: Sequence[Series], path: Path) -> None:
@@ -59,31 +53,30 @@ def draw_multiplier(found: Sequence[Series], path: Path) -> None:
         UserError: the suffix names no picture format, or a folder that cannot be written.
     """
     with figure(13, 5.4) as picture:
-        times, share = picture.subplots(1, 2)
+        (times, share), alone = picture.subplots(1, 2), len(found) == 1
         for series, look in _shown(found):
-            gpus, law = [point.gpus for point in series.points], fit(series)
-            multipliers = [row.multiplier for row in series.rows]
+            _line(times, series, [row.multiplier for row in series.rows], look, (lambda one: f"{one:.2f} x") if alone else None)
             shares = [_times(row.efficiency, 100) for row in series.rows]
-            _line(times, gpus, multipliers, look, series.name)
-            _line(share, gpus, shares, look)
-            if len(found) == 1:
-                _values(times, series, multipliers, lambda one: f"{one:.2f} x")
-                _values(share, series, shares, lambda one: units.percent(one / 100))
-            grid = np.geomspace(gpus[0], gpus[-1], 100)
+            _line(share, series, shares, look, (lambda one: units.percent(one / 100)) if alone else None)
+            law, grid = fit(series), np.geomspace(series.points[0].gpus, series.points[-1].gpus, 100)
             heights = [law.at(float(count)) / series.points[0].tokens_per_second.value for count in grid]
-            name = "Amdahl's law, fitted" if law.coherency is None else "USL, fitted"
-            label = name if len(found) == 1 else None
-            times.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8, label=label)
+            times.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8)
         first, last = min(one.points[0].gpus for one in found), max(one.points[-1].gpus for one in found)
-        times.plot([first, last], [1, last / first], color="#999999", linestyle=":", label="proportional")
-        times.set(title="Scaling multiplier", ylabel="times the throughput of the smallest")
+        times.plot([first, last], [1, last / first], color="#999999", linestyle=":")
+        times.set(
+            title="Scaling multiplier (dotted: proportional, dashed: fitted)", ylabel="times the throughput of the smallest"
+        )
         share.axhline(100, color="#999999", linestyle=":")
         share.set(title="Scaling efficiency", ylabel=_ranks(found, "% of the throughput per GPU of the smallest"))
-        _axes(times, found, logarithmic=True)
-        _axes(share, found)
-        times.legend(loc="upper left", fontsize=SMALL)
-        _captions(picture, found)
-        save(picture, path)
+        _finish(picture, found, times, share, path)
+
+
+def _finish(picture: "Figure", found: Sequence[Series], left: "Axes", right: "Axes", path: Path) -> None:
+    _axes(left, found, logarithmic=True)
+    _axes(right, found)
+    right.legend(loc="lower left", fontsize=SMALL)
+    _captions(picture, found)
+    save(picture, path)
 
 
 def _times(value: Estimate, factor: float) -> Estimate:
@@ -130,20 +123,17 @@ def _shown(found: Sequence[Series]) -> list[tuple[Series, Look]]:
     return list(zip(found[:MOST_SERIES], looks(min(len(found), MOST_SERIES)), strict=True))
 
 
-def _line(axes: "Axes", gpus: Sequence[int], values: Sequence[Estimate], look: Look, label: str | None = None) -> None:
-    """Draw values with their intervals."""
-    axes.plot(gpus, [one.value for one in values], marker="o", color=look.colour, linestyle=look.line, label=label)
+def _line(axes: "Axes", series: Series, values: Sequence[Estimate], look: Look, show: Show | None) -> None:
+    """Draw values with their intervals; with `show` each is written below its point, where a rising line does not cross."""
+    gpus = [point.gpus for point in series.points]
+    axes.plot(gpus, [one.value for one in values], marker="o", color=look.colour, linestyle=look.line, label=series.name)
     for count, value in zip(gpus, values, strict=True):
         low, high = useful_ends(value)
         if low is not None and high is not None:
             axes.plot([count] * 2, [low, high], color=look.colour, linewidth=3, alpha=0.5)
-
-
-def _values(axes: "Axes", series: Series, values: Sequence[Estimate], show: Callable[[float], str], up: int = -13) -> None:
-    """Write values next to points: below a rising line, above a falling one, so that the line does not cross them."""
-    for point, value in zip(series.points, values, strict=True):
-        place = (point.gpus, value.value)
-        axes.annotate(show(value.value), place, xytext=(7, up), textcoords="offset points", ha="left", size=SMALL)
+        if show is not None:
+            place = (count, value.value)
+            axes.annotate(show(value.value), place, xytext=(7, -13), textcoords="offset points", ha="left", size=SMALL)
 
 
 def _axes(axes: "Axes", found: Sequence[Series], *, logarithmic: bool = False) -> None:

@@ -151,7 +151,7 @@ def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_p
         (("--fail-if-slower", "much"), "--fail-if-slower is 'much'."),
         (("--fail-if-slower", "150%"), "--fail-if-slower is '150%'."),
         (("--set", "warmup=few"), "--set warmup is 'few'"),
-        (("--baseline", "nothing"), "matches 0 configurations"),
+        (("--baseline", "nothing"), "No run in nothing counts."),
     ],
 )
 def test_a_mistake_on_the_command_line_is_explained_without_a_traceback(tmp_path, arguments, text):

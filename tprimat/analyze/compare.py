@@ -12,7 +12,6 @@ from tprimat.analyze.losses import LossCheck, check_losses
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
 from tprimat.analyze.window import steady_steps
-from tprimat.core.errors import ConfigError
 from tprimat.core.statistics import (
     BETWEEN_RUNS,
     BETWEEN_RUNS_OF_MIXTURES,
@@ -282,22 +281,3 @@ def pairs_with(baselines: Sequence[Group], groups: Sequence[Group]) -> list[Pair
 def groups_in(folder: Path, groups: Sequence[Group]) -> list[Group]:
     """Return the groups whose runs all lie in a folder, or are that file."""
     return [group for group in groups if all(folder in (item.result.path, *item.result.path.parents) for item in group.runs)]
-
-
-def groups_named(words: str, groups: Sequence[Group]) -> list[Group]:
-    """Return the groups that words of a label name: one per model, so that a word may name a machine for all models.
-
-    Raises:
-        ConfigError: none matches, or several of one model.
-    """
-    matches = [group for group in groups if group.label == words]
-    matches = matches or [group for group in groups if set(words.split()) <= set(group.label.split())]
-    models = {(group.run.model, group.run.size) for group in matches}
-    if not matches or len(models) < len(matches):
-        raise ConfigError(
-            f"--baseline {words!r} matches {len(matches)} configurations.",
-            where="--baseline",
-            why="One for each model is needed.",
-            fix="a folder, or words of one of:\n" + "\n".join(group.label for group in matches or groups),
-        )
-    return matches

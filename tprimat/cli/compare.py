@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("compare.png"), metavar="FILE", help=f"{', '.join(FORMATS)} (./compare.png)"
     )
-    parser.add_argument("--baseline", metavar="WORDS", help="compare with this: a folder of results, or words of a label")
+    parser.add_argument("--baseline", metavar="DIR", help="compare with these: one of the --results-dir")
     parser.add_argument("--even-if-different", action="store_true", help="judge unlike workloads; the verdict says what differs")
     add_varying(parser)
     parser.add_argument(

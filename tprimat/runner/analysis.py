@@ -101,22 +101,21 @@ def compare_runs(
 ) -> Comparison:
     """Compare every configuration with the baseline, or with the first configuration that is comparable.
 
-    A baseline is a folder of results, or words of a label.
+    A baseline is a folder, archive or file of results.
 
     Raises:
-        ConfigError: no run of the baseline counts, or its words fit no configuration.
+        ConfigError: no run of the baseline counts.
     """
-    folder = Path(baseline) if baseline else None
-    if folder is not None and folder.exists():
+    if baseline is None:
+        groups = group_runs(measured)
+        pairs = compare.default_pairs(groups, question)
+    else:
+        folder = Path(baseline)
         groups = group_runs(measured, first_path_of([folder, *paths]))
         baselines = compare.groups_in(folder, groups)
         if not baselines:
-            raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="name it in --results-dir as well")
+            raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="a folder that is in --results-dir as well")
         pairs = compare.pairs_with(baselines, groups)
-    else:
-        groups = group_runs(measured)
-        named = compare.groups_named(baseline, groups) if baseline else []
-        pairs = compare.pairs_with(named, groups) if named else compare.default_pairs(groups, question)
     return Comparison(
         groups=tuple(groups),
         verdicts=tuple(verdict(one, other, question) for one, other in pairs),

@@ -85,7 +85,7 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     ("words", "said"),
     [
         ((), "one of the arguments --architecture --model is required"),
-        (("--architecture", "llama-3.1-70b", "--accelerator", "H100"), "H100 SXM, H100 PCIe, H100 NVL"),
+        (("--architecture", "llama-3.1-70b", "--accelerator", "H900"), "H100 SXM, H100 PCIe, H100 NVL"),
         (("--architecture", "llama-4", "--accelerator", "H100 SXM"), "There is no model 'llama-4'."),
         ((*QUESTION, "--nodes", "7"), "64 GPUs are not the same number on each of 7 nodes."),
         ((*QUESTION, "--gpus", "63", "--nodes", "9", "--global-batch-size", "5"), "There is no legal layout."),

@@ -35,10 +35,9 @@ def test_the_dense_peak_of_a_device_is_its_data_sheets(device_name, dtype, teraf
 @pytest.mark.parametrize(
     "device_name",
     [
-        "NVIDIA H100",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA H800",
-        "AMD Instinct MI308X",
+        "NVIDIA H900",
+        "AMD Instinct MI400X",
         "AMD Instinct MI250X / MI250",
         "gfx942",
         "gfx942:sramecc+:xnack-",

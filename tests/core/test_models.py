@@ -96,7 +96,7 @@ def test_the_suite_has_the_weights_that_its_page_prints_and_that_its_rates_imply
 
 def test_a_misspelt_model_is_refused_with_the_nearest_names():
     with pytest.raises(ConfigError) as caught:
-        model_shape("llama3.1-8b")
+        model_shape("llama-3.1-9b")
     assert "llama-3.1-8b" in caught.value.fix
 
 

@@ -108,7 +108,6 @@ LOGS = {
     "megatron_lm_interval10": (*LLAMA, *H200),
     "megatron_lm_mixtral": (*AUTO, *H100, "--num-nodes", 2),
     "nemo": (*LLAMA, *H100),
-    "nemo_1": (*LLAMA, *H100, "--sequence-length", 4096),
     "primus_core_head": LLAMA,
     "primus_core_v26_2": LLAMA,
     "primus_core_v26_4_0": LLAMA,
@@ -123,30 +122,25 @@ LOGS = {
     "torchtitan_0_2": AUTO,
     "torchtitan_2026_08": AUTO,
     "torchtitan_primus": AUTO,
-    "torchtitan_wps": (*LLAMA, *H200, "--global-batch-size", 64, "--sequence-length", 8192),
+    "torchtitan_wps": (*LLAMA, "--gpu", "NVIDIA H100 96GB", "--global-batch-size", 64, "--sequence-length", 8192),
     "tprimat": LLAMA,
 }
 """A log of tests/logs: the flags it is read with."""
-ENDS = ("outcome", "cause")
-"""What is not asked of a log whose end is misread: the steps before it are read well."""
 WILD = {
-    "earlier_attempt_out_of_memory": (ENDS, (*LLAMA, *H100)),
-    "earlier_attempt_torchtitan": (ENDS, AUTO),
-    "earlier_ignored_exception": (ENDS, (*LLAMA, *H100)),
-    "earlier_node_failure_requeued": (ENDS, (*LLAMA, *H100)),
-    "earlier_out_of_memory_then_time_limit": (ENDS, (*LLAMA, *H100)),
-    "earlier_port_warning": (ENDS, (*LLAMA, *H100)),
-    "ecc_root_cause_block": (ENDS, (*LLAMA, *H100, "--num-nodes", 2)),
-    "maxtext_llama2_7b_2024": ((), ("--model-name", "llama-2-7b", *H100)),
-    "nemo_memory_in_bytes": (
-        ("peak_*", "raw_memory_values", "memory_*"),
-        ("--model-name", "llama-3.1-8b", *H100, *EIGHT, "--sequence-length", 8192),
-    ),
+    "earlier_attempt_out_of_memory": (*LLAMA, *H100),
+    "earlier_attempt_torchtitan": AUTO,
+    "earlier_ignored_exception": (*LLAMA, *H100),
+    "earlier_node_failure_requeued": (*LLAMA, *H100),
+    "earlier_out_of_memory_then_time_limit": (*LLAMA, *H100),
+    "earlier_port_warning": (*LLAMA, *H100),
+    "ecc_root_cause_block": (*LLAMA, *H100, "--num-nodes", 2),
+    "maxtext_llama2_7b_2024": ("--model-name", "llama-2-7b", *H100),
+    "nemo_memory_in_bytes": ("--model-name", "llama-3.1-8b", *H100, *EIGHT, "--sequence-length", 8192),
 }
-"""A log of the field: the keys that are read wrongly today and so are not asked for, and the flags it is read with."""
+"""A log of the field: the flags it is read with."""
 
 
-def log_record(log, flags, without=()):
+def log_record(log, flags):
     """The benchmark file that a log becomes."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "out.json"
@@ -154,7 +148,7 @@ def log_record(log, flags, without=()):
         if not file.exists():
             return {"status": done.returncode, "refused": done.stderr.splitlines()[0].replace(f"{log.parent}/", "")}
         document = plain(json.loads(file.read_text(encoding="utf8")), keep=("name",))
-    return prune({"status": done.returncode, **document}, (*without, *(("status",) if without == ENDS else ())))
+    return {"status": done.returncode, **document}
 
 
 def prune(value, without):
@@ -168,9 +162,9 @@ def logs():
     """The records of all logs."""
     for name, flags in LOGS.items():
         yield name, lambda name=name, flags=flags: log_record(ROOT / "tests" / "logs" / f"{name}.log", flags)
-    for name, (without, flags) in WILD.items():
+    for name, flags in WILD.items():
         path = HERE / "wild" / f"{name}.log"
-        yield f"wild_{name}", lambda path=path, flags=flags, without=without: log_record(path, flags, without)
+        yield f"wild_{name}", lambda path=path, flags=flags: log_record(path, flags)
 
 
 # compare, peak, scaling: analyses of recorded runs.

@@ -2,6 +2,7 @@
 
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 from tprimat.config.load import load_config
 from tprimat.core.models import model_shape
@@ -35,8 +36,13 @@ def collect(lines, dialect=None):
     return reading_of(lines, dialect).contents
 
 
+def parsed(contents, **claims):
+    steps, evidence, notes = parsed_log(contents, Claims(**claims))
+    return SimpleNamespace(steps=steps, evidence=evidence, notes=notes)
+
+
 def parse(lines, dialect=None, **claims):
-    return parsed_log(collect(lines, dialect), Claims(**claims))
+    return parsed(collect(lines, dialect), **claims)
 
 
 def evidence_by(lines, dialect=None):

@@ -15,7 +15,7 @@ SETTINGS = [
 LINES = {
     "the Trainer of Hugging Face": "0: {'loss': 2.9859, 'grad_norm': 0.9704080820083618, 'learning_rate': 4.175257731958763e-05}",
     "verl": "(TaskRunner pid=16292) step:2 - global_seqlen/mean:547190.500 - actor/kl_loss:0.001 - timing_s/step:96.551",
-    "NeMo 1 without": "Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, "
+    "NeMo 1": "Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, "
     "reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]",
     "PyTorch Lightning": "Epoch 0:   5%|5         | 3/62 [02:59<58:44,  0.02it/s, v_num=8, train_loss=6.930]",
     "DeepSpeed before": "[2022-03-11 02:06:58,985] [INFO] [timer.py:189:stop] 0/40, SamplesPerSec=83.48609168106144, "

@@ -1,14 +1,11 @@
 """The model of a log is checked, never believed: arguments, parameters and TFLOP/s against the shape of the name."""
 
-from dataclasses import replace
-
 import pytest
 from a_log import collect, iterations, lines_of, run_from
 
 from tprimat.core.errors import ConfigError
-from tprimat.core.flops import flop_per_token
 from tprimat.core.models import model_shape
-from tprimat.logs.shape import differences, other_work, shape_of_arguments
+from tprimat.logs.shape import differences, other_work
 
 H100 = {"gpus": 8, "accelerator": "H100 SXM"}
 LLAMA = model_shape("llama-3.1-8b")
@@ -74,7 +71,11 @@ def test_auto_takes_the_shape_and_its_known_name_from_the_dump_which_outranks_th
         ({"moe_router_topk": 4}, "moe-15.7b-a2.2b", "moe_router_topk is 4"),
         ({"moe_layer_freq": "[0]*2+[1]*25"}, "moe-15.2b-a2.7b", "moe_layer_freq is 2 dense layers"),
         ({"q_lora_rank": 1536}, "moe-15.7b-a2.7b", "q_lora_rank is 1536"),
-        ({"moe_shared_expert_intermediate_size": "None"}, "moe-15.3b-a2.2b", "moe_shared_expert_intermediate_size is None"),
+        (
+            {"moe_shared_expert_intermediate_size": "None"},
+            "moe-15.3b-a2.2b",
+            "is 0 shared experts",
+        ),
     ],
 )
 def test_each_argument_of_experts_and_latent_attention_counts(change, name, said):
@@ -89,17 +90,9 @@ def test_auto_finds_the_model_of_the_configuration_and_is_not_advised_to_who_gav
     lines = [f"  {name} ........ {value}" for name, value in dense().items()] + lines_of("primus_core_head")[1:]
     assert run_from(lines, "auto").record.model == "llama"
     error = refused([line.replace("(TFLOP/s/GPU): ", "(TFLOP/s/GPU): 9") for line in lines], "auto")
-    assert error.what.startswith("The model of the arguments contradicts the log's TFLOP/s")
+    assert error.what.startswith("The model of the arguments contradicts the log: its TFLOP/s are")
     assert "auto" not in error.fix
     assert "num_layers" in refused(lines_of("primus_core_head"), "auto").why, "what the log lacks"
-
-
-def test_a_model_cut_to_a_few_layers_is_another_model():
-    arguments = dense(num_layers=4, hidden_size=16384, ffn_hidden_size=53248, num_attention_heads=128)
-    shape = shape_of_arguments(arguments)
-    assert shape.name == "dense-17.0b"
-    assert flop_per_token(shape, 8192) == flop_per_token(replace(model_shape("llama-3.1-405b"), layers=4), 8192)
-    assert [one.argument for one in differences(arguments, model_shape("llama-3.1-405b"))] == ["num_layers"]
 
 
 @pytest.mark.parametrize(
@@ -140,24 +133,9 @@ def test_tflops_of_real_primus_logs_agree_with_the_model_and_with_no_other(flop,
     assert run_from(lines, model, sequence_tokens=sequence).record.ran.shape.name == model
     other = "deepseek-v2-lite" if model.startswith("llama") else "llama-3.1-8b"
     error = refused(lines, other, sequence_tokens=sequence)
-    assert error.where == "train.log:2-3"
+    assert error.where == "train.log:2, 3"
     assert "(causal)" in error.what
     assert "(full)" in error.what
-
-
-def test_token_rates_that_contradict_the_times_are_refused_and_a_model_that_nothing_shows_is_believed():
-    def lines(rate):
-        text = " iteration {}/ 9 | elapsed time per iteration (ms): 4210.0/4210.0 | tokens per GPU (tokens/s/GPU): {} | "
-        text += "global batch size: 64 | lm loss: 11.1 |"
-        return [text.format(step, rate) for step in range(1, 10)]
-
-    error = refused(lines(15_600), "llama", sequence_tokens=4096, **H100)
-    assert "step 5 has 15,600 tokens/s/GPU" in error.what
-    assert "make 7,783" in error.what
-    assert error.where == "train.log:5"
-    record = run_from(lines(7790), "qwen", sequence_tokens=4096, **H100).record
-    assert "caution: nothing in the log shows which model ran; --model-name qwen is believed" in record.evidence.notes
-    assert not any("believed" in note for note in run_from(lines_of("primus_deepseek_v2_lite"), "auto").notes)
 
 
 def test_auto_takes_a_model_that_torchtitan_names_by_its_size():
@@ -179,28 +157,10 @@ def test_auto_takes_a_model_that_torchtitan_names_by_its_size():
 def test_multi_token_prediction_is_refused_since_its_flop_are_not_counted():
     lines = lines_of("primus_deepseek_v2_lite")
     more = [*lines, "  mtp_num_layers .................................. 1"]
-    assert "mtp_num_layers is 1 in the log and 0 in the model" in refused(more, "deepseek-v2-lite").what
+    assert "mtp_num_layers is 1 in the log and absent in the model" in refused(more, "deepseek-v2-lite").what
     assert "multi-token prediction" in refused(more, "auto").what
     none = [*lines, "  mtp_num_layers .................................. None"]
     assert run_from(none, "auto").record.model == "deepseek-v2-lite"
-
-
-@pytest.mark.parametrize(
-    ("printed", "said"),
-    [("mtp_1 loss: 2.87E+00", "mtp_num_layers is 1"), ("reward: 7.6E-01 | kl: 1.1E-02", "reward is printed")],
-)
-def test_the_iteration_line_may_show_work_that_is_not_counted(printed, said):
-    lines = [f"{line} {printed} |" for line in iterations(1, [5.0, 5.0, 5.0])]
-    assert said in refused(lines, "llama", sequence_tokens=4096, **H100).what
-
-
-def test_layers_other_than_full_attention_are_refused_whatever_the_name():
-    for name in ("hybrid_override_pattern", "hybrid_layer_pattern", "window_size", "experimental_attention_variant"):
-        arguments = dense(**{name: "M-M*"})
-        assert [one.argument for one in differences(arguments, LLAMA)] == [name]
-        with pytest.raises(ConfigError, match="layers other than full attention"):
-            shape_of_arguments(arguments)
-        assert differences(dense(**{name: None}), LLAMA) == []
 
 
 @pytest.mark.parametrize(
@@ -224,13 +184,6 @@ def test_a_step_of_primus_that_does_other_work_is_refused(line, seen):
         assert "contradicts the log" in refused(lines, "qwen3_moe").what
     else:
         assert run_from(lines, "auto").record.model == "qwen3_moe"
-
-
-def test_padded_and_packed_sequences_of_primus_are_said_to_be_so():
-    rows = ["  stage : sft (str)", "  use_packed_attention : True (bool)"]
-    notes = "; ".join(run_from([*rows, *lines_of("primus_qwen3_30b_a3b")], "auto").notes)
-    assert "tokens include padding" in notes
-    assert "attention ends at each document" in notes
 
 
 def test_the_size_that_megatron_estimates_is_checked_where_it_prints_no_arguments():
@@ -262,22 +215,13 @@ def test_megatron_bridge_prints_tflops_before_the_step_and_the_shape_as_yaml():
     claims = {"accelerator": "NVIDIA H200", "gpus": 64, "nodes": 8}
     lines = bridge_lines(51.5e9, "seq_length: 8192", "num_layers: 32", "hidden_size: 4096", "num_moe_experts: null")
     assert run_from(lines, "llama", **claims).record.engine == "megatron-bridge"
-    assert "TFLOP/s: they are those of 38 GFLOP" in refused(bridge_lines(38e9, "seq_length: 8192"), "llama", **claims).what
+    assert "its TFLOP/s are those of 38 GFLOP" in refused(bridge_lines(38e9, "seq_length: 8192"), "llama", **claims).what
     lines = bridge_lines(51.5e9, "seq_length: 8192", "num_moe_experts: 8", "gated_linear_unit: false")
     error = refused(lines, "llama", **claims)
     assert "num_experts is 8" in error.what
     assert "swiglu is False" in error.what
     nested = bridge_lines(51.5e9, "seq_length: 8192", "num_layers: 32", "vision:", "  num_layers: 24")
     assert run_from(nested, "llama", **claims).record.model == "llama"
-
-
-def test_the_arguments_of_megatron_deepspeed_are_read_too():
-    timer = "[2023-11-07 01:55:23,714] [INFO] [timer.py:260:stop] epoch=0/micro_step=40/global_step={}, CurrSamplesPerSec=25.7"
-    lines = ["  train_batch_size ........ 32", "  world_size .............. 8", "  num_layers ........ 44"]
-    lines += [timer.format(10), timer.format(20)]
-    claims = {"accelerator": "MI300X", "sequence_tokens": 4096}
-    assert refused(lines, "llama", **claims).what.startswith("--model-name llama contradicts the log: num_layers is 44")
-    assert run_from([line.replace(" 44", " 32") for line in lines], "llama", **claims).record.engine == "deepspeed"
 
 
 def test_maxtexts_settings_show_its_model():

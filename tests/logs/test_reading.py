@@ -14,7 +14,7 @@ from tprimat.logs import lines as log_lines
 from tprimat.logs.claims import Claims
 from tprimat.logs.failures import classify
 from tprimat.logs.lines import LogLines
-from tprimat.logs.parse import DIALECTS, LAST_LINES, NAMES, LogReading, dialect_of
+from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of
 from tprimat.logs.read import parsed_log, sequence_from_rates
 from tprimat.records.store import to_json
 
@@ -104,6 +104,8 @@ def read_batches(dialect, batches):
 @quick
 @given(values=VALUES)
 def test_a_step_reads_back_as_printed(dialect, values):
+    if dialect == "maxtext":  # whose second and third step have no time
+        values |= {"step": values["step"] + 3}
     lines = printed(dialect, values)
     assert dialect_of(lines[0]).name == dialect
     step = read_batches(None, [lines]).contents.steps[values["step"]]
@@ -154,7 +156,7 @@ CLAIMS = st.builds(
 def test_no_text_raises(dialect, lines, claims):
     contents = read_batches(dialect, [lines]).contents
     sequence_from_rates(contents, claims.gpus)
-    for step in parsed_log(contents, claims).steps:
+    for step in parsed_log(contents, claims)[0]:
         to_json(step)
         assert 0 < step.step_seconds < math.inf
 
@@ -180,12 +182,6 @@ def test_the_cause_of_a_failure_is_looked_for_in_long_lines_too(line):
     started = time.process_time()
     classify(1, ["Traceback (most recent call last):", line, "RuntimeError: no"], ())
     assert time.process_time() - started < FEW_SECONDS
-
-
-def test_long_lines_are_not_kept_whole():
-    reading = read_batches("megatron-lm", [["x" * LONG] * 500])
-    assert sum(map(len, reading.last_lines)) < 10_000_000
-    assert len(reading.last_lines) == LAST_LINES
 
 
 EXAMPLE = {

@@ -3,6 +3,7 @@
 An unknown name gives None, never another GPU. The rows are in tprimat/data/accelerators.yaml.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -12,14 +13,21 @@ from tprimat.core.rows import RefuseUnknownKeys, Units, in_si, read_rows
 from tprimat.core.units import GIBIBYTE
 
 PlatformName = Literal["nvidia", "amd", "cpu"]
-Backend = Literal["cuda", "rocm", "cpu"]
+Backend = Literal["cuda", "rocm", "cpu", "other"]
+"""`other`: devices that nothing here runs on, whose logs are read all the same."""
 
 BACKEND_OF: Mapping[PlatformName, Backend] = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
 PLATFORM_OF: Mapping[Backend, PlatformName] = {backend: platform for platform, backend in BACKEND_OF.items()}
-SHORT_NAMES: Mapping[Backend, Literal["nvd", "amd", "cpu"]] = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
+SHORT_NAMES: Mapping[Backend, Literal["nvd", "amd", "cpu", "other"]] = {
+    "cuda": "nvd",
+    "rocm": "amd",
+    "cpu": "cpu",
+    "other": "other",
+}
 """What benchmark files write as their `platform`."""
 BACKEND_OF_ANY_NAME: Mapping[str, Backend] = {
-    name: backend for platform, backend in BACKEND_OF.items() for name in (backend, SHORT_NAMES[backend], platform)
+    **{name: backend for platform, backend in BACKEND_OF.items() for name in (backend, SHORT_NAMES[backend], platform)},
+    "other": "other",
 }
 """Every name that some result file uses for a platform -> backend."""
 
@@ -57,6 +65,8 @@ class Accelerator(RefuseUnknownKeys):
     vendor: Literal["NVIDIA", "AMD"]
     device_names: tuple[str, ...]
     """What torch.cuda.get_device_name, nvidia-smi, rocm-smi, amd-smi and rocminfo call it."""
+    typed: tuple[str, ...] = ()
+    """What people type instead, where several variants share it."""
     dense_flops: Mapping[Dtype, float]
     """dtype -> FLOP/s without structured sparsity; absent where the chip lacks the dtype."""
     sparse_flops: Mapping[Dtype, float] = field(default_factory=dict)
@@ -117,10 +127,25 @@ def find_accelerator(device_name: str | None) -> Accelerator | None:
     return None if device_name is None else _by_spelling().get(_spelling(device_name))
 
 
+def taken_as(name: str | None) -> str | None:
+    """Return the full name where people typed a short one, such as H100 SXM for h100; None where it is no short one."""
+    known = find_accelerator(name)
+    short = (
+        known is not None and _spelling(name or "") in map(_spelling, known.typed) and known.name.lower() != (name or "").lower()
+    )
+    return known.name if known and short else None
+
+
 def resembling(device_name: str) -> list[Accelerator]:
-    """Return the accelerators of the table whose names hold a name that is too short for one of them, such as H100."""
+    """Return the near relatives of a name: those whose names hold it, else those of its series (H, MI, RTX)."""
     part = _spelling(device_name)
-    return [accelerator for accelerator in accelerators() if part and part in _spelling(accelerator.name)]
+    holding = [accelerator for accelerator in accelerators() if part and part in _spelling(accelerator.name)]
+    series = _series(part)
+    return holding or [accelerator for accelerator in accelerators() if series & _series(_spelling(accelerator.name))]
+
+
+def _series(spelling: str) -> set[str]:
+    return set(re.findall(r"(?<![a-z0-9])([a-z]+)(?=\d)", spelling)) | ({"rtx"} & set(spelling.split()))
 
 
 def peak_dense_flops(device_name: str | None, dtype: str | None) -> float | None:
@@ -142,7 +167,9 @@ def _of_dtype(peaks: Mapping[Dtype, float], dtype: str | None) -> float | None:
 @cache
 def _by_spelling() -> Mapping[str, Accelerator]:
     return {
-        _spelling(name): accelerator for accelerator in accelerators() for name in (accelerator.name, *accelerator.device_names)
+        _spelling(name): accelerator
+        for accelerator in accelerators()
+        for name in (accelerator.name, *accelerator.device_names, *accelerator.typed)
     }
 
 

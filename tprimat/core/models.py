@@ -5,6 +5,7 @@ The rows are in tprimat/data/models.yaml.
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tprimat.core.errors import ConfigError
-from tprimat.core.rows import RefuseUnknownKeys, read_rows
+from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM's make_vocab_size_divisible_by: the embedding is padded to it, in the same way whatever the layout."""
@@ -205,9 +206,13 @@ def model_shape(name: str) -> ModelShape:
         ConfigError: no such model; names the nearest ones.
     """
     known = models()
-    shape = known.get(name.lower())
+    short = name.lower().replace("_", "-").rpartition("/")[2].removeprefix("meta-")
+    shape = known.get(name.lower()) or known.get(document(DATA / "models.yaml")["typed"].get(short, short))
     if shape is None:
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        # Relatives share the words of the family: gpt-oss-120b is none of gpt-3-175b.
+        words = re.split(r"[-.]", short)
+        near = [one for one in known if re.split(r"[-.]", one)[:2] == words[:2] or _first_word(one) == words[0] != "gpt"]
+        near = difflib.get_close_matches(short, near, n=3, cutoff=0.0) or difflib.get_close_matches(short, known, n=3, cutoff=0.8)
         raise ConfigError(f"There is no model {name!r}.", why="Its shape is not in the table.", fix=", ".join(near or known))
     return shape
 

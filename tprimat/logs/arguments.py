@@ -13,6 +13,8 @@ OPTIONS_OF: Mapping[str, list[str]] = _NAMES["options"]
 """Framework -> its arguments that change the speed of the same work."""
 OTHER_WORK: Mapping[str, str] = _NAMES["other_work"]
 """Argument that asks for a step whose FLOP are not counted here -> what it says of the run."""
+MAXTEXT: Mapping[str, Mapping[str, Any]] = _NAMES["maxtext"]
+"""Kind of setting -> MaxText's settings, and what they mean."""
 OPTIONS = frozenset(name for names in OPTIONS_OF.values() for name in names)
 KEPT = frozenset([*_NAMES["model"], *OTHER_WORK, *_NAMES["arithmetic"], *OPTIONS_OF["megatron"], *OPTIONS_OF["deepspeed"]])
 KNOWN_LATER = {"vocab_size", "padded_vocab_size"}

@@ -2,12 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tprimat.logs.arguments import OPTIONS
 from tprimat.logs.fields import NONE, capacity, number, number_of, switch_of, truth
-from tprimat.records.schema import StepRecord
 from tprimat.records.upgrade import FP8_RECIPES
 
 NARROW = {"fp8", "fp4"}
@@ -109,15 +108,3 @@ def options_of(arguments: Mapping[str, str]) -> dict[str, object]:
         name: "+".join(re.findall(r"[\w.-]+", text)) if (switch := truth(text)) is None else switch
         for name, text in printed.items()
     }
-
-
-def profiled_steps(arguments: Mapping[str, str], steps: Sequence[StepRecord]) -> tuple[int, ...]:
-    """Return the steps that the framework profiled, from the one before the first that it records to the one after the last.
-
-    A line for several steps counts as profiled with any of them.
-    """
-    first, last = number_of(arguments, "profile_step_start"), number_of(arguments, "profile_step_end")
-    if not switch_of(arguments, "profile") or first is None or last is None:
-        return ()
-    formers = [0, *(step.step for step in steps)]
-    return tuple(step.step for former, step in zip(formers, steps, strict=False) if former <= last and step.step >= first)

@@ -1,14 +1,16 @@
 """What a log and its reader state, checked against each other: batch, hardware, model, and the numbers that follow from them."""
 
 import math
+import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.core import units
-from tprimat.core.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling
+from tprimat.core.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling, taken_as
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.limits import finite_or_none
@@ -16,11 +18,12 @@ from tprimat.core.models import ModelShape, model_shape, models, padded_vocabula
 from tprimat.logs.claims import AUTO, MODEL_FLAG, Claims, check_claim
 from tprimat.logs.contents import LogContents, LoggedStep
 from tprimat.logs.fields import Dialect
+from tprimat.logs.formats.megatron_lm import RANK_PARAMETERS
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
-from tprimat.logs.times import batch_of, mean_batch, tokens_of
+from tprimat.logs.times import batch_of, tokens_of
 from tprimat.records.evidence import CAUTION
-from tprimat.records.schema import Evidence, Machine, RunRecord
+from tprimat.records.schema import Evidence, Machine
 
 PARAMETER_TOLERANCE = 0.01
 """Frameworks pad the vocabulary differently."""
@@ -28,12 +31,15 @@ RATE_TOLERANCE = 0.2
 """Between the tokens/s that a log prints and those of its step times."""
 FLOP_TOLERANCE = 0.15
 """Between the FLOP of a token by the log's TFLOP/s and by the shape."""
+LOOSE = 3
+"""Times by which they may differ where no line or flag states the sequence length."""
 MOST_RATES = 1000
 """Lines with TFLOP/s that are looked at."""
-FULL = 0.99
-"""Share of a step's tokens with a loss, from which it counts as full: the last token of a sequence has none."""
+LEAST_REPORTED, MOST_REPORTED = 0.97, 1.01
+"""Of the memory that programs see, and of that as built, which a log shows of the accelerator that ran."""
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
+FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
 CHECK_SIZES = "check --sequence-length, --global-batch-size and --num-gpus, where you gave them"
 
 
@@ -58,65 +64,56 @@ def with_evidence(claims: Claims, evidence: Evidence) -> Claims:
 
 
 def check_claims(reading: LogReading, claims: Claims) -> None:
-    """Check every claim that the log has a value for.
+    """Check every claim that the log, or the record that TPrimat printed in it, has a value for.
 
     Raises:
         ConfigError: the log says something else; names the line.
     """
-    contents = reading.contents
+    contents, run = reading.contents, reading.contents.run
     evidence, line = contents.evidence, contents.evidence_line.get
-    stated = (
-        ("--num-gpus", claims.gpus, world_size(evidence), line("world_size") or line("tensor_parallel")),
-        (
-            "--global-batch-size",
+    stated: dict[str, tuple[int | str | None, int | str | None, int | None]] = {
+        "--num-gpus": (claims.gpus, world_size(evidence), line("world_size") or line("tensor_parallel")),
+        "--global-batch-size": (
             claims.global_batch_sequences,
             evidence.get("global_batch_sequences"),
             line("global_batch_sequences"),
         ),
-        ("--sequence-length", claims.sequence_tokens, evidence.get("sequence_tokens"), line("sequence_tokens")),
-    )
-    for flag, claimed, logged, number in stated:
+        "--sequence-length": (claims.sequence_tokens, evidence.get("sequence_tokens"), line("sequence_tokens")),
+    }
+    if run is not None:
+        stated = {
+            MODEL_FLAG: (None if claims.model == AUTO else claims.model, run.model, None),
+            "--num-gpus": (claims.gpus, run.machine.gpus, None),
+            "--num-nodes": (claims.nodes, run.machine.nodes, None),
+            "--global-batch-size": (claims.global_batch_sequences, run.ran.global_batch_sequences, None),
+            "--sequence-length": (claims.sequence_tokens, run.ran.sequence_tokens, None),
+        }
+    for flag, (claimed, logged, number) in stated.items():
         check_claim(flag, claimed, logged, f"{reading.name}:{number}" if number else reading.name)
-    _check_degrees(reading, claims)
-    _check_accelerator(claims.accelerator, contents.accelerator, f"{reading.name}:{line('accelerator')}")
+    claimed, logged = claims.accelerator, run.machine.accelerator if run else contents.accelerator
+    if claimed and (find_accelerator(claimed) is not find_accelerator(logged) or find_accelerator(claimed) is None):
+        check_claim("--gpu", claimed, logged, f"{reading.name}:{line('accelerator')}" if line("accelerator") else reading.name)
+    check_device(reading, claims)
 
 
-def check_claims_of_record(run: RunRecord, claims: Claims, log: str) -> None:
-    """Check every claim against the record that TPrimat itself printed.
+def check_device(reading: LogReading, claims: Claims) -> None:
+    """Check the accelerator that a caller names against what the log shows of its devices, where steps were measured.
 
     Raises:
-        ConfigError: the record says something else.
+        ConfigError: another platform, or memory of another size; names the lines.
     """
-    for flag, claimed, recorded in (
-        (MODEL_FLAG, None if claims.model == AUTO else claims.model, run.model),
-        ("--num-gpus", claims.gpus, run.machine.gpus),
-        ("--num-nodes", claims.nodes, run.machine.nodes),
-        ("--global-batch-size", claims.global_batch_sequences, run.ran.global_batch_sequences),
-        ("--sequence-length", claims.sequence_tokens, run.ran.sequence_tokens),
-    ):
-        check_claim(flag, claimed, recorded, log)
-    _check_accelerator(claims.accelerator, run.machine.accelerator, log)
-
-
-def _check_accelerator(claimed: str | None, logged: str | None, where: str) -> None:
-    """Refuse an accelerator unless both names are of one row of the table."""
-    if claimed and (find_accelerator(claimed) is None or find_accelerator(claimed) is not find_accelerator(logged)):
-        check_claim("--gpu", claimed, logged, where)
-
-
-def _check_degrees(reading: LogReading, claims: Claims) -> None:
-    """Refuse a number of GPUs that cannot hold the degrees in the log."""
-    stated = reading.contents.evidence
-    degrees = {name: int(stated[name]) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel") if name in stated}
-    needed = math.prod(degrees.values())
-    if claims.gpus is None or claims.gpus % needed == 0:
+    known = find_accelerator(claims.accelerator)
+    if known is None or not reading.contents.steps:
         return
-    raise ConfigError(
-        f"--num-gpus {claims.gpus} contradicts the log: {', '.join(f'{name} {degree}' for name, degree in degrees.items())}.",
-        where=f"{reading.name}:{max(reading.contents.evidence_line[name] for name in degrees)}",
-        why=f"They need a multiple of {needed} GPUs.",
-        fix="--num-gpus with the number that ran",
-    )
+    for line, seen in reading.devices.items():
+        total = seen.gib * units.GIBIBYTE / known.memory_bytes if seen.gib else 1.0
+        least = 0.0 if seen.share else LEAST_REPORTED * known.usable_bytes / known.memory_bytes
+        words = f"it shows {seen.platform}" if seen.platform not in {"", known.backend} else ""
+        words = words or ("" if least <= total <= MOST_REPORTED else f"it shows {seen.gib:.4g} GiB on a device")
+        if words:
+            has = f"{known.name} has {units.gibibytes(known.memory_bytes)} and runs {known.backend}"
+            fix = "leave --gpu out, or name the accelerator that ran"
+            raise _contradiction(reading, f"--gpu {claims.accelerator}", f"{words}, and {has}", [line], fix)
 
 
 def machine_of(reading: LogReading, claims: Claims, dialect: Dialect | None) -> Machine:
@@ -125,7 +122,7 @@ def machine_of(reading: LogReading, claims: Claims, dialect: Dialect | None) -> 
     Raises:
         ConfigError: neither names an accelerator or the nodes, or they contradict each other.
     """
-    name = reading.contents.accelerator or claims.accelerator
+    name = reading.contents.accelerator or taken_as(claims.accelerator) or claims.accelerator
     own, only = platform_of(name), dialect.platform if dialect else None
     alike = resembling(name or "")
     platform = own or only
@@ -160,9 +157,16 @@ def platform_of(accelerator: str | None) -> Backend | None:
     if (known := find_accelerator(accelerator)) is not None:
         return known.backend
     words = (accelerator or "").lower()
-    if "nvidia" in words:
-        return "cuda"
-    return "rocm" if "amd" in words or "instinct" in words else None
+    vendors: dict[str, Backend] = {
+        "nvidia": "cuda",
+        "geforce": "cuda",
+        "quadro": "cuda",
+        "amd": "rocm",
+        "instinct": "rocm",
+        "radeon": "rocm",
+    }
+    vendors |= dict.fromkeys(("intel", "gaudi", "tpu", "ascend", "npu", "xpu", "trainium"), "other")
+    return next((vendors[word] for word in re.findall("[a-z]+", words) if word in vendors), None)
 
 
 def shape_of(model: str, known: Mapping[str, ModelShape]) -> ModelShape:
@@ -231,112 +235,64 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, clai
     Raises:
         ConfigError: the log contradicts the model; names the lines.
     """
-    contents, name = reading.contents, reading.name
+    contents, line_of = reading.contents, reading.contents.evidence_line.get
     if different := differences(contents.arguments, shape):
-        lines = ", ".join(str(contents.evidence_line[one.argument]) for one in different)
-        raise ConfigError(
-            f"{MODEL_FLAG} {claims.model} contradicts the log: {'; '.join(map(str, different))} ({shape.name}).",
-            where=f"{name}:{lines}",
-            why="FLOP and MFU depend on the model.",
-            fix="a log of training all weights, with full attention"
-            if other_work(contents.arguments)
-            else f"{MODEL_FLAG} auto, which takes the model from the log's arguments",
-        )
-    _check_parameters(reading, shape, evidence.parameters, claims)
+        fix = "a log of training all weights, with full attention" if other_work(contents.arguments) else FROM_ARGUMENTS
+        words = f"{'; '.join(map(str, different))} ({shape.name})"
+        raise _contradiction(reading, f"{MODEL_FLAG} {claims.model}", words, [line_of(one.argument) for one in different], fix)
+    expected, counted = padded_parameters(shape), evidence.parameters
+    if counted is not None and abs(counted / expected - 1) > PARAMETER_TOLERANCE:
+        words = f"{shape.name} has {expected:,} parameters, the log counts {counted:,}"
+        lines = [line for name, line in contents.evidence_line.items() if name.startswith(("parameters", RANK_PARAMETERS))]
+        fix = "the model that ran, or its architecture under models in config.yaml"
+        raise _contradiction(reading, f"{MODEL_FLAG} {claims.model}", words, lines, fix)
     merged = with_evidence(claims, evidence)
-    _check_consumed(contents, merged, name)
-    _check_rates(contents, merged, name)
-    _check_flop(contents, merged, shape, name)
-    cautions = [*cautions_of(contents.arguments), *padding(contents, merged)]
+    _check_work(reading, merged)
+    flop = list(logged_flop(contents, merged))
+    cautions = cautions_of(contents.arguments)
+    cautions += filter(None, [_check_flop(reading, claims, merged.sequence_tokens, shape, flop)])
     shown = not contents.arguments.keys().isdisjoint({"num_layers", "parameters_in_billions"})
-    if not (shown or evidence.parameters is not None or any(logged_flop(contents, merged))):
+    if not (shown or counted is not None or flop):
         cautions.append(f"nothing in the log shows which model ran; {MODEL_FLAG} {claims.model} is believed")
     return tuple(CAUTION + words for words in cautions)
 
 
-def _check_parameters(reading: LogReading, shape: ModelShape, counted: int | None, claims: Claims) -> None:
-    """Check the parameters that the log counts against the model's."""
-    line = reading.contents.evidence_line.get("parameters") or reading.contents.evidence_line.get("rank_parameters")
-    expected = padded_parameters(shape)
-    if counted is None or abs(counted / expected - 1) <= PARAMETER_TOLERANCE:
-        return
-    raise ConfigError(
-        f"{MODEL_FLAG} {claims.model} contradicts the log: {shape.name} has {expected:,} parameters, the log counts {counted:,}.",
-        where=f"{reading.name}:{line}" if line else reading.name,
-        why="FLOP and MFU depend on the model.",
-        fix="the model that ran, or its architecture under models in config.yaml",
-    )
+def _contradiction(reading: LogReading, who: str, words: str, lines: Sequence[int | None], fix: str) -> ConfigError:
+    numbers = ", ".join(str(line) for line in lines if line)
+    why = "Tokens per second, FLOP and MFU depend on it."
+    return ConfigError(f"{who} contradicts the log: {words}.", where=f"{reading.name}:{numbers}".rstrip(":"), why=why, fix=fix)
 
 
-def padding(contents: LogContents, claims: Claims) -> list[str]:
-    """Say how many of the tokens have a loss, where the log counts them and many have none.
-
-    Raises:
-        ConfigError: more have a loss than a step has tokens.
-    """
-    shares = [
-        step.target_tokens / tokens
-        for step in contents.steps.values()
-        if step.target_tokens and (tokens := tokens_of(step, claims))
-    ]
-    if not shares or FULL <= (share := statistics.median(shares)) <= 1:
-        return []
-    if share > 1:
-        raise ConfigError(
-            f"The log contradicts itself or a flag: {share:.2f} times the tokens of its batch have a loss.",
-            where="total_weights",
-            fix="check --sequence-length and --global-batch-size, where you gave them",
-        )
-    return [f"{units.percent(share, 0)} of the tokens have a loss, the others are padding: tokens/s and MFU count all"]
-
-
-def _check_consumed(contents: LogContents, claims: Claims, log: str) -> None:
-    """Check the samples that the log counts against its global batch: refuse where they grow by another number in most steps."""
+def _check_work(reading: LogReading, claims: Claims) -> None:
+    """Check the batch against the samples that the log counts, and the work of a step against the tokens/s that it prints."""
+    steps = list(reading.contents.steps.values())
     growths = [
-        (step, grown, batch_of(step, claims))
-        for former, step in pairwise(contents.steps.values())
-        if (grown := mean_batch(former, step))  # some logs of other programs repeat one number
+        ((step.consumed_sequences - former.consumed_sequences) / (step.step - former.step), batch_of(step, claims))
+        for former, step in pairwise(steps)
+        if step.consumed_sequences and former.consumed_sequences and step.consumed_sequences > former.consumed_sequences
     ]
-    wrong = [growth for growth in growths if growth[2] not in {None, growth[1]}]
-    if 2 * len(wrong) <= len(growths) or len({batch for _, _, batch in growths}) > 1:
-        return
-    step, grown, batch = wrong[0]
-    raise ConfigError(
-        f"The log contradicts itself or a flag: consumed samples grow by {grown:g} a step, the batch is {batch}.",
-        where=f"{log}:{step.line}",
-        why="Tokens per second follow from the batch.",
-        fix="a log as the framework wrote it, or another --global-batch-size",
+    (grown, batch), times = Counter(growths).most_common(1)[0] if growths else ((0.0, None), 0)
+    if batch is not None and grown != batch and 2 * times > len(growths):
+        words = f"consumed samples grow by {grown:g} a step, the batch is {batch}"
+        raise _contradiction(reading, "The log or a flag", words, [steps[1].line], CHECK_SIZES)
+    rates = sorted(
+        (printed / ours, step.step, printed, ours)
+        for step in steps
+        if (ours := rate_by_time(step, claims)) and (printed := finite_or_none(step.tokens_per_second_per_gpu)) and printed > 0
     )
+    if not rates or abs(statistics.median(ratio for ratio, *_ in rates) - 1) <= RATE_TOLERANCE:
+        return
+    _, number, printed, ours = rates[len(rates) // 2]
+    words = f"step {number} has {printed:,.0f} tokens/s/GPU, and its batch, sequence length, time and GPUs make {ours:,.0f}"
+    raise _contradiction(reading, "The log or a flag", words, [reading.contents.steps[number].line], CHECK_SIZES)
 
 
 def rate_by_time(step: LoggedStep, claims: Claims) -> float | None:
     """Return the tokens/s of a GPU by the printed time of a step; None where the log prints none or its work is not known."""
     tokens = tokens_of(step, claims)
-    if not (step.is_printed and step.step_seconds and tokens and claims.gpus):
+    if not (step.is_printed and step.step_seconds and step.step_seconds > 0 and tokens and claims.gpus):
         return None
     return tokens / step.step_seconds / claims.gpus
-
-
-def _check_rates(contents: LogContents, claims: Claims, log: str) -> None:
-    """Check the tokens/s that the log prints against its step times, batch and sequence length."""
-    rates = sorted(
-        (printed / ours, step.step, printed, ours)
-        for step in contents.steps.values()
-        if (ours := rate_by_time(step, claims)) and ours > 0 and not step.restarted
-        if (printed := finite_or_none(step.tokens_per_second_per_gpu)) and printed > 0
-    )
-    if not rates or abs(statistics.median(ratio for ratio, *_ in rates) - 1) <= RATE_TOLERANCE:
-        return
-    _, number, printed, ours = rates[len(rates) // 2]
-    step = contents.steps[number]
-    batch, sequence = batch_of(step, claims), step.sequence_tokens or claims.sequence_tokens or 0
-    raise ConfigError(
-        f"The log contradicts itself or a flag: step {number} has {printed:,.0f} tokens/s/GPU, and its batch, sequence length, "
-        f"time and GPUs make {ours:,.0f}.",
-        where=f"{log}:{step.line}",
-        why=f"{batch} sequences of {sequence:,} tokens took {step.step_seconds:.4g} s on {claims.gpus} GPUs.",
-        fix=CHECK_SIZES,
-    )
 
 
 def logged_flop(contents: LogContents, claims: Claims) -> Iterator[tuple[float, int]]:
@@ -347,26 +303,31 @@ def logged_flop(contents: LogContents, claims: Claims) -> Iterator[tuple[float, 
             yield flop * 1e12 / rate, step.line
 
 
-def _check_flop(contents: LogContents, claims: Claims, shape: ModelShape, log: str) -> None:
-    """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all."""
-    sequence, lines = claims.sequence_tokens, list(logged_flop(contents, claims))
-    if sequence is None or not lines:
-        return
-    logged = statistics.median(flop for flop, _ in lines)
+def _check_flop(
+    reading: LogReading, claims: Claims, known_tokens: int | None, shape: ModelShape, logged: Sequence[tuple[float, int]]
+) -> str | None:
+    """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all.
+
+    Returns:
+        a caution where the sequence length is stated nowhere, and they differ by less than LOOSE times.
+    """
+    if not logged:
+        return None
+    stated = claims.sequence_tokens or reading.contents.evidence.get("sequence_tokens")
+    sequence = known_tokens or shape.context_tokens
+    flop = statistics.median(flop for flop, _ in logged)
     causal, full = flop_per_token(shape, sequence, "causal"), flop_per_token(shape, sequence, "full")
-    if min(abs(logged / ours - 1) for ours in (causal, full)) <= FLOP_TOLERANCE:
-        return
+    least = causal if stated else flop_per_token(shape, 1, "causal")
+    if min(abs(flop / ours - 1) for ours in (causal, full)) <= FLOP_TOLERANCE or (not stated and least <= flop <= full):
+        return None
     claimed = claims.model != AUTO
-    raise ConfigError(
-        f"{f'{MODEL_FLAG} {claims.model}' if claimed else 'The model of the arguments'} contradicts the log's TFLOP/s: "
-        f"they are those of {giga(logged)} a token, "
-        f"{shape.name} takes {giga(causal)} (causal) or {giga(full)} (full) at {units.count(sequence)} tokens.",
-        where=f"{log}:{min(line for _, line in lines)}-{max(line for _, line in lines)}",
-        why="FLOP and MFU depend on the model.",
-        fix=f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
-        if claimed
-        else CHECK_SIZES,
-    )
+    words = f"its TFLOP/s are those of {giga(flop)} a token, {shape.name} takes {giga(causal)} (causal) or {giga(full)} (full)"
+    if not stated and least / LOOSE <= flop <= full * LOOSE:
+        return f"{words} at {units.count(sequence)} tokens: the model may be another"
+    who = f"{MODEL_FLAG} {claims.model}" if claimed else "The model of the arguments"
+    lines = [min(line for _, line in logged), max(line for _, line in logged)]
+    fix = FROM_ARGUMENTS if claimed else CHECK_SIZES
+    raise _contradiction(reading, who, f"{words} at {units.count(sequence)} tokens", lines, fix)
 
 
 def giga(flop: float) -> str:

@@ -19,6 +19,8 @@ class Claims:
     nodes: int | None = None
     global_batch_sequences: int | None = None
     sequence_tokens: int | None = None
+    tokens_per_step: int | None = None
+    """Where batch or sequence length are not known; no flag states it."""
     accelerator: str | None = None
 
 

@@ -1,6 +1,6 @@
-"""What a log has stated so far: the fields of its lines collected by step, and settings with the lines that state them.
+"""What a log has stated so far: the fields of its lines by attempt and step, and settings with the lines that state them.
 
-Frameworks repeat lines, spread a step over several lines, and restart from a checkpoint.
+Frameworks repeat lines and spread a step over several lines; schedulers start a run again into the same log.
 """
 
 import math
@@ -13,6 +13,8 @@ from tprimat.records.schema import RunRecord
 
 FIRST_VALUE_COUNTS = (
     "tokens_per_second_per_gpu",
+    "tokens_per_second",
+    "stamp",
     "sequences_per_second",
     "tflops_per_gpu",
     "loss",
@@ -21,7 +23,6 @@ FIRST_VALUE_COUNTS = (
     "global_batch_sequences",
     "consumed_sequences",
     "sequence_tokens",
-    "target_tokens",
 )
 NARROW_DTYPES = {"fp8", "fp4", "int8", "int4"}
 """Of products, in a program whose other dtype is bf16 or the like."""
@@ -34,10 +35,6 @@ class LoggedStep(LineFields):
     step: int
     line: int
     """Number of its first line in the log, from 1."""
-    begins: bool = False
-    """The first of the log, or of a process that started again."""
-    restarted: bool = False
-    """The first of a process that started again, so that its time holds start-up."""
 
     def add(self, fields: LineFields) -> None:
         """Fill in what is still unknown. Peaks take the larger value, since each rank may report its own."""
@@ -79,7 +76,7 @@ class LoggedStep(LineFields):
     @property
     def is_mean(self) -> bool:
         """Whether its time is a mean over the steps since the line before, rather than that of the last of them."""
-        rate = self.tokens_per_second_per_gpu or self.sequences_per_second
+        rate = self.tokens_per_second_per_gpu or self.tokens_per_second or self.sequences_per_second
         return self.mean_since_reset or (not self.is_printed and bool(rate))
 
 
@@ -101,7 +98,7 @@ def describes_step(fields: LineFields) -> bool:
 
 @dataclass(slots=True)
 class LogContents:
-    """Everything a log has stated so far."""
+    """What an attempt has stated so far."""
 
     steps: dict[int, LoggedStep] = field(default_factory=dict)
     """By number, rising."""
@@ -116,40 +113,57 @@ class LogContents:
     finished: bool = False
     accelerator: str | None = None
     device_used_bytes: int | None = None
-    restarts: int = 0
-    """How often the step number went back."""
-    changes: list[str] = field(default_factory=list)
-    """What differed in processes that started again, so that the steps before them are those of another configuration."""
     run: RunRecord | None = None
     """The record that TPrimat printed before the first step."""
     _reports: dict[int, LineFields] = field(default_factory=dict)
     """Of memory and learning rates, before the line of their step."""
-    _current: LoggedStep | None = None
     _next_tflops: float | None = None
     """Printed on a separate line before the step."""
     _in_dump: bool = False
-    _new_process: bool = False
-    """Settings of a process were printed after steps."""
-    _configuration: dict[str, Any] = field(default_factory=dict)
-    """Of the process that made the steps so far."""
-    _dtypes: list[str] = field(default_factory=list)
-    """Those printed since the last step."""
     _rank: dict[str, int] = field(default_factory=dict)
 
     @property
     def newest(self) -> int:
         """Number of the last step; 0 before the first."""
-        return self._current.step if self._current is not None else 0
+        return next(reversed(self.steps), 0)
+
+    def following(self, *, with_settings: bool) -> "LogContents":
+        """Return the next attempt, which has the settings of this one until it prints its own (`with_settings`: it does).
+
+        A narrow dtype counts only where it is printed again: the wide one may go without saying.
+        """
+        gone = with_settings and self.evidence.get("matmul_dtype") in NARROW_DTYPES
+        return LogContents(
+            evidence={name: value for name, value in self.evidence.items() if not (gone and name == "matmul_dtype")},
+            arguments=dict(self.arguments),
+            evidence_line=dict(self.evidence_line),
+            total_steps=self.total_steps,
+            accelerator=self.accelerator,
+        )
+
+    def goes_on_with(self, fields: LineFields) -> bool:
+        """Whether a line may be of this attempt: its step is the next, or one that it adds to or repeats."""
+        step, gpus = fields.step, fields.evidence.get("world_size")
+        if step is None or not self.steps or not describes_step(fields):
+            return True
+        if known := self.steps.get(step):
+            return known.repeats(fields) or known.merges(fields, newest=step == self.newest)
+        return step > self.newest and gpus in {None, self.evidence.get("world_size", gpus)}  # Primus prints it with each step
+
+    def has_copied(self, fields: LineFields) -> bool:
+        """Whether a line is another rank's of the newest step, or of the step after the only one: settings came late, then."""
+        known = self.steps.get(fields.step or 0)
+        if known is None:
+            return len(self.steps) == 1 and fields.step == self.newest + 1
+        return fields.step == self.newest and known.repeats(fields)
 
     def add(self, fields: LineFields, line: int) -> None:
         """Take in one line."""
         stepping = fields.step is not None
         if fields.run is not None:
-            self._begin(fields.run)
+            self.run = fields.run
         if fields.dump is not None or stepping:
             self._in_dump = fields.dump == "begins"
-        if self.steps and not stepping and (fields.dump == "begins" or "world_size" in fields.evidence):
-            self._new_process = True
         of_step = {"global_batch_sequences": fields.global_batch_sequences, "sequence_tokens": fields.sequence_tokens}
         for name, value in (*fields.evidence.items(), *of_step.items()):
             if value is not None:
@@ -174,12 +188,6 @@ class LogContents:
         self.arguments = others.arguments | self.arguments
         self.evidence_line = others.evidence_line | self.evidence_line
 
-    def _begin(self, run: RunRecord) -> None:
-        """Drop the steps of the run before: the log now tells of another one, which starts at step 1."""
-        if self.steps:
-            self._go_back(1)
-        self.run, self._current = run, None
-
     def _outranks(self, name: str, *, stepping: bool = False) -> bool:
         """Whether a value on this line counts more than those before: a step's over the argument dump's over any other line's."""
         rank = 2 if stepping else int(self._in_dump)
@@ -195,86 +203,52 @@ class LogContents:
         """
         if isinstance(value, int) and not isinstance(value, bool) and not 0 < value <= LARGEST_WHOLE:
             return  # torn text
-        if name == "matmul_dtype":
-            self._dtypes.append(value)
         narrow = name == "matmul_dtype" and self.evidence.get(name) in NARROW_DTYPES and value not in NARROW_DTYPES
         if not narrow and self._outranks(name, stepping=stepping) and self.evidence.get(name) != value:
             self.evidence[name], self.evidence_line[name] = value, line
 
     def _add_step(self, fields: LineFields, step: int, line: int) -> None:
-        """Add a line to its step, which may be known from another line, or from a process before a restart."""
+        """Add a line to its step, which may be known from another line."""
         known = self.steps.get(step)
-        if not describes_step(fields):
-            if known is not None:
-                known.add(fields)
-            else:
-                self._reports[step] = fields
-        elif known is not None and (
-            known.repeats(fields) or (not self._new_process and known.merges(fields, newest=step == self.newest))
-        ):
-            known.add(fields)
-            self._new_process = False  # a copy of what another rank printed
-        else:
-            self._open(fields, step, line)
-
-    def _open(self, fields: LineFields, step: int, line: int) -> None:
-        """Begin a step, and where the number goes back or settings came before it, a process."""
-        former = self._configuration.get("world_size")
-        resized = former is not None and self.evidence.get("world_size") != former  # Primus prints it with each step
-        restarted = bool(self.steps) and (self._new_process or resized or step <= self.newest)
-        first = next(iter(self.steps), step)
-        if self.steps and step <= self.newest:
-            self._go_back(step)
-        if restarted:
-            self._forget_dtype()
-            self._drop_other_configuration(first)
-        self._dtypes.clear()
-        begins = restarted or not self.steps
-        if begins:
-            self._configuration = self._stated()
-            self._new_process = False
-        if not self.steps:
-            self.first_line = line
-        self._current = LoggedStep(
-            step=step, line=line, begins=begins, restarted=restarted and step > 1, tflops_per_gpu=self._next_tflops
-        )
-        self._next_tflops = None
-        self._current.add(fields)
+        if known is None and not describes_step(fields):
+            self._reports[step] = fields
+            return
+        if known is None:
+            if not self.steps:
+                self.first_line = line
+            known = self.steps[step] = LoggedStep(step=step, line=line, tflops_per_gpu=self._next_tflops)
+            self._next_tflops = None
+        known.add(fields)
         if report := self._reports.pop(step, None):
-            self._current.add(report)
-        self.steps[step] = self._current
+            known.add(report)
 
-    def _forget_dtype(self) -> None:
-        """Give up a narrow dtype of earlier processes where this one printed a wider one alone, or its settings without any."""
-        if self._dtypes and not NARROW_DTYPES & set(self._dtypes):
-            self.evidence["matmul_dtype"] = self._dtypes[-1]
-        elif self._new_process and not self._dtypes and self.evidence.get("matmul_dtype") in NARROW_DTYPES:
-            del self.evidence["matmul_dtype"]
-            self.evidence_line.pop("matmul_dtype", None)
 
-    def _stated(self) -> dict[str, Any]:
-        """Return what the processes of one run share, as far as the log has stated it: settings, model and accelerator."""
-        shared = {name: value for name, value in self.evidence.items() if name != "rank_parameters"}
-        return shared | self.arguments | {"accelerator": self.accelerator}
+@dataclass(slots=True)
+class Attempts:
+    """The attempts that a log tells of, of which the last one counts."""
 
-    def _drop_other_configuration(self, first: int) -> None:
-        """Drop the steps of earlier processes where this one runs something else: a record is that of one configuration."""
-        stated = self._stated()
-        changed = [
-            f"{name} {former}, then {'not stated' if stated.get(name) is None else stated[name]}"
-            for name, former in self._configuration.items()
-            if former is not None and stated.get(name) != former
-        ]
-        if changed:
-            self.changes.append(
-                f"steps from {first} to {self.newest} are left out, since a later process ran another configuration: "
-                f"{'; '.join(changed)}"
-            )
-            self.steps.clear()
+    latest: LogContents = field(default_factory=LogContents)
+    former: list[LogContents] = field(default_factory=list)
 
-    def _go_back(self, step: int) -> None:
-        """Drop the steps from `step` on: the run restarted, from the beginning or a checkpoint, and repeats them."""
-        self.restarts += 1
-        self.finished = False
-        while self.steps and next(reversed(self.steps)) >= step:
-            self.steps.popitem()
+    @property
+    def measured(self) -> LogContents:
+        """The last attempt with steps; without any the last one."""
+        return next((one for one in (self.latest, *reversed(self.former)) if one.steps), self.latest)
+
+    def add(self, fields: LineFields, line: int) -> None:
+        """Take in one line, which begins an attempt where a process prints its settings after steps, or steps go back."""
+        last = self.latest
+        begins = fields.step is None and (fields.dump == "begins" or "world_size" in fields.evidence)
+        if fields.run is not None or (begins and last.steps):
+            self.begin(with_settings=True)
+        elif not last.steps and self.former and fields.step is not None and self.former[-1].has_copied(fields):
+            self.latest = self.former.pop()
+        elif not last.goes_on_with(fields):
+            self.begin(with_settings=False)
+        self.latest.add(fields, line)
+
+    def begin(self, *, with_settings: bool) -> None:
+        """Begin an attempt."""
+        if self.latest.steps:
+            self.former.append(self.latest)
+        self.latest = self.latest.following(with_settings=with_settings)

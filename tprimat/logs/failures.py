@@ -6,10 +6,11 @@ data/failures.yaml has what logs say.
 import re
 import signal
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, takewhile
+from typing import Literal
 
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.fields import ESCAPES
@@ -21,7 +22,11 @@ class Signature(RefuseUnknownKeys):
     """One class of failures. `cause` and `hint` may contain {groups} of a pattern and {line}."""
 
     name: str
+    kind: str = ""
+    """What it has in common with others; empty: its name."""
     outcome: Outcome
+    memory: Literal["device", "host"] | None = None
+    """Which memory ran out."""
     patterns: tuple[str, ...]
     cause: str
     hint: str | None = None
@@ -41,30 +46,28 @@ def signatures(section: str) -> tuple[Signature, ...]:
 
 
 @cache
-def harmless() -> re.Pattern[str]:
-    """Return the pattern of lines that look like errors and are none."""
-    return re.compile("|".join(document(DATA / "failures.yaml")["harmless"]))
+def pattern_of(section: str) -> re.Pattern[str]:
+    """Return the pattern of lines with any of a section's patterns, such as `harmless`: errors by their look alone."""
+    return re.compile("|".join(document(DATA / "failures.yaml")[section]))
 
 
-GPU_MEMORY = re.compile(
-    r"(?:HIP|CUDA) out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]?i?B)"
-    r"(?:.*?GPU (?P<gpu>\d+) has a total capac?i?ty of (?P<capacity>[\d.]+ [KMGT]?i?B)"
-    r" of which (?P<free>[\d.]+ [KMGT]?i?B|\d+ bytes) is free)?"
-)
 ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(
-    r"(?:^|\] *(?:: *)?|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$"
+    r"(?:^|\] *(?:: *)?|\s)(?P<text>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Failure)|Exception)(?:: .*)?)$"
 )
-RAISED_WARNING = re.compile(r"(?:\[rank\d+\]:\s*)?(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*Warning: .*)$")
-"""Under PYTHONWARNINGS=error, at the start of the line below a frame; those that are printed have their file before them."""
-FRAME = re.compile(r"(?:\[rank\d+\]:\s*)?File \".*\", line \d+")
+IGNORED = "Exception ignored in"
+"""Begins a traceback that Python prints and passes over, such as that of a destructor."""
+LONGEST_TRACEBACK = 40
+LONGEST_READ = 2000
+"""Characters of a line that are looked at: patterns take the square of it."""
 RANK_MARK = re.compile(r"^\[rank\d+\]:\s*")
+RANK = re.compile(r"\[rank(\d+)\]|\brank ?[=:] ?(\d+)|\brank-(\d+)/")
 ASSERT = re.compile(r"assert .+")
 LINES_OF_A_FRAME = 3
 """The file, its source, and marks below it."""
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
-UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 MAX_CAUSE_CHARACTERS = 300
+MOST_RANKS = 4
 LIMIT_SECONDS, WARNING_SECONDS = 10.0, 900.0
 """How long before its time limit a scheduler's SIGTERM, or the warning that a user asked for, is about that limit."""
 CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
@@ -78,10 +81,6 @@ def classify(
 ) -> Failure | None:
     """Find the cause of death of a run that the launcher did not stop.
 
-    Searches torchrun's root-cause block first, then the log of the rank that it names, then the whole log. Within each, classes
-    are tried in the order of failures.yaml, and the earliest line of a class is taken. An exception of the rank that failed first
-    comes before what any other process says.
-
     Args:
         exit_code: of the process; a negative number is a signal. Shells report 128 plus the signal number.
         lines: of the log and of the ranks' own logs.
@@ -94,10 +93,22 @@ def classify(
     if exit_code == 0:
         return unfinished(steps) or diverging(steps)
     texts = meaningful(lines)
+    return cause_in(texts, steps, exit_code, oom_killed) or last_line(exit_code, texts)
+
+
+def cause_in(
+    texts: Sequence[str], steps: Sequence[StepRecord], exit_code: int | None = None, oom_killed: bool = False
+) -> Failure | None:
+    """Return the failure that meaningful lines, steps or an exit code tell of; None where none does.
+
+    Searches torchrun's root-cause block first, then the log of the rank that it names, then the whole log. Within each, classes
+    are tried in the order of failures.yaml, and the earliest line of a class is taken. An exception of the rank that failed first
+    comes before what any other process says.
+    """
     block = root_cause_block(texts)
     first_rank = of_rank(texts, block)
     number = signal_of(exit_code, block)
-    return (
+    failure = (
         search("causes", block)
         or search("causes", first_rank)
         or own_exception(first_rank)
@@ -110,8 +121,11 @@ def classify(
         or last_exception(texts)
         or search("echoes", texts)
         or ended_by(number, set(signal.Signals))
-        or last_line(exit_code, texts)
     )
+    place = place_of(facts_of(block)) or place_of(task_of(texts))
+    if failure is None or place is None or failure.kind == "worker_refused":
+        return failure
+    return replace(failure, hint="; ".join(filter(None, (failure.hint, f"{place} failed first"))))
 
 
 AGAIN = "the same command with --resume makes this run again, and skips those that have ended"
@@ -154,8 +168,7 @@ def is_echo(text: str) -> bool:
 
 def failed_at(lines: Iterable[str]) -> str:
     """Return when the first rank of a node failed, as torchrun writes it (2026-01-01_00:00:00); lines without it sort last."""
-    times = (re.match(r"time\s*: ([\d_:-]+)", line) for line in root_cause_block(meaningful(lines)))
-    return next((match[1] for match in times if match), "~")
+    return facts_of(root_cause_block(meaningful(lines))).get("time", "~")
 
 
 def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
@@ -169,9 +182,16 @@ def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
 
 
 def meaningful(lines: Iterable[str]) -> list[str]:
-    """Remove control sequences, empty lines and harmless lines that look like errors."""
-    texts = (ESCAPES.sub("", line).strip() for line in lines)
-    return [text for text in texts if text and not harmless().search(text)]
+    """Remove control sequences, empty lines, harmless lines that look like errors, and tracebacks that Python passed over."""
+    texts, passed_over = [], 0
+    for text in (ESCAPES.sub("", line[:LONGEST_READ]).strip() for line in lines):
+        if IGNORED in text:
+            passed_over = LONGEST_TRACEBACK
+        elif passed_over:
+            passed_over = 0 if EXCEPTION.search(text) else passed_over - 1
+        elif text and not pattern_of("harmless").search(text):
+            texts.append(text)
+    return texts
 
 
 def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
@@ -214,20 +234,31 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
 def root_cause_block(lines: Sequence[str]) -> list[str]:
     """Return torchrun's lines about the rank that failed first."""
     starts = [index for index, line in enumerate(lines) if ROOT_CAUSE in line]
-    if not starts:
-        return []
-    rest = lines[starts[-1] + 1 :]
-    ends = (index for index, line in enumerate(rest) if "=====" in line)
-    return list(rest[: next(ends, 40)])
+    rest = lines[starts[-1] + 1 :] if starts else ()
+    return list(islice(takewhile(lambda line: "=====" not in line, rest), LONGEST_TRACEBACK))
+
+
+def facts_of(block: Sequence[str]) -> dict[str, str]:
+    """Return the rows of torchrun's block, such as host, rank and time."""
+    rows = (re.search(r"\b(time|host|rank|exitcode)\s*: (\S.*)", line) for line in block)
+    return {row[1]: row[2] for row in rows if row}
+
+
+def task_of(lines: Sequence[str]) -> dict[str, str]:
+    """Return host and rank of the first task that a scheduler says to have ended."""
+    return next((match.groupdict() for line in lines if (match := pattern_of("places").search(line))), {})
+
+
+def place_of(facts: Mapping[str, str]) -> str | None:
+    """Return 'rank 11 (local_rank: 3) on node07' by torchrun's block or a scheduler's line; None without one."""
+    host = f" on {facts['host']}" if "host" in facts else ""
+    return f"rank {facts['rank']}{host}" if "rank" in facts else None
 
 
 def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
     """Return the lines of the rank that the block names, marked [rank3]: by torch or rank-3/8 by Primus."""
-    ranks = [match[1] for line in block if (match := re.match(r"rank\s*: (\d+)", line))]
-    if not ranks:
-        return []
-    marks = (f"[rank{ranks[0]}]", f"rank-{ranks[0]}/")
-    return [line for line in lines if any(mark in line for mark in marks)]
+    rank = facts_of(block).get("rank", "").partition(" ")[0]
+    return [line for line in lines if f"[rank{rank}]" in line or f"rank-{rank}/" in line] if rank else []
 
 
 def search(section: str, lines: Sequence[str], *, without: str = "") -> Failure | None:
@@ -241,17 +272,24 @@ def search(section: str, lines: Sequence[str], *, without: str = "") -> Failure 
 
 def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
     """Fill the signature's texts with the details of the line."""
-    words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
-    cause = (gpu_memory_cause(lines) if signature.name == "out_of_memory" else None) or signature.cause
+    of_ranks = ranks_in(one for one in lines if signature.match(one)) if "{ranks}" in signature.cause else ""
+    words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line, "ranks": of_ranks}
+    cause = (memory_cause(lines) if signature.memory == "device" else None) or signature.cause.format_map(words)
     hint = signature.hint.format_map(words) if signature.hint else None
     return Failure(
         outcome=signature.outcome,
-        cause=shortened(cause.format_map(words)),
+        cause=shortened(cause),
         hint=worker_hint(line, lines) if signature.name == "worker_refused" else hint,
         evidence=shortened(line),
-        kind=signature.name,
+        kind=signature.kind or signature.name,
         retry=signature.retry,
     )
+
+
+def ranks_in(lines: Iterable[str]) -> str:
+    """Return ', first on rank 428, 390', in the order of the lines; empty where they name none."""
+    ranks = dict.fromkeys(next(filter(None, match.groups())) for line in lines if (match := RANK.search(line)))
+    return f", first on rank {', '.join(islice(ranks, MOST_RANKS))}" if ranks else ""
 
 
 def worker_hint(line: str, lines: Sequence[str]) -> str | None:
@@ -260,33 +298,25 @@ def worker_hint(line: str, lines: Sequence[str]) -> str | None:
     return next((row.removeprefix("try").strip() for row in rows if row.startswith("try")), None)
 
 
-def gpu_memory_cause(lines: Sequence[str]) -> str | None:
-    """Describe the largest failed allocation and the memory that was free."""
-    matches = [match for line in lines if (match := GPU_MEMORY.search(line))]
-    if not matches:
+def memory_cause(lines: Sequence[str]) -> str | None:
+    """Describe the first allocation that failed and the memory that was free."""
+    match = next((match for line in lines if (match := pattern_of("allocation").search(line))), None)
+    if match is None:
         return None
-    largest = max(matches, key=lambda match: as_bytes(match["size"]))
-    text = f"The GPU ran out of memory: it tried to allocate {largest['size']}"
-    if largest["gpu"] is not None:
-        text += f" on GPU {largest['gpu']}, where {largest['free']} of {largest['capacity']} were free"
+    of = {name.rstrip("2"): text for name, text in match.groupdict().items() if text}
+    device = "GPU" if of["device"] in {"CUDA", "HIP"} else of["device"]
+    text = f"The {device} ran out of memory: it tried to allocate {of['size']}"
+    if "gpu" in of:
+        text += f" on {device} {of['gpu']}, where {of['free']} of {of['capacity']} were free"
     return text + "."
-
-
-def as_bytes(text: str) -> float:
-    """Convert '3.31 GiB' to bytes."""
-    number, unit = text.split()
-    return float(number) * UNITS.get(unit, 1)
 
 
 def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
     """Return the signal that ended the first rank, or the process itself."""
-    for line in block:
-        if match := re.search(r"exitcode\s*: -(\d+)", line):
-            return int(match[1])
-    if exit_code is None:
-        return None
-    if exit_code < 0:
-        return -exit_code
+    if match := re.match(r"-(\d+)", facts_of(block).get("exitcode", "")):
+        return int(match[1])
+    if exit_code is None or exit_code < 0:
+        return None if exit_code is None else -exit_code
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
 
 
@@ -310,8 +340,7 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
         line = lines[index]
         if WRAPPERS.search(line) or is_echo(line):
             continue
-        below_frame = any(map(FRAME.match, lines[max(0, index - LINES_OF_A_FRAME) : index]))
-        if match := EXCEPTION.search(line) or (RAISED_WARNING.match(line) if below_frame else None):
+        if match := EXCEPTION.search(line):
             text = shortened(match["text"] + more_of_exception(match["text"], lines, index))
             return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
     return None
@@ -336,8 +365,8 @@ def own_exception(lines: Sequence[str]) -> Failure | None:
 
 
 def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
-    """Fall back to the exit code and the last line."""
-    cause = f"The process ended with exit code {exit_code}"
+    """Fall back to the exit code, where somebody saw one, and the last line."""
+    cause = "The process ended" + ("" if exit_code is None else f" with exit code {exit_code}")
     if not lines:
         return Failure(outcome="failed", cause=f"{cause} and printed nothing.")
     last = shortened(lines[-1])

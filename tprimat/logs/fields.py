@@ -4,10 +4,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from tprimat.core.accelerators import Backend
 from tprimat.core.limits import LARGEST_WHOLE
+from tprimat.core.rows import DATA, document
 from tprimat.records.schema import RunRecord
 
 
@@ -21,8 +23,12 @@ class LineFields:
     mean_since_reset: bool = False
     """The time is a mean over all steps since the framework last reset its timer, as Megatron-LM prints."""
     tokens_per_second_per_gpu: float | None = None
+    tokens_per_second: float | None = None
+    """All ranks together."""
     sequences_per_second: float | None = None
     """All ranks together."""
+    stamp: float | None = None
+    """When the line was printed, in seconds."""
     tflops_per_gpu: float | None = None
     """Model TFLOP/s as the framework counts them, without recomputation."""
     loss: float | None = None
@@ -33,8 +39,6 @@ class LineFields:
     """Of all steps so far."""
     sequence_tokens: int | None = None
     """Where the line of a step states it: it grows in curriculum learning."""
-    target_tokens: int | None = None
-    """Tokens of the step that have a loss, without padding."""
     failed: bool = False
     """The framework skipped the update or counted a NaN."""
     peak_allocated_bytes: int | None = None
@@ -81,33 +85,58 @@ class Dialect:
         return next((fields for fields in readings if fields is not None), None)
 
 
-def says(**fields: object) -> Reader:
-    """Return what reads a line whose words alone say something."""
-    return lambda _: LineFields(**fields)  # type: ignore[arg-type]
-
-
 def matching(pattern: str, fields: Callable[[re.Match[str]], LineFields | None]) -> Reader:
     """Return what reads a line that matches a pattern."""
     search = re.compile(pattern).search
     return lambda text: fields(match) if (match := search(text)) else None
 
 
-def states(fact: str, pattern: str, value: Callable[[str], object] | None = None) -> Reader:
-    """Return what reads a fact of the evidence from the first group of a pattern, as a number or by `value`."""
-    return matching(pattern, lambda match: LineFields(evidence={fact: (value or count)(match[1])}))
+def rules_of(dialect: str) -> dict[str, Reader]:
+    """Return what reads the lines of a dialect that data/log_lines.yaml has."""
+    return {row["words"]: _rule(**row) for row in document(DATA / "log_lines.yaml")[dialect]}
+
+
+def fact_of(text: str) -> int | str:
+    """Return '8,030,261,248' as a number, and what is no number as it is."""
+    digits = text.replace(",", "")
+    return count(digits) if digits.isdigit() else text
+
+
+def _rule(
+    words: str,
+    pattern: str = "",
+    values: Mapping[str, str] = MappingProxyType({}),
+    evidence: Mapping[str, object] | None = None,
+    arguments: Mapping[str, str] | None = None,
+    **run: Any,
+) -> Reader:
+    """Return what reads lines by a row of log_lines.yaml."""
+
+    def fields(match: re.Match[str]) -> LineFields | None:
+        texts = {name: values.get(text, text) for name, text in match.groupdict().items() if text is not None}
+        named = {name.lower(): text for name, text in texts.items() if name.isupper()}
+        facts: dict[str, Any] = {name: fact_of(text) for name, text in texts.items() if not name.isupper()}
+        of_run = {name: facts.pop(name) for name in ("total_steps", "accelerator") if name in facts}
+        return LineFields(evidence={**facts, **(evidence or {})}, arguments={**named, **(arguments or {})}, **of_run, **run)
+
+    return matching(pattern.replace("PREFIX", LAUNCHER_PREFIX) or re.escape(words), fields)
 
 
 GIGABYTE, GIBIBYTE, MEBIBYTE = 10**9, 2**30, 2**20
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
+    r"|\[\d{1,3}(?:;\d{1,3})*m"
 )
-"""Colours, titles, cursor moves and other control characters (ECMA-48)."""
+"""Colours, titles, cursor moves and other control characters (ECMA-48); colours also where pasting lost their first byte."""
 LAUNCHER_PREFIX = (
     r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ | *[\w.-]+: |[\w.-]+ +\| |\[\d+,\d+\]<std(?:out|err)>: ?)?"
     r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)?(?:\[[a-z]+\d+\]:)?"
 )
 """What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun (padded from ten tasks on) or pdsh, docker compose,
 mpirun; then a time, as a node of Kubernetes keeps it with the stream, then torchrun."""
+TOKEN_RATE = re.compile(r"(?i)\btok(?:en)?s?\b.*(?:/|\bper) ?s(?:ec(?:ond)?)?\b|\b(?:tgs|tps|wps)\b")
+"""Names of rates, with spaces between their words."""
+OF_GPU = re.compile(r"(?i)gpu|device|rank|card|\btgs\b")
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
 MOST_DIGITS = 18
 NONE = {"None", "null"}
@@ -116,7 +145,16 @@ NONE = {"None", "null"}
 
 def plain(text: str) -> str:
     """Return the line without terminal colours and other control sequences."""
-    return ESCAPES.sub("", text) if "\x1b" in text else text
+    return ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
+
+
+def token_rates(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the rate in tokens that a line prints, of a GPU or of all, whatever it calls it."""
+    named = {name.replace("_", " ").replace("-", " "): text for name, text in fields.items()}
+    named = {name: text for name, text in named.items() if TOKEN_RATE.search(name)}
+    of_gpu = next((text for name, text in named.items() if OF_GPU.search(name)), None)
+    every = next((text for name, text in named.items() if not OF_GPU.search(name)), None)
+    return {"tokens_per_second_per_gpu": number(of_gpu), "tokens_per_second": number(every)}
 
 
 def number(text: str | None) -> float | None:

@@ -17,6 +17,8 @@ class Foreign(RefuseUnknownKeys):
     why: str = "Nothing here reads its lines."
     fix: str | None = None
     """What its user can do instead."""
+    step: str | None = None
+    """Pattern of the number of a step, and where it says so their total."""
     beside: bool = False
     """It prints beside another framework, whose failure before the first step counts."""
     outranks: bool = False

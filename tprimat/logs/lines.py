@@ -3,13 +3,12 @@
 import codecs
 import gzip
 import hashlib
-import json
+import io
 import os
 import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedReader
 
 from tprimat.core.errors import RecordError
 from tprimat.records.store import without_waiting
@@ -20,27 +19,9 @@ LONGEST_LINE = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-class Hashing:
-    """A reader that takes the SHA-256 of the bytes it passes on."""
-
-    def __init__(self, file: BufferedReader) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-
-    def is_packed(self) -> bool:
-        """Whether gzip's two bytes come first."""
-        return self._file.peek(2).startswith(GZIP_MAGIC)
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the bytes available now; a pipe waits for its first byte."""
-        data = self._file.read1(size)
-        self.sha256.update(data)
-        return data
-
-
 @dataclass(slots=True)
 class LogLines:
-    """A log as batches of lines. `truncated` and `sha256` are known at its end."""
+    """A log as batches of lines. `truncated` and `sha256`, of its unpacked bytes, are known at its end."""
 
     path: str
     """'-' for standard input."""
@@ -59,26 +40,26 @@ class LogLines:
         Raises:
             RecordError: the file is missing, unreadable or not text.
         """
-        if self.path == "-":
-            with open(sys.stdin.fileno(), "rb", closefd=False) as pipe:
-                yield from self._text(Hashing(pipe))
-            return
         try:
+            if self.path == "-":
+                with open(sys.stdin.fileno(), "rb", closefd=False) as pipe:
+                    yield from self._text(pipe)
+                return
             with open(self.path, "rb", opener=without_waiting) as file:
                 os.set_blocking(file.fileno(), True)
-                yield from self._text(Hashing(file))
+                yield from self._text(file)
         except OSError as error:
             raise RecordError(
                 f"{self.path} cannot be read: {error.strerror or error}.", where=self.path, fix="--log-file PATH, or - for a pipe"
             ) from error
 
-    def _text(self, source: Hashing) -> Iterator[list[str]]:
-        rest, first = "", True
+    def _text(self, file: io.BufferedReader) -> Iterator[list[str]]:
+        rest, sha256 = "", hashlib.sha256()
         decoder = codecs.getincrementaldecoder("utf8")("replace")
-        for data in self._chunks(source):
-            if first and data:
+        for number, data in enumerate(self._chunks(file)):
+            if number == 0:
                 self._refuse_binary(data)
-                first = False
+            sha256.update(data)
             if b"\0" in data:
                 self._cut("it holds zero bytes, as files do after a crash")
             text = rest + decoder.decode(data.replace(b"\0", b""))
@@ -90,7 +71,7 @@ class LogLines:
             yield lines
         if rest:
             self._cut("its last line is not complete")
-        self.sha256 = source.sha256.hexdigest()
+        self.sha256 = sha256.hexdigest()
 
     def _cut(self, why: str) -> None:
         self.truncated, self.why_truncated = True, why
@@ -104,35 +85,13 @@ class LogLines:
                 fix="the console output of the training run as UTF-8 text, plain or gzipped",
             )
 
-    def _chunks(self, source: Hashing) -> Iterator[bytes]:
-        if source.is_packed():
-            yield from self._unpacked(source)
-            return
-        while data := source.read(CHUNK_BYTES):
-            yield data
-
-    def _unpacked(self, source: Hashing) -> Iterator[bytes]:
-        with gzip.GzipFile(fileobj=source) as unpacked:  # type: ignore[call-overload]
-            try:
-                while data := unpacked.read1(CHUNK_BYTES):
-                    yield data
-            except EOFError:
-                self._cut("its gzip stream is cut short")
-            except (gzip.BadGzipFile, zlib.error):
-                self._cut("its gzip stream is damaged")
-
-
-WRAPPED = ('{"log":', '{"message":', '{"textPayload":')
-"""How a line begins that Docker, CloudWatch or Google's logging keeps as JSON."""
-
-
-def unwrapped(line: str) -> list[str]:
-    """Return the printed lines of one that is kept as JSON, which holds all redrawings of a progress bar; any other as it is."""
-    if not line.startswith(WRAPPED):
-        return [line]
-    try:
-        kept = json.loads(line)
-    except (ValueError, RecursionError):  # torn
-        return [line]
-    text = next((kept[name] for name in ("log", "message", "textPayload") if name in kept), None)
-    return text.rstrip("\r\n").replace("\r", "\n").split("\n") if isinstance(text, str) else [line]
+    def _chunks(self, file: io.BufferedReader) -> Iterator[bytes]:
+        packed = file.peek(2).startswith(GZIP_MAGIC)
+        source = gzip.GzipFile(fileobj=file) if packed else file
+        try:
+            while data := source.read1(CHUNK_BYTES):
+                yield data
+        except EOFError:
+            self._cut("its gzip stream is cut short")
+        except (gzip.BadGzipFile, zlib.error):
+            self._cut("its gzip stream is damaged")

@@ -1,37 +1,38 @@
-"""A training log read line by line: its dialect recognised, the fields of its lines collected, lines about errors kept."""
+"""A training log read line by line: its dialect recognised, its fields collected by attempt, lines about errors kept."""
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
-from tprimat.core.errors import WORKER_ERROR, RecordError
-from tprimat.logs.contents import LogContents
-from tprimat.logs.fields import Dialect, plain
+from tprimat.core.errors import RecordError
+from tprimat.core.rows import DATA, document
+from tprimat.logs.contents import Attempts, LogContents
+from tprimat.logs.failures import cause_in, last_exception, meaningful, pattern_of
+from tprimat.logs.fields import Dialect, LineFields, number, plain, whole
 from tprimat.logs.foreign import Foreign, foreign_of
 from tprimat.logs.formats import deepspeed, maxtext, megatron_bridge, nemo, primus, torchtitan, tprimat
 from tprimat.logs.formats.megatron_bridge import MEGATRON_LM
-from tprimat.logs.lines import unwrapped
+from tprimat.records.schema import Failure, StepRecord
 
-LAST_LINES = 400
+LAST_LINES = 60
 """Kept of every log, to look for the cause of a failure."""
+CONTEXT = 25
+"""Lines that are kept after one that is about an error: a traceback, or torchrun's block."""
+MOST_KEPT = 8000
 LONGEST_KEPT = 1 << 14
-"""Characters of each of them: enough for a record of TPrimat, and 400 of them stay small."""
-MOST_ERRORS = 2000
-LONGEST_ERROR = 2000
-"""Characters."""
+"""Characters of each of them: enough for a record of TPrimat."""
 FIRST_STEPS = 3
 """Among so many, lines are looked for that only look like those of a framework that is read."""
+PROSE = re.compile(r"`[^`]*(?:[Ee]rror|memory)|^[-*>#] ")
+"""How a line looks in a text about an error, as in a list of Markdown, or in its quotes."""
+NEAR = 4
+"""Lines before the start of a process, or the end of the log, in which an exception ended one."""
+TRACEBACK = "Traceback (most recent call last)"
+LEAST_PERCENT = 5.0
+"""Of the memory in use, from which its total follows with enough digits."""
 FENCE = re.compile(r"\s*(?:```|~~~)")
-"""Begins a block of Markdown, which quotes what a program printed."""
-PRINTED = re.compile(
-    r"Traceback \(most recent call last\):$"
-    r"|^(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)"
-    rf"|^{WORKER_ERROR}|ChildFailedError|Root Cause \(first observed failure\)|\[rank-?\d+[\]/]|\bNCCL (?:WARN|INFO) "
-    r"|^(?:srun|slurmstepd|torchrun|mpirun|python[\d.]*|docker|bash|\S+\.(?:sh|py)): "
-    r"|^(?:Memory access fault by GPU|Segmentation fault|Fatal Python error)"
-    r"|^[EWIF]\d{4} \d\d:|^\[?\d{4}-?\d\d-?\d\d[ T_]\d\d:|^\[ *\d+\.\d+\]"
-)
-"""Lines of Python, torchrun, a scheduler or the kernel, as a process or a launcher prints them: no sentence about an error."""
 DIALECTS: tuple[Dialect, ...] = (
     tprimat.DIALECT,
     primus.DIALECT,
@@ -46,10 +47,56 @@ DIALECTS: tuple[Dialect, ...] = (
 NAMES = tuple(dialect.name for dialect in DIALECTS)
 
 
+@cache
+def words_of(section: str) -> tuple[str, ...]:
+    """Return words of data/failures.yaml: `loud` lines are about errors, those of `starts` begin a process."""
+    return tuple(document(DATA / "failures.yaml")[section])
+
+
 def dialect_of(text: str) -> Dialect | None:
     """Return the dialect of one line; None for lines that any framework may print."""
     text = plain(text)
     return next((dialect for dialect in DIALECTS if dialect.speaks(text)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a line shows of the devices that ran."""
+
+    platform: str
+    """cuda, rocm or another; empty: not shown."""
+    gib: float | None
+    share: bool
+    """The memory is a share that the program may use."""
+
+
+@cache
+def device_patterns() -> tuple[tuple[str, re.Pattern[str], str], ...]:
+    """Return words of a line, its pattern and the platform that it shows, by data/log_lines.yaml."""
+    rows = document(DATA / "log_lines.yaml")["devices"]
+    return tuple((row["words"], re.compile(row["pattern"]), row.get("platform", "")) for row in rows)
+
+
+def device_of(line: str) -> Device | None:
+    """Return what a line shows of its devices."""
+    for words, pattern, platform in device_patterns():
+        if words in line and (match := pattern.search(line)):
+            facts = match.groupdict()
+            gib = number(facts.get("gib") or facts.get("limit"))
+            used, percent = number(facts.get("used")), number(facts.get("percent"))
+            if used and percent and percent > LEAST_PERCENT:
+                gib = 100 * used / percent
+            return Device(platform, gib, "limit" in facts)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt before the last one."""
+
+    contents: LogContents
+    failure: Failure | None
+    kept: Sequence[tuple[int, str]]
 
 
 @dataclass(slots=True)
@@ -60,110 +107,180 @@ class LogReading:
     """For messages: a path, or standard input."""
     dialect: Dialect | None = None
     """None until a line shows it."""
-    contents: LogContents = field(default_factory=LogContents)
+    attempts: Attempts = field(default_factory=Attempts)
+    ended: list[Ended] = field(default_factory=list)
+    """The attempts before the last one."""
     lines: int = 0
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-    errors: list[str] = field(default_factory=list)
-    """The first lines that mention an error."""
-    _candidates: dict[Dialect, LogContents] = field(default_factory=dict)
+    devices: dict[int, Device] = field(default_factory=dict)
+    """Number of a line -> what it shows of the devices, each thing once."""
+    _tail: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    """The last lines, with their numbers."""
+    _kept: list[tuple[int, str]] = field(default_factory=list)
+    """Lines about errors, and those after them."""
+    _loud: int = -CONTEXT
+    """Number of the last line about an error."""
+    _steps: tuple[int, int] = (0, 0)
+    """Numbers of the lines of the last step but one, before which no error is the end of the run, and of the last."""
+    _candidates: dict[Dialect, Attempts] = field(default_factory=dict)
     """What each dialect has read before the first line that shows the log's own."""
     _foreign: tuple[Foreign, int] | None = None
     """The first line of a framework whose steps are not read, and its number."""
+    _foreign_step: tuple[int, int | None] = (0, None)
+    """Its last step, and the number of all."""
+
+    @property
+    def contents(self) -> LogContents:
+        """What the last attempt with steps has stated."""
+        return self.attempts.measured
 
     def add(self, batch: list[str]) -> None:
         """Take in whole lines. Until the dialect is known, every dialect reads them."""
-        batch = [text for line in batch for text in unwrapped(line)]
-        start = 0 if self.dialect is not None else self._recognise(batch)
-        if self.dialect is not None:
-            self._read(batch, start)
+        for index in self._telling(batch):
+            self._read(batch[index], self.lines + index + 1)
         self.lines += len(batch)
-        self.last_lines.extend(line[:LONGEST_KEPT] for line in batch[-LAST_LINES:])
+        last = batch[-LAST_LINES:]
+        self._tail.extend((self.lines - len(last) + number, line[:LONGEST_KEPT]) for number, line in enumerate(last, 1))
 
-    def _recognise(self, batch: list[str]) -> int:
-        """Return the index of the line that shows the dialect, from which on only this dialect reads."""
-        for index, line in enumerate(batch):
-            if not line or line.isspace():
-                continue
-            if dialect := dialect_of(line):
-                self.dialect = dialect
-                self.contents = self._candidates.setdefault(dialect, self.contents)
-                return index
+    def _telling(self, batch: list[str]) -> Sequence[int]:
+        """Return the lines that may say something. A search of the whole text finds the few words that are in any line."""
+        if self.dialect is None:
+            return [index for index, line in enumerate(batch) if line and not line.isspace()]
+        text = "\n".join(batch)
+        marks = [
+            mark for mark in (*self.dialect.rules, *words_of("starts"), *(row[0] for row in device_patterns())) if mark in text
+        ]
+        loud = [word for word in words_of("loud") if word in text]
+        telling = {index for mark in marks for index, line in enumerate(batch) if mark in line}
+        errors = {index for word in loud for index, line in enumerate(batch) if word in line} | {self._loud - self.lines - 1}
+        after = {other for index in errors for other in range(index, index + CONTEXT)}
+        return sorted(telling | {index for index in after if 0 <= index < len(batch)})
+
+    def _read(self, line: str, number: int) -> None:
+        """Read a line, and keep it where it is about an error."""
+        if any(word in line for word in words_of("starts")):
+            self._begin(number)
+        fields = self._fields(line, number)
+        if fields is not None:
+            self._take(fields, number)
+        if (device := device_of(line)) and device not in self.devices.values():
+            self.devices[number] = device
+        if any(word in line for word in words_of("loud")):
+            self._loud = number
+        if number < self._loud + CONTEXT and line.strip() and not is_step(fields) and len(self._kept) < MOST_KEPT:
+            self._kept.append((number, line[:LONGEST_KEPT]))
+
+    def _fields(self, line: str, number: int) -> LineFields | None:
+        """Return the fields of a line in the log's dialect, which it may be the first to show."""
+        if self.dialect is None and (dialect := dialect_of(line)):
+            self.dialect, self.attempts = dialect, self._candidates.pop(dialect, self.attempts)
+        if self.dialect is None:
             for candidate in DIALECTS:
                 if fields := candidate.read_line(line):
-                    self._candidates.setdefault(candidate, LogContents()).add(fields, self.lines + index + 1)
-            self._note_foreign(line, index)
-            if "rror" in line or "Traceback" in line:
-                self._keep_error(line)
-        return len(batch)
+                    self._candidates.setdefault(candidate, Attempts()).add(fields, number)
+            self._note_foreign(line, number)
+            step = re.search(self._foreign[0].step, line) if self._foreign and self._foreign[0].step else None
+            if step is not None and (reached := int(step["step"])) != self._foreign_step[0]:
+                self._foreign_step = reached, whole(step.groupdict().get("total"))
+                self._step(number)
+            return None
+        fields = self.dialect.read_line(line)
+        if fields is not None and self.dialect is MEGATRON_LM and megatron_bridge.DIALECT.speaks(plain(line)):
+            # Two ranks of Megatron-Bridge print its own line and Megatron-LM's, in any order: keep the settings that it printed.
+            self.dialect = megatron_bridge.DIALECT
+            if settings := self._candidates.get(self.dialect):
+                self.attempts.latest.add_settings(settings.latest)
+        if fields is not None and fields.step is not None and len(self.contents.steps) < FIRST_STEPS:
+            self._note_foreign(line, number, outranks=True)
+        return fields
 
-    def _note_foreign(self, line: str, index: int, *, outranks: bool = False) -> None:
+    def _note_foreign(self, line: str, number: int, *, outranks: bool = False) -> None:
         known = self._foreign is not None and self._foreign[0].outranks >= outranks
-        if not known and (foreign := foreign_of(line[:LONGEST_ERROR], outranks=outranks)):
-            self._foreign = foreign, self.lines + index + 1
+        if not known and (foreign := foreign_of(line[:LONGEST_KEPT], outranks=outranks)):
+            self._foreign = foreign, number
 
-    def _read(self, batch: list[str], start: int) -> None:
-        """Read the lines that a rule is about. A search of the whole text finds the few rules that are."""
-        text = "\n".join(batch)
-        marks = [mark for mark in (*self._dialect().rules, "rror") if mark in text]
-        marked = {index for mark in marks for index, line in enumerate(batch) if mark in line}
-        for index in sorted(index for index in marked if index >= start):
-            line = batch[index]
-            if self.dialect is MEGATRON_LM and megatron_bridge.DIALECT.speaks(plain(line)):
-                self._turn_to_bridge()
-            if (fields := self._dialect().read_line(line)) is not None:
-                if fields.step is not None and len(self.contents.steps) < FIRST_STEPS:
-                    self._note_foreign(line, index, outranks=True)
-                self.contents.add(fields, self.lines + index + 1)
-            elif "rror" in line:
-                self._keep_error(line)
+    def _take(self, fields: LineFields, number: int) -> None:
+        """Take in the fields of a line, which may be the first of an attempt."""
+        last, newest, former = self.attempts.latest, self.attempts.latest.newest, len(self.attempts.former)
+        self.attempts.add(fields, number)
+        if len(self.attempts.former) > former:
+            self._end(last, number)
+        elif len(self.attempts.former) < former and self.ended:  # it goes on after all
+            self._kept = [*self.ended.pop().kept, *self._kept]
+        elif self.attempts.latest.newest != newest:
+            self._step(number)
 
-    def _dialect(self) -> Dialect:
-        assert self.dialect is not None
-        return self.dialect
+    def _step(self, number: int) -> None:
+        """Note the line of a new step: an error that two of them follow was no end."""
+        self._steps = self._steps[1], number
+        self._kept = [kept for kept in self._kept if kept[0] >= self._steps[0]]
 
-    def _turn_to_bridge(self) -> None:
-        """Two ranks of Megatron-Bridge print its own line and Megatron-LM's, in any order: keep the settings that it printed."""
-        self.dialect = megatron_bridge.DIALECT
-        if settings := self._candidates.get(self.dialect):
-            self.contents.add_settings(settings)
+    def _begin(self, number: int) -> None:
+        """Begin an attempt at a line that a process or a scheduler prints first, after steps or an error that ended another."""
+        last = self.attempts.latest
+        if last.steps:
+            self.attempts.begin(with_settings=True)
+        if last.steps or self._died(number):
+            self._end(last, number)
 
-    def _keep_error(self, line: str) -> None:
-        if len(self.errors) < MOST_ERRORS:
-            self.errors.append(line[:LONGEST_ERROR])
+    def _died(self, number: int) -> bool:
+        """Whether the lines before this one tell of the end of a process before its first step."""
+        texts = meaningful(line for _, line in self._kept)
+        near = bool(self._kept) and self._kept[-1][0] >= number - NEAR
+        return any(map(pattern_of("deaths").search, texts)) or (near and last_exception(texts[-NEAR:]) is not None)
+
+    def _end(self, last: LogContents, number: int) -> None:
+        self.ended.append(Ended(last, cause_in(meaningful(line for _, line in self._kept), ()), self._kept))
+        self._kept, self._steps = [], (number, number)
 
     def failure_lines(self) -> list[str]:
-        """Return the lines that may name the cause of a failure, in the order of the log; without lines of steps."""
-        last = [line for line in self.last_lines if self.dialect is None or self.dialect.read_line(line) is None]
-        seen = set(last)
-        return [line for line in self.errors if line not in seen] + last
+        """Return the lines that may name the cause of a failure, in the order of the log, without those that steps followed."""
+        since = self._steps[0]
+        kept = {number: line for number, line in (*self._kept, *self._tail) if number >= since}
+        dialect = self.dialect
+        return [line for _, line in sorted(kept.items()) if dialect is None or not is_step(dialect.read_line(line))]
 
-    def check(self, cause: str | None) -> Dialect | None:
+    def failure(self, steps: Sequence[StepRecord]) -> Failure | None:
+        """Return why the last attempt failed; None where the log does not say."""
+        texts = meaningful(self.failure_lines())
+        failure = cause_in(texts, steps)
+        raised = any(TRACEBACK in text for text in texts) or last_exception(texts[-NEAR:])
+        return failure if failure and (failure.kind or raised) else None
+
+    def foreign_ending(self) -> Failure | None:
+        """Return how a run ended whose steps are not read; None where the log does not tell."""
+        step, total = self._foreign_step
+        if self._foreign is None or any(map(FENCE.match, self.failure_lines())):
+            return None
+        if (failure := self.failure(())) or not step or step == total:
+            return failure
+        planned = "" if total is None else f" of {total}"
+        return Failure(outcome="interrupted", cause=f"The log ends after step {step}{planned} without saying why.")
+
+    def check(self, failure: Failure | None) -> Dialect | None:
         """Return the dialect of a log of a training run; None where the run failed before a line showed the framework.
 
         Args:
-            cause: why the run failed, where the log says so.
+            failure: why the run failed, where the log says so.
 
         Raises:
             RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
         foreign = self._foreign[0] if self._foreign is not None else None
-        lines = self.failure_lines()
-        quoted = any(FENCE.match(line) for line in lines)
-        failed = cause is not None and not quoted and any(PRINTED.search(plain(line).strip()) for line in lines)
+        prose = any(map(FENCE.match, self.failure_lines())) or PROSE.search((failure and failure.evidence) or "")
+        failed = failure is not None and not prose
         begun = bool(self.contents.steps) or self.contents.run is not None
         if self.dialect is not None and (begun or failed) and not (foreign and foreign.outranks):
             return self.dialect
         if self._foreign is not None and not (failed and self._foreign[0].beside):
             raise self._not_read(*self._foreign)
-        if self.lines == 0:
-            raise RecordError(
-                f"{self.name} holds no line that can be read.",
-                where=self.name,
-                fix="the console output of the rank that prints steps",
-            )
         likeliest = self._likeliest() if self.dialect is None else None
-        if quoted or (likeliest is None and not failed):
-            raise self._unrecognised()
+        if prose or (likeliest is None and not failed):
+            raise RecordError(
+                f"{self.name} holds no training step of a known framework.",
+                where=self.name,
+                why=f"None of its {self.lines:,} lines is one of {', '.join(NAMES)}.",
+                fix="the log of the rank that prints steps (the last rank, on the last node, for Megatron and Primus)",
+            )
         return likeliest
 
     def _likeliest(self) -> Dialect | None:
@@ -171,11 +288,11 @@ class LogReading:
 
         Primus and Megatron-Bridge print Megatron-LM's settings too, so Megatron-LM comes before them where they read as many.
         """
-        read = {one: len(contents.evidence) + len(contents.arguments) for one, contents in self._candidates.items()}
+        read = {one: len(seen.latest.evidence) + len(seen.latest.arguments) for one, seen in self._candidates.items()}
         likeliest = max(read, key=lambda one: (read[one], one is MEGATRON_LM), default=None)
         if likeliest is None or not read[likeliest]:
             return None
-        self.dialect, self.contents = likeliest, self._candidates[likeliest]
+        self.dialect, self.attempts = likeliest, self._candidates[likeliest]
         return likeliest
 
     def _not_read(self, foreign: Foreign, line: int) -> RecordError:
@@ -186,11 +303,7 @@ class LogReading:
             fix=foreign.fix or f"a log of one of {', '.join(NAMES)}",
         )
 
-    def _unrecognised(self) -> RecordError:
-        signs = "\n".join(f"{dialect.name}: " + " or ".join(" … ".join(sign) for sign in dialect.signs) for dialect in DIALECTS)
-        return RecordError(
-            f"{self.name} holds no training step of a known framework.",
-            where=self.name,
-            why=f"No line holds any of these:\n{signs}",
-            fix="the log of the rank that prints steps (the last rank, on the last node, for Megatron and Primus)",
-        )
+
+def is_step(fields: LineFields | None) -> bool:
+    """Whether a line is about a step."""
+    return fields is not None and fields.step is not None

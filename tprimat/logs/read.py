@@ -7,39 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.core import units
+from tprimat.core.accelerators import taken_as
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.limits import LARGEST_WHOLE, finite_or_none
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import Workload
-from tprimat.logs.arithmetic import arithmetic_of, options_of, profiled_steps
-from tprimat.logs.checks import (
-    check_claims,
-    check_claims_of_record,
-    check_model,
-    machine_of,
-    model_of,
-    padding,
-    shape_of,
-    with_evidence,
-    world_size,
-)
+from tprimat.logs.arithmetic import arithmetic_of, options_of
+from tprimat.logs.checks import check_claims, check_model, machine_of, model_of, shape_of, with_evidence, world_size
 from tprimat.logs.claims import AUTO, Claims, check_claim
-from tprimat.logs.contents import LogContents, LoggedStep, larger
-from tprimat.logs.failures import classify, diverging
+from tprimat.logs.contents import LogContents, LoggedStep
+from tprimat.logs.failures import diverging
 from tprimat.logs.fields import Dialect, number_of
+from tprimat.logs.formats.megatron_lm import RANK_PARAMETERS
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
-from tprimat.logs.second_line import correct_seconds
+from tprimat.logs.second_line import correct_second
 from tprimat.logs.shape import packs, pads
-from tprimat.logs.times import batch_of, step_times, tokens_of
+from tprimat.logs.times import batch_of, step_times, tokens_by_stamps, tokens_of
 from tprimat.records.evidence import with_facts
 from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""
 SEQUENCE_TOLERANCE = 1e-4
-OFTEN = 3
-"""Restarts from which a log may not be one run in order."""
+MOST_ATTEMPTS = 8
+"""Before the last one, that are listed."""
 UNKNOWN_ENGINE = "unknown"
 """Of a run that failed before its log showed the framework."""
 
@@ -56,8 +48,8 @@ class Run:
     """Fact of the evidence, or argument -> number of the line that states it."""
 
 
-class FailedBeforeStepOneError(ConfigError):
-    """The claims do not suffice for a record, but the log says why its run failed before the first step."""
+class UnrecordedError(ConfigError, RecordError):
+    """There is no record, since claims are missing or steps are not read, but the log says how its run ended."""
 
     failure: Failure
 
@@ -72,8 +64,9 @@ def read_log(
     """Return the run that wrote a training log.
 
     The log is what a rank or a launcher printed, plain or gzipped, of TPrimat, Primus, Megatron-Bridge, Megatron-LM, NeMo,
-    torchtitan, MaxText or DeepSpeed, also behind the prefixes of srun, kubectl and others. A run that failed is a run, too: its
-    record has outcome, cause and hint.
+    torchtitan, MaxText or DeepSpeed, also behind the prefixes of srun, kubectl and others. Of several attempts in it the last one
+    counts. A run that failed is a run, too: its record has outcome, cause and hint. Ctrl-C ends the reading and keeps what was
+    read.
 
     Args:
         path: of the log; "-" is standard input.
@@ -82,27 +75,31 @@ def read_log(
         known_models: models by the caller's names, which come before those of the table.
 
     Raises:
-        ConfigError: a claim contradicts the log, or neither states something that is needed. FailedBeforeStepOneError: which
-            leaves no record of a run whose failure is known.
+        ConfigError: a claim contradicts the log, or neither states something that is needed. UnrecordedError: which leaves no
+            record of a run whose end is known.
         RecordError: the log cannot be read, or is not that of a training run.
     """
     log = LogLines(path=str(path))
     reading = LogReading(name=log.name, dialect=dialect)
     claims, known = claims or Claims(), known_models or {}
+    notes = []
     try:
         for batch in log.batches():
             reading.add(batch)
+    except KeyboardInterrupt:
+        notes.append("stopped; what was read so far is kept")
     except RecordError:
         _refuse_unknown_model(claims, known)
         raise
-    notes = [f"{log.name} is damaged: {log.why_truncated}"] if log.why_truncated else []
+    notes += [f"{log.name} is damaged: {log.why_truncated}"] if log.why_truncated else []
     try:
         run = run_of(reading, claims, known, log)
     except (ConfigError, RecordError) as error:
         if log.why_truncated:
             error.why = f"The log is damaged: {log.why_truncated}. {error.why or ''}".strip()
-        if isinstance(error, ConfigError) and not reading.contents.steps and (failure := failure_of(reading, ())):
-            unrecorded = FailedBeforeStepOneError(error.what, where=error.where, why=error.why, fix=error.fix)
+        failure = reading.failure(()) if isinstance(error, ConfigError) else reading.foreign_ending()
+        if failure is not None and not reading.contents.steps:
+            unrecorded = UnrecordedError(error.what, where=error.where, why=error.why, fix=error.fix)
             unrecorded.failure = failure
             raise unrecorded from None
         raise
@@ -116,29 +113,27 @@ def _refuse_unknown_model(claims: Claims, known: Mapping[str, ModelShape]) -> No
 
 
 def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape], log: LogLines) -> Run:
-    """Return the run of the lines of a log.
+    """Return the run of the lines that were read.
 
     Raises:
         ConfigError, RecordError: as read_log.
     """
     if reading.contents.run is None:
         _refuse_unknown_model(claims, known)
-    failure = failure_of(reading, ())
-    dialect = reading.check(failure.cause if failure is not None else None)
+    dialect = reading.check(reading.failure(()))
     contents = reading.contents  # of the likeliest dialect, where the run failed before a line showed it
-    if contents.run is not None:
-        check_claims_of_record(contents.run, claims, reading.name)
+    check_claims(reading, claims)
+    if (record := contents.run) is not None:
         ours = Claims(
-            gpus=contents.run.machine.gpus,
-            global_batch_sequences=contents.run.ran.global_batch_sequences,
-            sequence_tokens=contents.run.ran.sequence_tokens,
+            gpus=record.machine.gpus,
+            global_batch_sequences=record.ran.global_batch_sequences,
+            sequence_tokens=record.ran.sequence_tokens,
         )
-        parsed, record = parsed_log(contents, ours), contents.run
-        notes = parsed.notes
+        steps, _, notes = parsed_log(contents, ours)
     else:
-        parsed, record = claimed_run(reading, dialect, claims, known, log)
-        notes = parsed.evidence.notes
-    ending = ending_of(reading, parsed.steps, dialect)
+        steps, record = claimed_run(reading, dialect, claims, known, log)
+        notes = record.evidence.notes if record.evidence else ()
+    ending = ending_of(reading, steps, dialect)
     source = LogSource(
         path=log.name,
         sha256=log.sha256,
@@ -146,23 +141,24 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
         truncated=log.truncated or ending.outcome == "interrupted",
     )
     record = replace(record, outcome=ending.outcome, cause=ending.cause or None, hint=ending.hint, source=source)
-    return Run(record=record, steps=parsed.steps, notes=notes, lines=contents.evidence_line)
+    return Run(record=record, steps=steps, notes=(*notes, *attempt_notes(reading)), lines=contents.evidence_line)
 
 
 def claimed_run(
     reading: LogReading, dialect: Dialect | None, claims: Claims, known: Mapping[str, ModelShape], log: LogLines
-) -> tuple["ParsedLog", RunRecord]:
+) -> tuple[tuple[StepRecord, ...], RunRecord]:
     """Return steps and record of another framework's run; how it ended is still open."""
     contents = reading.contents
-    check_claims(reading, claims)
     model, shape = model_of(reading, claims, known)
     machine = machine_of(reading, claims, dialect)
-    parsed = parse_with_claims(reading, replace(claims, gpus=machine.gpus))
-    cautions = check_model(reading, shape, parsed.evidence, claims)
-    documents = documents_of(contents, with_evidence(claims, parsed.evidence))
-    evidence = with_facts(parsed.evidence, documents=documents, notes=(*parsed.evidence.notes, *cautions))
+    steps, evidence = parse_with_claims(reading, replace(claims, gpus=machine.gpus))
+    cautions = check_model(reading, shape, evidence, claims)
+    notes = [*evidence.notes, *cautions]
+    if taken := taken_as(claims.accelerator):
+        notes.append(f"--gpu {claims.accelerator} is taken as {taken}")
+    documents = " and ".join(["packed"] * packs(contents.arguments) + ["padded"] * pads(contents.arguments)) or None
     engine = dialect.name if dialect else UNKNOWN_ENGINE
-    record = RunRecord(
+    return steps, RunRecord(
         run_id=f"{model}-{engine}-{(log.sha256 or '')[:12]}",
         model=model,
         strategy=None,
@@ -174,45 +170,32 @@ def claimed_run(
         started_at=None,
         clock="framework",
         outcome="running",
-        evidence=evidence,
+        evidence=with_facts(evidence, documents=documents, notes=tuple(notes)),
         engine_options=options_of(contents.arguments),
-        profiled_steps=profiled_steps(contents.arguments, parsed.steps),
     )
-    return replace(parsed, evidence=evidence), record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedLog:
-    """A log as records."""
-
-    steps: tuple[StepRecord, ...]
-    evidence: Evidence
-    notes: tuple[str, ...]
-
-
-def parsed_log(contents: LogContents, claims: Claims) -> ParsedLog:
-    """Turn the contents of a log into records.
+def parsed_log(contents: LogContents, claims: Claims) -> tuple[tuple[StepRecord, ...], Evidence, tuple[str, ...]]:
+    """Return steps, evidence and notes of an attempt.
 
     The claims fill in what the log does not state; where both do, they must agree (the caller checks).
     """
     evidence, evidence_notes = evidence_of(contents)
     claims = with_evidence(claims, evidence)
     times, notes = step_times(contents, claims)
-    losses: dict[int, float] = {}
-    for correction in correct_seconds(contents, claims):
-        if times[correction.step] is not None:
-            times[correction.step] = correction.seconds
-            losses |= {} if correction.loss is None else {correction.step: correction.loss}
-            notes.append(correction.note)
-    logged = [step for step in contents.steps.values() if times[step.step] is not None]
-    steps = [step_record(step, times[step.step] or 0.0, claims, losses.get(step.step)) for step in logged]
-    steps, peak_notes = carry_peaks(steps, contents)
-    notes += [*peak_notes, *contents.changes]
-    if contents.restarts >= OFTEN and 2 * contents.restarts >= len(contents.steps):
-        notes.append("the step number goes back as often as it rises: lines are out of order, or of several processes")
-    if contents.restarts:
-        notes.append(f"the log holds {contents.restarts + 1} attempts; of repeated steps the last attempt counts")
-    return ParsedLog(steps=tuple(steps), evidence=evidence, notes=(*notes, *evidence_notes))
+    corrected, seconds, loss, note = correct_second(contents, claims) or (0, None, None, "")
+    if times.get(corrected) is not None:
+        times[corrected] = seconds
+        notes.append(note)
+    steps, allocated, reserved = [], None, None
+    for step in contents.steps.values():
+        # Megatron reports peaks after its first lines only; later steps allocate the same.
+        allocated = count_or_none(step.peak_allocated_bytes) or allocated
+        reserved = count_or_none(step.peak_reserved_bytes) or reserved
+        if (seconds := times[step.step]) is not None:
+            record = step_record(step, seconds, claims, loss if step.step == corrected else None)
+            steps.append(replace(record, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved))
+    return tuple(steps), evidence, (*notes, *evidence_notes)
 
 
 def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
@@ -230,9 +213,9 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
         if evidence.get("routing") != "balanced":
             evidence.pop("routing", None)
     degrees = [evidence.get(name) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")]
-    of_rank = evidence.pop("rank_parameters", None)
-    if degrees[0] == 1 and all(degree in {None, 1} for degree in degrees):
-        evidence.setdefault("parameters", of_rank)
+    of_ranks = [evidence.pop(name) for name in list(evidence) if name.startswith(RANK_PARAMETERS)]
+    if of_ranks and degrees[0] and degrees[2] in {None, 1} and len(of_ranks) == degrees[0] * (degrees[1] or 1):
+        evidence.setdefault("parameters", sum(of_ranks))
     evidence["world_size"] = world_size(evidence)
     return with_products(with_facts(Evidence(source="log"), **evidence)), notes
 
@@ -247,20 +230,29 @@ def with_products(evidence: Evidence, gpus: int | None = None) -> Evidence:
     return with_facts(evidence, data_parallel=data, tokens_per_step=seen.tokens_per_step)
 
 
-def parse_with_claims(reading: LogReading, claims: Claims) -> ParsedLog:
+def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRecord, ...], Evidence]:
     """Return steps and evidence, with the sequence length from printed rates where the log does not state it."""
     contents = reading.contents
     derived = None if "sequence_tokens" in contents.evidence else sequence_from_rates(contents, claims.gpus)
     check_claim("--sequence-length", claims.sequence_tokens, derived, f"{reading.name}:{contents.first_line}")
-    parsed = parsed_log(contents, replace(claims, sequence_tokens=claims.sequence_tokens or derived))
-    notes = [*parsed.evidence.notes, *parsed.notes]
+    claims = replace(claims, sequence_tokens=claims.sequence_tokens or derived)
+    known = with_evidence(claims, evidence_of(contents)[0])
+    if known.global_batch_sequences is None or known.sequence_tokens is None:
+        claims = replace(claims, tokens_per_step=tokens_by_stamps(contents, known.gpus))
+    steps, evidence, notes = parsed_log(contents, claims)
+    if claims.tokens_per_step is not None and steps:
+        notes = (*notes, f"{claims.tokens_per_step} tokens a step follow from the printed rates and the times of their lines")
     if derived is not None:
-        notes.append(f"a sequence length of {derived} tokens follows from the printed rates and times")
+        notes = (*notes, f"a sequence length of {derived} tokens follows from the printed rates and times")
     if contents.device_used_bytes is not None:
-        notes.append(f"at most {units.gibibytes(contents.device_used_bytes)} in use on one device, including other processes")
-    sequence = parsed.evidence.workload.sequence_tokens or derived
-    evidence = with_products(with_facts(parsed.evidence, sequence_tokens=sequence), claims.gpus)
-    return replace(parsed, evidence=replace(evidence, notes=tuple(notes)))
+        used = units.gibibytes(contents.device_used_bytes)
+        notes = (*notes, f"at most {used} in use on one device, including other processes")
+    if contents.steps and not steps:
+        flags = "--global-batch-size, --sequence-length and --num-gpus"
+        notes = (*notes, f"none of the logged steps has a time: {flags} give one by a rate")
+    sequence = evidence.workload.sequence_tokens or derived
+    evidence = with_products(with_facts(evidence, sequence_tokens=sequence), claims.gpus)
+    return steps, replace(evidence, notes=(*evidence.notes, *notes))
 
 
 def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
@@ -274,9 +266,10 @@ def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
     claims = Claims(global_batch_sequences=contents.evidence.get("global_batch_sequences"))
     lengths: set[int] = set()
     for step in contents.steps.values():
-        rate, seconds = finite_or_none(step.tokens_per_second_per_gpu), finite_or_none(step.step_seconds)
+        every = step.tokens_per_second and step.tokens_per_second / gpus
+        rate, seconds = finite_or_none(step.tokens_per_second_per_gpu or every), finite_or_none(step.step_seconds)
         batch = batch_of(step, claims)
-        if step.mean_since_reset or batch is None or not rate or not seconds or min(rate, seconds) <= 0:
+        if batch is None or not rate or not seconds or min(rate, seconds) <= 0:
             continue
         tokens = rate * seconds * gpus / batch
         nearest = round(tokens / SEQUENCE_UNIT) * SEQUENCE_UNIT if math.isfinite(tokens) else 0
@@ -306,67 +299,37 @@ def count_or_none(value: int | None) -> int | None:
     return value if value is not None and 0 <= value <= LARGEST_WHOLE else None
 
 
-def carry_peaks(steps: Sequence[StepRecord], contents: LogContents) -> tuple[list[StepRecord], list[str]]:
-    """Give later steps the last reported peak, with a note.
-
-    Megatron reports it after its first lines only, which may be left out; later steps allocate the same.
-    """
-    reported = [
-        step.step
-        for step in contents.steps.values()
-        if count_or_none(larger(step.peak_allocated_bytes, step.peak_reserved_bytes)) is not None
-    ]
-    if not (steps and reported) or reported[-1] >= steps[-1].step:
-        return list(steps), []
-    own = {step.step: step for step in steps}
-    carried, allocated, reserved = [], None, None
-    for logged in contents.steps.values():
-        allocated = count_or_none(logged.peak_allocated_bytes) or allocated
-        reserved = count_or_none(logged.peak_reserved_bytes) or reserved
-        if logged.step in own:
-            carried.append(replace(own[logged.step], peak_allocated_bytes=allocated, peak_reserved_bytes=reserved))
-    return carried, [f"peak memory was reported last after step {reported[-1]}; later steps carry that value"]
+def attempt_notes(reading: LogReading) -> list[str]:
+    """Say how the attempts before the last one ended."""
+    every, notes = len(reading.ended) + 1, []
+    for number, attempt in list(enumerate(reading.ended, 1))[-MOST_ATTEMPTS:]:
+        last, failure = attempt.contents, attempt.failure
+        place = f"after step {last.newest}" if last.steps else "before its first step"
+        how = f"ended {place} without saying why"
+        if is_complete(last):
+            how = f"completed {place}"
+        elif failure is not None:
+            how = f"{failure.outcome.replace('_', ' ')} {place}: {failure.cause}" + (f" ({failure.hint})" if failure.hint else "")
+        notes.append(f"attempt {number} of {every}: {how}")
+    return notes
 
 
-def documents_of(contents: LogContents, claims: Claims) -> str | None:
-    """Return whether sequences are packed with documents, padded, or both; None where the log shows neither."""
-    padded = pads(contents.arguments) or bool(padding(contents, claims))
-    return " and ".join(["packed"] * packs(contents.arguments) + ["padded"] * padded) or None
-
-
-def failure_of(reading: LogReading, steps: Sequence[StepRecord]) -> Failure | None:
-    """Return why the run failed; None where the log does not say."""
-    lines = reading.failure_lines()
-    failure = classify(1, lines, steps) if lines else None
-    if failure is None or (failure.kind is None and not any("Traceback (most recent call last)" in line for line in lines)):
-        return None
-    return failure
-
-
-def nothing_measured(contents: LogContents) -> Failure:
-    """Return why a log holds no measured step, where it names no failure."""
-    if not contents.steps:
-        return Failure(outcome="failed", cause="The log ends before the first step without saying why.")
-    if any(step.is_printed for step in contents.steps.values()):
-        return Failure(outcome="failed", cause=f"The log times {len(contents.steps)} steps, and none counts: see the notes.")
-    return Failure(
-        outcome="failed",
-        cause=f"The log names {len(contents.steps)} steps, and none has a time.",
-        hint="state the batch with --global-batch-size, --sequence-length and --num-gpus: a printed rate then gives a time",
-    )
+def is_complete(contents: LogContents) -> bool:
+    """Whether an attempt says that training is done, or has reached its last step."""
+    return contents.finished or (contents.total_steps is not None and contents.newest >= contents.total_steps > 0)
 
 
 def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect | None) -> Failure:
-    """Return how the run ended, as far as the log shows. A log without a measured step is that of a run that failed."""
-    contents = reading.contents
-    if not steps:
-        return failure_of(reading, ()) or nothing_measured(contents)
+    """Return how the run ended, as far as the log shows."""
+    contents = reading.attempts.latest
     total, last = contents.total_steps, contents.newest
     completed = diverging(steps) or Failure(outcome="completed", cause="")
-    if contents.finished or (total is not None and last >= total):
+    if is_complete(contents):
         return completed
-    if failure := failure_of(reading, steps):
+    if failure := reading.failure(steps):
         return failure
+    if not contents.steps:
+        return Failure(outcome="failed", cause="The log ends before the first step without saying why.")
     if total is None and not (dialect and dialect.marks_its_end):
         return completed
     planned = "" if total is None else f" of {total}"

@@ -1,42 +1,22 @@
 """The second line of a process in Megatron-LM's logs, which may print means over the first two lines: what its own step took."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 from tprimat.logs.claims import Claims
-from tprimat.logs.contents import LogContents, LoggedStep
+from tprimat.logs.contents import LogContents
 from tprimat.logs.times import seconds_of
 
 LEAST_CORRECTION = 0.01
 """Relative change of a second time that noise does not make."""
 START_UP = 1.25
 """A process's first iteration takes more than so many times that of a later one."""
-FIRST_STEPS = 100
-"""The first steps, among which a third one with a time is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """What the second line of Megatron-LM means for its step."""
-
-    step: int
-    seconds: float | None
-    """None: uncertain, so the step is left out."""
-    loss: float | None
-    note: str
+Correction = tuple[int, float | None, float | None, str]
+"""The step of a second line, its time (None: uncertain, so the step is left out), its loss where it is derived, and a note."""
 
 
-def correct_seconds(contents: LogContents, claims: Claims) -> list[Correction]:
-    """Undo the mean in the second line of each process that the log shows."""
-    logged = list(contents.steps.values())
-    starts = [index for index, step in enumerate(logged) if step.begins]
-    parts = [logged[start : min(end, start + FIRST_STEPS)] for start, end in pairwise([*starts, len(logged)])]
-    return [correction for part in parts if (correction := correct_second(part, claims))]
-
-
-def correct_second(logged: Sequence[LoggedStep], claims: Claims) -> Correction | None:
+def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
     """Undo the mean in Megatron-LM's second line of a process.
 
     Since core 0.16 the first line of a process resets neither timer nor losses (training_log, is_first_iteration), so the second
@@ -44,6 +24,7 @@ def correct_second(logged: Sequence[LoggedStep], claims: Claims) -> Correction |
     ran; without a third line the second time is dropped. In a log that is cut, the first line is that of any iteration, and the
     second one stands.
     """
+    logged = list(contents.steps.values())
     if len(logged) < 2 or not (logged[0].mean_since_reset and logged[1].mean_since_reset):
         return None
     first, second = logged[0], logged[1]
@@ -61,12 +42,12 @@ def correct_second(logged: Sequence[LoggedStep], claims: Claims) -> Correction |
         return None
     if third is None:
         note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
-        return Correction(second.step, None, None, note)
+        return second.step, None, None, note
     if log_distance(corrected, third) >= log_distance(mean, third) or log_distance(corrected, mean) < LEAST_CORRECTION:
         return None
     loss = (count * second.loss - first.loss) / (count - 1) if second.loss and first.loss else None
     note = f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"
-    return Correction(second.step, corrected, loss, note)
+    return second.step, corrected, loss, note
 
 
 def log_distance(left: float, right: float) -> float:

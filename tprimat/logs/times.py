@@ -12,9 +12,13 @@ from tprimat.logs.contents import LogContents, LoggedStep
 SLOW_FIRST_LINE = 1.05
 """Times the median of the other lines, from which the first line of a log that begins later than step 1 holds start-up."""
 MOST_NAMES = 10
+TOKENS_UNIT = 1024
+"""Tokens of a GPU in a step are multiples of it, as of any usual sequence length."""
+STAMP_TOLERANCE, LEAST_STAMPS = 0.005, 3
+"""How close to a multiple the median of so many steps comes by the times of their lines, which have milliseconds."""
 Times = dict[int, float | None]
 """Step -> its seconds; None where it has no time that counts."""
-LeftOut = tuple[Sequence[int], str | None]
+LeftOut = tuple[Sequence[int], str]
 """Steps whose times do not count, and a note that says why."""
 
 
@@ -27,7 +31,7 @@ def batch_of(step: LoggedStep, claims: Claims) -> int | None:
 def tokens_of(step: LoggedStep, claims: Claims) -> int | None:
     """Return the tokens of a step, with the sequence length as logged with the step, else that of the run."""
     batch, sequence = batch_of(step, claims), step.sequence_tokens or claims.sequence_tokens
-    return batch * sequence if batch and sequence else None
+    return batch * sequence if batch and sequence else claims.tokens_per_step
 
 
 def seconds_of(step: LoggedStep, claims: Claims) -> float | None:
@@ -37,7 +41,21 @@ def seconds_of(step: LoggedStep, claims: Claims) -> float | None:
     seconds = quotient(batch_of(step, claims), step.sequences_per_second)
     if seconds is None and claims.gpus and step.tokens_per_second_per_gpu is not None:
         seconds = quotient(tokens_of(step, claims), step.tokens_per_second_per_gpu * claims.gpus)
-    return plausible(seconds)
+    return plausible(quotient(tokens_of(step, claims), step.tokens_per_second) if seconds is None else seconds)
+
+
+def tokens_by_stamps(contents: LogContents, gpus: int | None) -> int | None:
+    """Return the tokens of a step by the rates of its lines and the times at which they were printed."""
+    tokens = [
+        step.tokens_per_second_per_gpu * (step.stamp - former.stamp) / (step.step - former.step)
+        for former, step in pairwise(contents.steps.values())
+        if step.tokens_per_second_per_gpu and step.stamp and former.stamp
+    ]
+    if not gpus or len(tokens) < LEAST_STAMPS:
+        return None
+    of_gpu = statistics.median(tokens)
+    nearest = round(of_gpu / TOKENS_UNIT) * TOKENS_UNIT
+    return nearest * gpus if nearest and abs(of_gpu / nearest - 1) < STAMP_TOLERANCE else None
 
 
 def plausible(seconds: float | None) -> float | None:
@@ -61,7 +79,7 @@ def step_times(contents: LogContents, claims: Claims) -> tuple[Times, list[str]]
     logged = list(contents.steps.values())
     times: Times = {step.step: seconds_of(step, claims) for step in logged}
     notes = timing_notes(logged, times)
-    for rule in (rates_beside_times, restarts, other_batches, other_sequences, first_line):
+    for rule in (rates_beside_times, other_work, first_line):
         left_out, note = rule(logged, claims, times)
         times |= dict.fromkeys(left_out)
         notes += [note] if note else []
@@ -70,53 +88,33 @@ def step_times(contents: LogContents, claims: Claims) -> tuple[Times, list[str]]
 
 def rates_beside_times(logged: Sequence[LoggedStep], _: Claims, __: Times) -> LeftOut:
     """Leave out steps with a rate of samples alone in a log that prints times."""
-    if not any(step.is_printed for step in logged):
-        return (), None
     rates = [step.step for step in logged if not step.is_printed and step.sequences_per_second]
-    return rates, (rates and f"left out, with a rate of the framework's timer and no time: {names_of(rates)}") or None
+    if not rates or not any(step.is_printed for step in logged):
+        return (), ""
+    return rates, f"left out, with a rate of the framework's timer and no time: {names_of(rates)}"
 
 
-def restarts(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut:
-    """Leave out the first step of each process that started again."""
-    steps = [step.step for step in logged if step.restarted and times[step.step] is not None]
-    return steps, f"left out, since a process started again in it: {names_of(steps)}" if steps else None
+def other_work(logged: Sequence[LoggedStep], claims: Claims, _: Times) -> LeftOut:
+    """Leave out steps of another global batch or sequence length than the last one, as in a ramp-up or in curriculum learning.
 
-
-def other_batches(logged: Sequence[LoggedStep], claims: Claims, _: Times) -> LeftOut:
-    """Leave out steps of another global batch than the last one, as in a batch ramp-up.
-
-    A line for several steps prints the batch of the last of them. It counts where the samples consumed since the line before show
-    that all had this batch, or where that line had it.
+    A line for several steps prints the work of the last of them. It counts where the line before had the same.
     """
-    batches = {step.step: batch_of(step, claims) for step in logged}
-    sizes = {batch for batch in batches.values() if batch is not None}
-    if len(sizes) < 2:
-        return (), None
-    steady = batches[logged[-1].step]
-    left_out = [step.step for step in logged if batches[step.step] != steady]
-    left_out += [
-        step.step
-        for former, step in pairwise(logged)
-        if batches[former.step] != steady == batches[step.step]
-        and step.step - former.step > 1
-        and mean_batch(former, step) != steady
-    ]
-    changes = f"the global batch changes from {min(sizes)} to {max(sizes)} sequences"
-    return left_out, f"{changes}: only steps with the last, {steady}, count; left out: {names_of(sorted(left_out))}"
+    work = {step.step: (batch_of(step, claims), step.sequence_tokens) for step in logged}
+    steady = work[logged[-1].step] if logged else ()
 
+    def differs(step: LoggedStep) -> bool:
+        return any(one not in {None, last} for one, last in zip(work[step.step], steady, strict=True) if last is not None)
 
-def other_sequences(logged: Sequence[LoggedStep], _: Claims, __: Times) -> LeftOut:
-    """Leave out steps with sequences of another length than the last ones, as in curriculum learning.
-
-    A line for several steps prints the length of the last of them.
-    """
-    lengths = [step.sequence_tokens for step in logged if step.sequence_tokens]
-    if len(set(lengths)) < 2:
-        return (), None
-    left_out = {step.step for step in logged if step.sequence_tokens != lengths[-1]}
-    left_out |= {step.step for former, step in pairwise(logged) if former.step in left_out and step.step - former.step > 1}
-    changes = f"sequences grow or shrink from {lengths[0]} to {lengths[-1]} tokens"
-    return sorted(left_out), f"{changes}: only steps with the last length count; left out: {names_of(sorted(left_out))}"
+    left_out = {step.step for step in logged if differs(step)}
+    left_out |= {step.step for former, step in pairwise(logged) if differs(former) and step.step - former.step > 1}
+    if not left_out:
+        return (), ""
+    former, last = (
+        [f"{count} {unit}" for count, unit in zip(one, ("sequences", "tokens"), strict=True) if count]
+        for one in (work[min(left_out)], steady)
+    )
+    changes = f"the work of a step changes from {' of '.join(former)} to {' of '.join(last)}"
+    return sorted(left_out), f"{changes}: only steps with the last count; left out: {names_of(sorted(left_out))}"
 
 
 def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut:
@@ -126,11 +124,11 @@ def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut
     later is resumed or cut, and only its times can tell: a resumed process starts slowly.
     """
     if not logged or logged[0].step == 1 or (seconds := times[logged[0].step]) is None:
-        return (), None
+        return (), ""
     first = logged[0].step
     rest = [later for step in logged[1:] if (later := times[step.step]) is not None]
     if 1 < first <= interval_of(logged) and logged[0].is_mean:
-        return ((first,), f"left out, since it is a mean with start-up: step {first}") if rest else ((), None)
+        return ((first,), f"left out, since it is a mean with start-up: step {first}") if rest else ((), "")
     begins = f"the log begins at step {first}"
     if not rest:
         return (), f"{begins} and has one line: nothing tells whether its time holds start-up"
@@ -138,13 +136,6 @@ def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut
     if slowness > SLOW_FIRST_LINE and seconds > max(rest):
         return (first,), f"{begins}, which takes {slowness:.2f} times as long as the others: left out as start-up"
     return (), f"{begins}, which is no slower than the others: it counts"
-
-
-def mean_batch(former: LoggedStep, step: LoggedStep) -> float | None:
-    """Return the mean global batch of the steps since the line before, by the samples consumed; None where not printed."""
-    if former.consumed_sequences is None or step.consumed_sequences is None or step.begins:
-        return None
-    return (step.consumed_sequences - former.consumed_sequences) / (step.step - former.step)
 
 
 def names_of(steps: Sequence[int]) -> str:
@@ -163,7 +154,7 @@ def timing_notes(logged: Sequence[LoggedStep], times: Mapping[int, float | None]
     if gap > 1:
         means = any(step.is_mean for step in logged)
         notes.append(f"the log has one line for {gap} steps" + ("; each time is the mean over them" if means else ""))
-    if lost := [former.step + gap for former, later in pairwise(logged) if not former.begins and later.step > former.step + gap]:
+    if lost := [former.step + gap for former, later in pairwise(logged[1:]) if later.step > former.step + gap]:
         notes.append(f"lines are missing in the log: from {names_of(lost)} on")
     if untimed := sum(seconds is None for seconds in times.values()):
         notes.append(f"logged steps without a time, which are left out: {untimed}")
@@ -175,6 +166,5 @@ def interval_of(logged: Sequence[LoggedStep]) -> int:
 
     The first line of a process may stand for fewer: torchtitan prints step 1, then 10, 20, and so on.
     """
-    pairs = list(pairwise(logged))
-    settled = [(former, later) for former, later in pairs if not former.begins]
-    return min(statistics.multimode([later.step - former.step for former, later in settled or pairs] or [1]))
+    settled = logged[1:] if len(logged) > 2 else logged
+    return min(statistics.multimode([later.step - former.step for former, later in pairwise(settled)] or [1]))

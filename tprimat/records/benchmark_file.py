@@ -77,7 +77,7 @@ class BenchmarkDocument(RefuseUnknownKeys):
     """One run: the familiar keys first, then the records themselves in SI units."""
 
     schema_version: int
-    platform: Literal["nvd", "amd", "cpu"]
+    platform: Literal["nvd", "amd", "cpu", "other"]
     gpu_info: GpuInfo
     parallelism_config: ParallelismSection
     training_config: TrainingSection

@@ -51,6 +51,7 @@ TIME_NAMES: Mapping[TimePart, str] = {
     "optimizer": "optimizer",
     "host": "host launches",
 }
+UNSHARDED = "Fully sharded layouts (FSDP, HSDP) over several nodes are not considered."
 
 
 def layout_name(workload: FullWorkload) -> str:
@@ -203,6 +204,7 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, command: str 
     rates, question, layouts = rated[1], rated[0].question, rated[0].layouts()
     error, best = error_of(question, rates), layouts[0]
     lines = [f"{plural(len(layouts) - shown, 'more layout')}: tprimat plan --all"] if len(layouts) > shown else []
+    lines += [UNSHARDED] if question.gpus > question.gpus_per_node else []
     lines += [screen.prose(TIGHT)] if any(is_tight(one, question) for one in layouts[:shown]) else []
     lines += [screen.prose(SLOW_HOST)] if any(host_may_be_late(one, rates) for one in layouts[:shown]) else []
     if command is None or question.engine is None:

@@ -9,7 +9,7 @@ from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import load_config
 from tprimat.core.errors import MetricError, RecordError
 from tprimat.logs.claims import Claims
-from tprimat.logs.read import FailedBeforeStepOneError, Run, read_log
+from tprimat.logs.read import Run, UnrecordedError, read_log
 from tprimat.plan.build import shape_of
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
@@ -31,10 +31,10 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
     shapes = {name: shape_of(model, "full") for name, model in load_config().models.items()}
     try:
         run = read_log(path, claims, known_models=shapes)
-    except FailedBeforeStepOneError as error:
+    except UnrecordedError as error:
         print(f"{error.failure.outcome.replace('_', ' ')}: {error.failure.cause}", file=sys.stderr)
         print(f"no record: {error}", file=sys.stderr)
-        return 1
+        return 2 if error.failure.outcome == "interrupted" else 1
     written, metrics = save(run, path, output)
     record, measured = run.record, metrics if isinstance(metrics, RunMetrics) else None
     said = record.evidence.notes if record.evidence and measured else ()  # the summary has them
@@ -47,7 +47,7 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
     print(
         f"kept: {written}, which the run itself wrote" if written_by(written, record) else f"written: {written}", file=sys.stderr
     )
-    return 0 if record.outcome in {"completed", "interrupted"} else 1
+    return 0 if run.steps and record.outcome in {"completed", "interrupted"} else 1
 
 
 def save(run: Run, log: str, output: Path | None) -> tuple[Path, RunMetrics | str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
 from tprimat.logs.claims import Claims
-from tprimat.logs.contents import LogContents
+from tprimat.logs.contents import Attempts
 from tprimat.logs.fields import LineFields
 from tprimat.logs.read import parsed_log, step_record
 from tprimat.logs.times import seconds_of
@@ -33,7 +33,7 @@ class FollowedLog:
         self._began = None if started_at is None else datetime.fromisoformat(started_at)
         self._came: dict[int, float] = {}
         """Step -> when its line came, in seconds since the run's start; of the last attempt."""
-        self._contents = LogContents()
+        self._attempts = Attempts()
         self._lines = 0
         self._reported: set[int] = set()
         batch = plan.workload
@@ -49,11 +49,11 @@ class FollowedLog:
         fields = self._read_line(text)
         if fields is None:
             return None
-        attempts = self._contents.restarts
-        self._contents.add(fields, self._lines)
-        if self._contents.restarts > attempts:
+        attempts = len(self._attempts.former)
+        self._attempts.add(fields, self._lines)
+        if len(self._attempts.former) > attempts:
             self._came.clear()
-        step = self._contents.steps.get(fields.step) if fields.step is not None else None
+        step = self._attempts.latest.steps.get(fields.step) if fields.step is not None else None
         if step is None or step.step in self._reported:
             return None
         seconds = seconds_of(step, self._claims)
@@ -66,13 +66,13 @@ class FollowedLog:
 
     def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
         """Return the last record, with the log's evidence and where it contradicts the plan, and the steps of the whole log."""
-        parsed = parsed_log(self._contents, self._claims)
-        evidence = dataclasses.replace(parsed.evidence, notes=(*parsed.evidence.notes, *parsed.notes))
+        steps, evidence, notes = parsed_log(self._attempts.measured, self._claims)
+        evidence = dataclasses.replace(evidence, notes=(*evidence.notes, *notes))
         findings = mismatches(self._plan, evidence)
-        if parsed.steps:  # what a run that failed before its first step did not prove is no news
+        if steps:  # what a run that failed before its first step did not prove is no news
             findings += unproven(self._plan, evidence)
         completed = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=findings)
-        return completed, with_moments(parsed.steps, self._came)
+        return completed, with_moments(steps, self._came)
 
 
 def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tuple[StepRecord, ...]:

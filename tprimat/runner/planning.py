@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from tprimat.config.load import read_config
@@ -274,9 +273,7 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     if name is not None:
         accelerator = find_accelerator(name)
         if accelerator is None:
-            names = [accelerator.name for accelerator in accelerators()]
-            known = [accelerator.name for accelerator in resembling(name)]
-            near = known or get_close_matches(name, names, n=3, cutoff=0.3) or names
+            near = [known.name for known in resembling(name) or accelerators()]
             what = f"There is no accelerator {name!r}."
             raise ConfigError(what, where=flag, why="Its data sheet is not in the table.", fix=", ".join(near))
         return accelerator, None

@@ -8,12 +8,10 @@ forward and backward passes of some layouts in part only, so an iteration line's
 import re
 
 from tprimat.logs.arguments import argument
-from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, scaled, whole
+from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, scaled, token_rates, whole
 from tprimat.logs.formats import megatron_lm
 
 FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
-OFFLOADED = re.compile(r"\b(offload_(?:optimizer|param))=\w+\(device=\W*(?:\w+\.)?(\w+)")
-"""In the row of zero_config: offload_optimizer=DeepSpeedZeroOffloadOptimizerConfig(device='cpu', …."""
 SWITCHES = {
     "bfloat16_enabled": {"matmul_dtype": "bf16"},
     "fp16_enabled": {"matmul_dtype": "fp16"},
@@ -41,7 +39,7 @@ def read_iteration(match: re.Match[str]) -> LineFields:
         total_steps=count(match[2]),
         step_seconds=scaled(number(fields.get("elapsed_time_per_iteration_ms")), 1e-3),
         mean_since_reset=True,
-        tokens_per_second_per_gpu=number(fields.get("tokens_per_gpu_per_second_tgs")),
+        **token_rates(fields),
         loss=number(fields.get("lm loss")),
         grad_norm=number(fields.get("grad_norm")),
         learning_rate=number(fields.get("learning_rate")),
@@ -62,11 +60,6 @@ def read_argument(match: re.Match[str]) -> LineFields | None:
     return argument(name, value)
 
 
-def read_offloading(text: str) -> LineFields:
-    """Return what the row of zero_config keeps in main memory."""
-    return LineFields(arguments={name: device for name, device in OFFLOADED.findall(text) if device != "none"})
-
-
 DIALECT = Dialect(
     name="deepspeed",
     signs=(("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_per_iteration_ms=")),
@@ -75,10 +68,9 @@ DIALECT = Dialect(
         "elapsed_time_per_iteration_ms=": matching(r"iteration=\s*(\d+)/\s*(\d+)", read_iteration),
         "elapsed time per iteration": megatron_lm.read_iteration,
         "skipped=": matching(
-            r"\bstep=(\d+), skipped=(\d+), lr=\[([^,\]]+)",
-            lambda match: LineFields(step=count(match[1]), learning_rate=number(match[3])),
+            r"\bstep=(\d+), skipped=\d+, lr=\[([^,\]]+)",
+            lambda match: LineFields(step=count(match[1]), learning_rate=number(match[2])),
         ),
-        "zero_config ..": read_offloading,
         " ..": matching(r"\b(\w+) \.{2,} (\S+)", read_argument),
     },
     marks_its_end=False,

@@ -3,7 +3,7 @@
 import re
 
 from tprimat.logs.arguments import KEPT, OPTIONS, argument
-from tprimat.logs.fields import GIGABYTE, LAUNCHER_PREFIX, NONE, Dialect, LineFields, count, in_bytes, matching, number, says
+from tprimat.logs.fields import GIGABYTE, LAUNCHER_PREFIX, NONE, Dialect, LineFields, count, in_bytes, matching, number, rules_of
 from tprimat.logs.formats import megatron_lm
 
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
@@ -27,7 +27,6 @@ def read_setting(match: re.Match[str]) -> LineFields | None:
     return argument(name, match[2]) if name in READ and not (name in OPTIONS and match[2] in NONE) else None
 
 
-LORA = says(arguments={"peft": "lora"})
 SETTING = matching(r"(?:^|\s)(\w+): (\S+)\s*$", lambda match: argument(match[1], match[2]))
 # The nested keys of other models are indented further.
 SECTION = matching(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$", read_setting)
@@ -46,8 +45,7 @@ DIALECT = Dialect(
     signs=(("MODEL_TFLOP/s/GPU",), ("Step Time :", "GPU utilization:"), ("mem-max-allocated-gigabytes:",)),
     rules={
         **STEP_RULES,
-        "peft.lora": LORA,
-        "Adding lora to": LORA,
+        **rules_of("megatron-bridge"),
         "packed_sequence_size: ": SETTING,
         **dict.fromkeys([f"  {name}: " for name in sorted(READ | RENAMED.keys())], SECTION),
         **dict.fromkeys(SETTINGS, SETTING),

@@ -7,7 +7,19 @@ import re
 from typing import Any
 
 from tprimat.logs.arguments import argument
-from tprimat.logs.fields import GIBIBYTE, MEBIBYTE, LineFields, count, in_bytes, matching, number, says, scaled, states, whole
+from tprimat.logs.fields import (
+    GIBIBYTE,
+    MEBIBYTE,
+    LineFields,
+    count,
+    in_bytes,
+    matching,
+    number,
+    rules_of,
+    scaled,
+    token_rates,
+    whole,
+)
 
 ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
 SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
@@ -18,9 +30,9 @@ SIZES = {
     "tensor-model-parallel": "tensor_parallel",
     "pipeline-model-parallel": "pipeline_parallel",
 }
+RANK_PARAMETERS = "parameters of rank"
+"""How the evidence of such a line begins; its end names the rank."""
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
-TOKEN_RATES = ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean", "tokens per gpu per second (tgs)")
-"""Of Primus in two versions, and Megatron-DeepSpeed."""
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -48,7 +60,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         step=count(match[1]),
         total_steps=count(match[2]),
         step_seconds=scaled(number(elapsed), 1e-3),
-        tokens_per_second_per_gpu=number(next((fields[name] for name in TOKEN_RATES if name in fields), None)),
+        **token_rates(fields),
         tflops_per_gpu=number(fields.get("throughput per GPU (TFLOP/s/GPU)") or fields.get("compute per GPU (TFLOP/s/GPU)")),
         loss=number(fields.get("lm loss") or fields.get("loss")),  # programs that fine-tune print the latter
         grad_norm=number(fields.get("grad norm")),
@@ -61,6 +73,11 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         | ({"reward": "printed"} if "reward" in fields else {}),
         **others,
     )
+
+
+def read_parameters(match: re.Match[str]) -> LineFields:
+    """Return the parameters of one rank, which add up where all ranks print theirs."""
+    return LineFields(evidence={f"{RANK_PARAMETERS} {match[1]}": count(match[2])})
 
 
 def read_memory(match: re.Match[str]) -> LineFields:
@@ -79,23 +96,11 @@ def read_memory(match: re.Match[str]) -> LineFields:
 RULES = {
     "elapsed time per iteration": read_iteration,
     "max allocated": matching(r"\(after (\d+) iterations\) memory \(MB\)", read_memory),
-    " end of arguments --": says(dump="ends"),
-    " arguments --": says(dump="begins"),
     " ..": matching(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)", lambda match: argument(match[1], match[2])),
-    "padded vocab": matching(
-        r"padded vocab \(size: \d+\)[^()]*\(new size: (\d+)\)",
-        lambda match: LineFields(arguments={"padded_vocab_size": match[1]}),
-    ),
     "using world size": lambda text: LineFields(evidence={SIZES[name]: count(digits) for name, digits in SIZE.findall(text)}),
-    "Total number of parameters in billions": matching(
-        r"in billions: (\d+\.?\d*)", lambda match: LineFields(arguments={"parameters_in_billions": match[1]})
+    "number of parameters on": matching(  # '(tensor, gtp_remat, pipeline)' since core 0.19
+        r"number of parameters on \(tensor,[\w ,]* pipeline\) model parallel rank \(([\d, ]+)\): (\d+)", read_parameters
     ),
-    "number of parameters on": states(
-        # '(tensor, gtp_remat, pipeline)' since core 0.19
-        "rank_parameters",
-        r"number of parameters on \(tensor,[\w ,]* pipeline\) model parallel rank \([\d, ]+\): (\d+)",
-    ),
-    "after training is done": says(finished=True),
-    "exiting program at iteration": says(finished=True),
+    **rules_of("megatron"),
 }
 SIGNS = (("iteration", "elapsed time per iteration"),)

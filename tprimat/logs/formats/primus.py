@@ -7,7 +7,7 @@ runtime), primus/modules/trainer/megatron/trainer.py (legacy). GB in the log are
 import re
 
 from tprimat.logs.arguments import argument
-from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, says
+from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, rules_of
 from tprimat.logs.formats import megatron_lm
 
 WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
@@ -42,8 +42,7 @@ DIALECT = Dialect(
     signs=(("elapsed time per iteration", "rank-"), ("elapsed time per iteration", "hip mem usage")),
     rules={"elapsed time per iteration": read_iteration}
     | dict.fromkeys(TYPES, SETTING)
-    | dict.fromkeys(("Applying LoRA with", "Adding lora to"), says(arguments={"peft": "lora"}))
-    | {"Training completed.": says(finished=True)}
+    | rules_of("primus")
     | {words: read for words, read in megatron_lm.RULES.items() if words != "elapsed time per iteration"},
     platform="rocm",
 )

@@ -1,7 +1,7 @@
 """TPrimat's own log: one line with the record of the run, then Megatron-LM's iteration line for each step (train/step_log.py)."""
 
 from tprimat.core.errors import RecordError
-from tprimat.logs.fields import Dialect, LineFields, says, whole
+from tprimat.logs.fields import Dialect, LineFields, rules_of, whole
 from tprimat.logs.formats import megatron_lm
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RUN_LINE, from_json
@@ -32,6 +32,6 @@ DIALECT = Dialect(
     rules={
         RUN_LINE: read_record,
         "elapsed time per iteration": read_iteration,
-        "after training is done": says(finished=True),
+        **rules_of("tprimat"),
     },
 )

@@ -21,7 +21,6 @@ TITLES = [
     "Compute of each GPU",
     "Utilization, every configuration",
     "Mean step time",
-    "Memory against speed",
 ]
 
 
@@ -39,7 +38,7 @@ def test_panels_have_figures_and_counts_and_a_refusal_is_told(tmp_path):
     done = draw("--results-dir", RUNS / "published", "--output", "peak.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = words_of(tmp_path / "peak.svg")
-    assert {word for word in found if word in TITLES} == set(TITLES[:4])  # no memory is recorded
+    assert {word for word in found if word in TITLES} == set(TITLES)
     assert "87,933 (n = 1 run, 11 steps)" in found
     assert "43.5 %" in found
     assert any(text.startswith("Not compared: ") and "tokens a step" in text for text in found)
@@ -58,11 +57,6 @@ def test_every_panel_of_a_sweep_keeps_like_with_like(tmp_path):
         assert outside(picture) == []
         assert covered(picture) == []
         assert titles(picture) == TITLES
-        for axes in axes_titled(picture, "Memory"):
-            (low, high), (left, right) = axes.get_ylim(), axes.get_xlim()
-            points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines]
-            assert len(points) == 4
-            assert all(left < x < right and low < y < high for x, y in points)
         step, utilization = axes_titled(picture, "Mean")[0], axes_titled(picture, "Util")[0]
         assert [bar.get_facecolor() for bar in step.patches] == [bar.get_facecolor() for bar in utilization.patches]
         assert "qwen" in [label.get_text() for label in utilization.get_yticklabels()]

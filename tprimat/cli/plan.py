@@ -5,17 +5,15 @@ tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 
 tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
 tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
 tprimat plan --architecture llama-3.1-8b --all     every layout
-tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs gain
 
-exit status: 0, 1 if nothing fits (on any number of GPUs), 2 the request is invalid
+exit status: 0, 1 if nothing fits, 2 the request is invalid
 """
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import counts, doing, positive, print_json
+from tprimat.cli.common import doing, positive, print_json
 from tprimat.engines import ENGINE_NAMES
 
 
@@ -25,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--architecture", metavar="MODEL", help="the name of one of tprimat models")
     which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
     parser.add_argument("--accelerator", metavar="NAME", help="a device name, or a row of tprimat models (this machine's)")
-    parser.add_argument(
-        "--gpus", type=counts, metavar="N,...", help="total number, or several to compare (this machine's; 8 of another)"
-    )
+    parser.add_argument("--gpus", type=positive, metavar="N", help="total number (this machine's; 8 of another)")
     parser.add_argument("--nodes", type=positive, metavar="N", help="machines (as many as hold 8 GPUs each)")
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
@@ -46,14 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0, or 1 where nothing fits on any number of GPUs."""
+    """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, fewest_gpus
+    from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, enough_gpus
 
     request = LayoutsAsked(
         architecture=options.model or options.architecture,
         accelerator=options.accelerator,
+        gpus=options.gpus,
         nodes=options.nodes,
         global_batch=options.global_batch_size,
         sequence_tokens=options.sequence_length,
@@ -62,20 +59,17 @@ def run(options: argparse.Namespace) -> int:
         probes=tuple(options.probes),
     )
     request = configured(request) if options.model else request
-    several = len(options.gpus or ()) > 1
     with doing("predicting all layouts ..."):
-        rated = [answer(replace(request, gpus=gpus)) for gpus in sorted(options.gpus or [None])]
-        enough = None if options.json else fewest_gpus(rated, any_engine=request.engine is None)
+        found, rates = rated = answer(request)
+        missing = not found.fitting and not options.json
+        enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing else None
     if options.json:
-        documents = [plan.document(*one) for one in rated]
-        print_json({"scaling": documents} if several else documents[0])
-    elif several:
-        print(plan.scaling_text(rated, screen_of(sys.stdout), enough))
+        print_json(plan.document(*rated))
     else:
-        name = rated[0][0].question.work.shape.name
+        name = rated[0].question.work.shape.name
         command = _command_of(options.model or configured_name(name), name)
-        print(plan.text(rated[0], screen_of(sys.stdout), enough, command, whole=options.all))
-    return 0 if any(one.fitting for one, _ in rated) else 1
+        print(plan.text(rated, screen_of(sys.stdout), enough, command, whole=options.all))
+    return 0 if rated[0].fitting else 1
 
 
 def _command_of(model: str | None, architecture: str) -> str:

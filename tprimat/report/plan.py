@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from tprimat.core import units
-from tprimat.core.accelerators import peak_dense_flops
-from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import EMBEDDED, NEMO, Implementation
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.memory import PARTS, Part
@@ -240,43 +238,6 @@ def published_of_model(question: Question, rates: Rates) -> str:
         f"{units.count(1 / score.predicted)} are predicted"
         for result, score in nearest
     )
-
-
-def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen, enough: Candidate | None = None) -> str:
-    """Format what several numbers of GPUs give, an answer each."""
-    rows: list[list[str]] = []
-    first: float | None = None
-    for answer, rates in answers:
-        gpus, asked = f"{answer.question.gpus:,}", answer.question.work
-        best = answer.fitting[0] if answer.fitting else None
-        if best is None or best.time is None:
-            rows.append([gpus, "nothing fits", *[units.ABSENT] * 5])
-            continue
-        rate = best.time.tokens_per_second_per_gpu
-        first = first or rate
-        sequences, share = f"{asked.global_batch_sequences:,}", units.percent(mfu(best, rates), 0)
-        figures = [rate_of(best, rates), share, units.percent(rate / first, 0), units.gibibytes(best.memory.device_bytes)]
-        rows.append([gpus, marked_layout(best, answer.question), sequences, *figures])
-    answer, rates = answers[-1]
-    asked = answer.question.work
-    work = f"{asked.sequence_tokens:,} tokens in a sequence, {asked.matmul_dtype}, {engine_name(asked.code)}"
-    header = ["GPUs", "fastest layout", "sequences", "tokens/s/GPU", "MFU", "efficiency", "memory"]
-    about = screen.prose(f"{how_sure(answer.question, rates)} (docs/planning.md).")
-    fitting = [(one.fitting[0], one.question) for one, _ in answers if one.fitting]
-    notes = [TIGHT] if any(is_tight(*one) for one in fitting) else []
-    notes += [_enough(enough, answer.question)] if enough else []
-    title = screen.prose(f"{asked.shape.name} ({rates.accelerator}): {work}", meaning="heading")
-    table = columns(header, rows, left=2, screen=screen, drop=["sequences", "MFU", "memory"])
-    return "\n\n".join([title, about, table, *map(screen.prose, notes)])
-
-
-def mfu(candidate: Candidate, rates: Rates) -> float | None:
-    """Return the share of the dense peak that model FLOP reach, counted causal."""
-    peak = peak_dense_flops(rates.accelerator, candidate.workload.matmul_dtype)
-    if peak is None or candidate.time is None:
-        return None
-    work = candidate.workload
-    return candidate.time.tokens_per_second_per_gpu * flop_per_token(work.shape, work.sequence_tokens, "causal") / peak
 
 
 def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen) -> str:

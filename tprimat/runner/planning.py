@@ -141,14 +141,6 @@ def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candid
     return None
 
 
-def fewest_gpus(answers: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> Candidate | None:
-    """Return a layout on the fewest GPUs that are enough, where none of some answers for ascending numbers of GPUs fits."""
-    most, rates = answers[-1]
-    if any(one.fitting for one, _ in answers):
-        return None
-    return enough_gpus(most.question, rates, any_engine=any_engine)
-
-
 def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Path]) -> tuple[Answer, Rates]:
     """Predict every legal layout for the model, batch, precision and engine of a plan, whatever its own layout is.
 

@@ -1,4 +1,4 @@
-"""Draw the panels of peak_throughput_analysis: two of the peaks, three of every configuration."""
+"""Draw the panels of peak_throughput_analysis: two of the peaks, two of every configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +15,14 @@ from tprimat.report.catalogue import (
     MATMUL_RATE,
     MATMUL_SHARE,
     TOKENS_OF_ALL,
-    memory_metric,
-    memory_unit,
     per_rank,
     tera,
 )
 from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.peak import MOST_MODELS, step_time
-from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
+from tprimat.report.plots.comparison import colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
-from tprimat.report.plots.style import INK, REST, SMALL, Bar, Look, bars, rows_height, thousands
+from tprimat.report.plots.style import INK, SMALL, Bar, Look, bars, rows_height
 from tprimat.report.tables import plural, useful_ends
 from tprimat.report.words import sentence
 
@@ -70,10 +68,8 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     return Sheet(
         headline=[*_peaks(analysis), *(headline(works) if compared else ())],
         subtitle=subtitle(works),
-        panels=[*_of_peaks(drawn), *_of_configurations(drawn), _memory(drawn)],
-        legend=list(looks.items()) if len(looks) > 1 else (),
+        panels=[*_of_peaks(drawn), *_of_configurations(drawn)],
         notes=[*notes, *not_counted_notes(analysis.not_counted)],
-        curves=False,
     )
 
 
@@ -167,33 +163,3 @@ def _of_configurations(drawn: Drawn) -> list[Panel]:
         _bar_panel("utilization", ("Utilization, every configuration", f"% of the {peak}"), shares, "every"),
         _bar_panel("step-time", ("Mean step time", axis), steps, "every"),
     ]
-
-
-def _memory(drawn: Drawn) -> Panel:
-    """Return memory against speed, one part for each workload."""
-    groups = [entry.group for entry in drawn.analysis.entries]
-    metric, unit = memory_metric(groups), memory_unit(groups)
-    points = {
-        work.title: [
-            (peak / metric.scale, entry) for entry in drawn.entries_of(work) if (peak := metric.value(entry.group)) is not None
-        ]
-        for work in drawn.works
-    }
-    several = {title: found for title, found in points.items() if len(found) > 1}
-    parts = list(several.items())[:MOST_WORKLOADS]
-
-    def draw(canvas: Canvas) -> None:
-        every = canvas.split("Memory against speed", [title for title, _ in parts])
-        for axes, (_, found) in zip(every, parts, strict=True):
-            for memory, entry in reversed(found):
-                look = drawn.look(entry)
-                colour = look.colour if look else REST
-                axes.plot(memory, entry.per_gpu.value, "o", color=colour, markeredgecolor="white", markersize=9)
-            axes.margins(0.1)
-            thousands(axes)
-            thousands(axes, vertical=True)
-            axes.set_xlabel(f"{unit} at the peak, worst rank", size=SMALL)
-        platforms = {entry.run.machine.platform for _, found in parts for _, entry in found}
-        every[0].set_ylabel(per_rank("tokens per second and GPU", platforms), size=SMALL)
-
-    return Panel(key="memory", height=3.4, draw=draw, present=bool(parts), whole_row=True)

@@ -86,8 +86,6 @@ class Sheet:
     panels: Sequence[Panel]
     legend: Sequence[tuple[str, Look]] = ()
     notes: Sequence[str] = ()
-    curves: bool = True
-    """Whether the legend shows lines as the curves have them."""
 
 
 def check_names(known: Sequence[str], keys: Sequence[str] | None) -> None:
@@ -142,7 +140,7 @@ def drawn(sheet: Sheet, panels: Sequence[str] | None = None) -> "Iterator[Figure
     with figure(WIDTH, sum(heights) + words + 0.8) as picture:
         picture.supxlabel("\n".join(notes), x=LEFT, ha="left", size=SMALL, color=SOFT)
         body = titled(picture, "\n".join(headline), "\n".join(subtitle))
-        _draw_legend(body, legend, sheet)
+        _draw_legend(body, legend)
         for part, row in zip(body.subfigures(len(rows), 1, squeeze=False, height_ratios=heights).flat, rows, strict=True):
             grid = part.add_gridspec(1, len(row))
             for column, panel in enumerate(row):
@@ -165,16 +163,13 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
     return rows
 
 
-def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]], sheet: Sheet) -> None:
+def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None:
     from matplotlib.lines import Line2D
 
     if not entries:
         return
     names = [name for name, _ in entries]
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=look.line if sheet.curves else "-", linewidth=2 if sheet.curves else 7)
-        for _, look in entries
-    ]
+    handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for _, look in entries]
     columns = max(1, int(WIDTH / (0.9 + max(map(len, names)) * 0.075)))
     body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
 

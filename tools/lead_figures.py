@@ -15,11 +15,12 @@ from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.analyze.traits import accelerator_name
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
-from tprimat.engines import embedded, nemo, torchtitan
+from tprimat.engines import bridge, embedded, nemo, torchtitan
 from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
 
 SERIES = (
+    "in-turn-bridge",
     "in-turn-four-gpus",
     "in-turn-four-programs",
     "in-turn-two-gpus",
@@ -39,7 +40,7 @@ DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
 OURS = embedded.ENGINE.name
 PROGRAMS = (OURS, *(name for name in FINDERS if not name.endswith(GRAPHS)))
-WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers", nemo.ENGINE.name: "NeMo"}
+WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers", nemo.ENGINE.name: "NeMo", bridge.ENGINE.name: "Megatron-Bridge, tuned recipe"}
 WITH_OUTPUT = {
     "off": WORDS[OURS],
     "on": "embedded engine, output layer in fp8",
@@ -49,6 +50,7 @@ FASTER = {
     "transformer_engine": "Transformer Engine's layers are faster: the engine runs at {} times their speed",
     torchtitan.ENGINE.name: "torchtitan is faster: the engine runs at {} times its speed",
     nemo.ENGINE.name: "NeMo is faster: the engine runs at {} times its speed",
+    bridge.ENGINE.name: "Megatron-Bridge is faster: the engine runs at {} times its speed",
 }
 MOST_BY_CHOICE = 0.01
 """How far a ratio may depend on the choice of steps without being listed."""

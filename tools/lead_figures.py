@@ -40,7 +40,12 @@ DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
 OURS = embedded.ENGINE.name
 PROGRAMS = (OURS, *(name for name in FINDERS if not name.endswith(GRAPHS)))
-WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers", nemo.ENGINE.name: "NeMo", bridge.ENGINE.name: "Megatron-Bridge, tuned recipe"}
+WORDS = {
+    OURS: "embedded engine",
+    "transformer_engine": "the same with Transformer Engine's layers",
+    nemo.ENGINE.name: "NeMo",
+    bridge.ENGINE.name: "Megatron-Bridge, tuned recipe",
+}
 WITH_OUTPUT = {
     "off": WORDS[OURS],
     "on": "embedded engine, output layer in fp8",

@@ -39,7 +39,6 @@ SLOW = (
     "cli/test_grid.py",
     "cli/test_console.py",
     "engines/test_torchtitan.py",
-    "cli/test_scaling_runs.py",
     "probe",
     "launch",
     "cli/test_primus_runs.py",

@@ -40,7 +40,6 @@ def test_what_contradicts_auto_is_explained(machine):
         (("--tp", "2", "--launcher", "slurm"), "--parallel auto chooses --tp itself."),
         (("--parallel", "auto:1"), "--parallel is 'auto:1'."),
         (("--parallel", "auto:2", "--runs", "5"), "--parallel auto:2 runs each layout 3 times."),
-        (("--scaling", "1,2"), "--parallel auto chooses one layout, and --scaling runs many configurations."),
         (("--sweep", "seed=1,2"), "--parallel auto chooses one layout, and --sweep runs many configurations."),
     ):
         done = machine(*words)

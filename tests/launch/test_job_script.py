@@ -57,14 +57,6 @@ def test_the_script_makes_the_same_call_and_names_what_another_machine_would_dec
     assert not list(tmp_path.iterdir()), "nothing is written to show it"
 
 
-def test_a_scaling_series_is_planned_for_its_largest_number_and_passed_on_whole(tmp_path):
-    flags = ("--model", "llama", "--platform", "nvidia", "--scaling", "2,4", "--output-dir", tmp_path)
-    text = shown(*flags)
-    assert "#SBATCH --gpus-per-node=4\n" in text
-    assert " --scaling 2,4" in text
-    assert "--gpus " not in text
-
-
 def test_a_login_node_must_say_for_which_machines_it_submits():
     with pytest.raises(ConfigError, match="no --platform says which GPUs the job gets"):
         job_of(RunRequest(model="llama"), ())

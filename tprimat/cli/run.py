@@ -27,7 +27,6 @@ EPILOG = f"""examples:
   ./benchmark.py --dry-run --platform nvidia             the plan and the exact command; starts nothing
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
   ./benchmark.py --model llama --sweep tp=1,2,4 --sweep pp=1,2
-  ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
   ./benchmark.py --report                                one HTML page on the results in ./output
 
 exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 the request is invalid,
@@ -53,12 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=A,B",
         help="run every combination of these values of an option or a key of the configuration; may be repeated",
-    )
-    what.add_argument(
-        "--scaling",
-        metavar="1,2,4,8",
-        help="run on each of these numbers of GPUs per node with constant work per GPU (the batch is for the largest number), "
-        "and compare; strong:1,2,4,8 divides one batch",
     )
     how.add_argument("--output-dir", metavar="PATH", help="results and logs (default: $OUTPUT_DIR, ./output)")
     how.add_argument(
@@ -97,10 +90,9 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         return _report(options)
     request = run_request(options)
-    for flag, value in (("--sweep", options.sweep), ("--scaling", options.scaling)):
-        if value and request.is_auto:
-            what = f"--parallel auto chooses one layout, and {flag} runs many configurations."
-            raise ConfigError(what, where=flag, fix=f"leave out {flag}, or name a strategy")
+    if options.sweep and request.is_auto:
+        what = "--parallel auto chooses one layout, and --sweep runs many configurations."
+        raise ConfigError(what, where="--sweep", fix="leave out --sweep, or name a strategy")
     if options.launcher != "here":
         return _submit(options, request)
     return _sweep(options, request) if options.sweep else _train(options, request)
@@ -109,14 +101,10 @@ def run(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace, request: "RunRequest") -> int:
     from tprimat.runner.auto import RACE, auto_sessions, layouts_to_measure
     from tprimat.runner.cells import entries_of
-    from tprimat.runner.grid import scaling_sessions
     from tprimat.runner.schedule import complete, exit_status, run_cells
     from tprimat.runner.session import prepare
 
-    if request.is_auto:
-        sessions = auto_sessions(request)
-    else:
-        sessions = scaling_sessions(request, options.scaling) if options.scaling else [prepare(request)]
+    sessions = auto_sessions(request) if request.is_auto else [prepare(request)]
     for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
         print(notice, file=sys.stderr)
     if options.dry_run:
@@ -125,12 +113,11 @@ def _train(options: argparse.Namespace, request: "RunRequest") -> int:
     results = run_cells(cells, resume=options.resume)
     if not options.json:
         _show_runs(results, RACE if request.is_auto and layouts_to_measure(request) else None)
-    elif not options.scaling:
+    else:
         print_document(results)
     if left := len(cells) - len(results):
         print(f"not started: {left} of {len(cells)} runs; the same call with --resume continues from here", file=sys.stderr)
-    analysed = _analyse_scaling(sessions, as_json=options.json) if options.scaling else True
-    return exit_status(results, success=complete(results, cells) and analysed)
+    return exit_status(results, success=complete(results, cells))
 
 
 def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
@@ -163,12 +150,10 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     from tprimat.launch.slurm import script
     from tprimat.records.sharing import masked_command
     from tprimat.runner.auto import layouts_to_measure
-    from tprimat.runner.grid import at_largest
     from tprimat.runner.submit import job_of, submit
 
     if request.is_auto:
         layouts_to_measure(request)  # refuses what the job would refuse
-    request = at_largest(request, options.scaling) if options.scaling else request
     if not options.dry_run:
         return submit(request, options.words)
     job, _ = job_of(request, options.words)
@@ -197,17 +182,6 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
 
 def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def _analyse_scaling(sessions: "Sequence[Session]", *, as_json: bool) -> bool:
-    """Print and draw what the runs show. Return False where they show nothing."""
-    from tprimat.cli.main import start
-
-    folders = [str(session.output) for session in sessions if session.output.is_dir()]
-    if not as_json:
-        print()
-    words = [*folders, "--output", str(sessions[0].output.parent), "--format", "json" if as_json else "text"]
-    return start("scaling", "tprimat scaling", words) == 0
 
 
 def _show_plans(session: "Session", *, as_json: bool) -> int:

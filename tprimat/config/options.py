@@ -259,7 +259,7 @@ REMOVED = {
     "--probe": "python3 -m tprimat probe gemm,memory",
     "--quiet": "2>/dev/null",
     "--retry-failed": "--resume, which in a sweep repeats what failed",
-    "--scaling-mode": "--scaling strong:1,2,4,8",
+    "--scaling": "a run on each number of GPUs (--gpus N --output-dir DIR), then tprimat scaling DIR...",
     "--table": "results of measured runs",
     "--time-budget": "fewer kinds of probes",
     "--until-sure": "--fail-if-slower, which says how many runs would decide",

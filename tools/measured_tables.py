@@ -27,11 +27,11 @@ from profile_figures import markdown as profile_table  # noqa: E402
 from profile_figures import read_summary  # noqa: E402
 
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
-from tprimat.analyze.published import nearest_published  # noqa: E402
+from tprimat.analyze.published import Neighbour, nearest_published  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.core.statistics import FEWEST_RUNS  # noqa: E402
 from tprimat.report.catalogue import tera  # noqa: E402
-from tprimat.report.comparison import Comparison, as_json, markdown, theirs  # noqa: E402
+from tprimat.report.comparison import Comparison, as_json, markdown  # noqa: E402
 from tprimat.report.tables import table as markdown_table  # noqa: E402
 from tprimat.runner.analysis import compare_runs, read_results  # noqa: E402
 
@@ -41,6 +41,19 @@ PAGES = ("measured.md", "moe.md")
 def table(arguments: str) -> str:
     """Return compare.py's table of some folders, without the verdicts that follow it."""
     return without_lone_intervals(markdown(compared(arguments)).split("\n\n")[0]) + "\n"
+
+
+def theirs(neighbour: Neighbour) -> str:
+    """Say what a published result has where it differs from ours."""
+    stated = [f"{one.name} {plain(one.theirs)}" for one in neighbour.differences if one.theirs is not None]
+    silent = [one.name for one in neighbour.differences if one.theirs is None]
+    unknown = [f"not stated: {', '.join(silent)}"] if silent else []
+    return "; ".join([*([", ".join(stated)] if stated else []), *unknown]) or "nothing that the source states"
+
+
+def plain(value: object) -> str:
+    """Write a number with separators of thousands."""
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def compared(arguments: str) -> Comparison:

@@ -79,7 +79,9 @@ class Metric:
     def fills(self, group: Group) -> bool:
         """Whether a group has something for an optional column."""
         stood_for = self.stands_in_for is not None and self.stands_in_for.fills(group)
-        return not stood_for and self.value(group) is not None
+        value = self.value(group)
+        nothing = value is None or (value == 0 and self.key == DROPPED.key)  # no choice dropped is no news
+        return not stood_for and not nothing
 
     def text(self, group: Group) -> str:
         """Return a group's cell in a table."""

@@ -19,10 +19,10 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
 
     `say_apart`: why workloads are not compared with each other, where no verdict follows that says it.
     """
-    metrics = [metric for metric in shown_columns([group for one in rankings for group in one.groups]) if metric is not TOKENS]
     parts = []
     for number, ranking in enumerate(rankings):
         names, best = short_names(ranking.groups), ranking.best
+        metrics = [metric for metric in shown_columns(ranking.groups) if metric is not TOKENS]
         header = ["configuration", *(heading_of(metric, ranking.groups) for metric in (TOKENS, *metrics))]
         rows = []
         for group in ranking.groups:

@@ -26,7 +26,7 @@ from benchmarks.accuracy import (
 from benchmarks.other_estimators import megatron_estimate
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.accelerators import find_accelerator
-from tprimat.core.implementations import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE
+from tprimat.core.implementations import BRIDGE, EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.published import score_published
@@ -130,7 +130,7 @@ def test_time_on_h200_with_a_factor(group, mean):
         assert found.within_8 >= 0.9
 
 
-IMPLEMENTATIONS = (EMBEDDED, TRANSFORMER_ENGINE, FSDP, NEMO, NEMO_ON_TORCH)
+IMPLEMENTATIONS = (BRIDGE, EMBEDDED, TRANSFORMER_ENGINE, FSDP, NEMO, NEMO_ON_TORCH)
 
 
 def error_stated_for(group, rates):

@@ -1,6 +1,7 @@
 """Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; redirected to the CPU to check that they run."""
 
 import sys
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
@@ -53,9 +54,10 @@ class BridgeEngine(WorkerEngine):
         return refuse_own_switches(self.name, plan, where) or inexpressible(plan)
 
     def implementation(self, settings: Settings) -> Implementation | None:
-        """Return how Transformer Engine's layers use memory under a recipe."""
-        del settings
-        return BRIDGE
+        """Return how Transformer Engine's layers use memory under a recipe; tuned ones reduce gradients in bf16."""
+        options = settings.options
+        tuned = str(options.get("recipe")).startswith("perf_")
+        return replace(BRIDGE, reduces_in_fp32=options.get("grad_reduce_in_fp32", not tuned))
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
         """Return the recipe that the plan names, or that its model has."""

@@ -25,6 +25,7 @@ from page import page_parser, replace_blocks, update_page  # noqa: E402
 
 from benchmarks.megatron_options import options_left_out, workload_of_options  # noqa: E402
 from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
+from benchmarks.published_scores import PublishedScore, score_published  # noqa: E402
 from tprimat.analyze.groups import Measured  # noqa: E402
 from tprimat.analyze.memory import ran_from_graphs  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions, drops_choices  # noqa: E402
@@ -38,7 +39,6 @@ from tprimat.engines import MODULES  # noqa: E402
 from tprimat.engines.base import Settings, engine_named  # noqa: E402
 from tprimat.predict import predict  # noqa: E402
 from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage  # noqa: E402
-from tprimat.predict.published import PublishedScore, score_published  # noqa: E402
 from tprimat.predict.time import predict_time  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402

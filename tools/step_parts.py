@@ -44,7 +44,7 @@ def step_breakdown(run: RunRecord, metrics: RunMetrics, probes: Sequence[ProbeRe
     batch, sequence, shape, gpus = run.ran.global_batch_sequences, run.ran.sequence_tokens, run.ran.shape, run.machine.gpus
     if not (tensor and pipeline and data and batch and sequence and shape and gpus and metrics.flop_per_token):
         return None
-    ceiling, _ = gemm_ceiling(run, probes)
+    ceiling = gemm_ceiling(run, probes)
     flops = None if ceiling is None else metrics.flop_per_token * batch * sequence / gpus / ceiling
     copy = max((rate for probe in probes if probe.kind == "copy" and (rate := bandwidth(probe))), default=None)
     states = OPTIMIZER_BYTES.get(run.ran.optimizer_states or "fp32")

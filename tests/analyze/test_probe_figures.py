@@ -119,25 +119,21 @@ def run_on(machine=MI350X, software=SOFTWARE, dtype="bf16"):
 def test_the_ceiling_is_the_fastest_product_in_the_runs_dtype():
     fp8 = product(8192, 8192, 8192, 0.5, dtype="fp8")
     candidate = product(8192, 8192, 8192, 0.1, kind="gemm_search")
-    ceiling, notes = gemm_ceiling(run_on(), [*TABLE, fp8, candidate])
-    assert ceiling == pytest.approx(1104e12, rel=0.001)
-    assert notes == ()
+    assert gemm_ceiling(run_on(), [*TABLE, fp8, candidate]) == pytest.approx(1104e12, rel=0.001)
 
 
 @pytest.mark.parametrize(
-    ("changes", "software", "said"),
+    ("changes", "software"),
     [
-        ({"driver": "6.15"}, SOFTWARE, "under driver 6.14"),
-        ({"power_limit_watts": 750.0}, SOFTWARE, "power limit in watts of 1000.0"),
-        ({"accelerator": "AMD Instinct MI300X"}, SOFTWARE, "on AMD Instinct MI350X"),
-        ({}, {"torch": "2.10.0"}, "with torch 2.9.0"),
-        ({}, {}, "does not record its accelerator and its torch"),
-        ({"accelerator": None}, SOFTWARE, "does not record its accelerator and its torch"),
+        ({"driver": "6.15"}, SOFTWARE),
+        ({"power_limit_watts": 750.0}, SOFTWARE),
+        ({"accelerator": "AMD Instinct MI300X"}, SOFTWARE),
+        ({}, {"torch": "2.10.0"}),
+        ({}, {}),
+        ({"accelerator": None}, SOFTWARE),
     ],
 )
-def test_probes_of_another_setting_are_not_used_and_that_is_said(changes, software, said):
+def test_probes_of_another_setting_are_not_used(changes, software):
     fields = {"platform": "rocm", "accelerator": MI350X.accelerator, "gpus_per_node": 8, "nodes": 1}
     machine = Machine(**fields | {"driver": "6.14", "power_limit_watts": 1000.0} | changes)
-    ceiling, notes = gemm_ceiling(run_on(machine, software), TABLE)
-    assert ceiling is None
-    assert said in " ".join(notes)
+    assert gemm_ceiling(run_on(machine, software), TABLE) is None

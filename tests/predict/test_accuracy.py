@@ -24,12 +24,12 @@ from benchmarks.accuracy import (
     with_factors,
 )
 from benchmarks.other_estimators import megatron_estimate
+from benchmarks.published_scores import score_published
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.implementations import BRIDGE, EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
-from tprimat.predict.published import score_published
 from tprimat.predict.rates import probed_rates, published_rates
 from tprimat.records.discover import probes_in
 from tprimat.report.plan import FASTER_BY, TIME_ERROR, time_error

@@ -56,8 +56,6 @@ class MetricOptions:
     """What a file states of telemetry that is not with it; its energy is used where it is of the same steps."""
     gemm_ceiling_flops: float | None = None
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
-    gemm_ceiling_notes: tuple[str, ...] = ()
-    """Why measured rates were excluded."""
     seed_conventions: bool = False
     """Count as the first TPrimat did: 6n of rounded sizes, a bf16 peak that is sparse on NVIDIA, and tokens/s as stated."""
     stated_tokens_per_second: float | None = None
@@ -128,7 +126,6 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
             *_of_run(run),
             *(Finding(kind="clocks", subjects=(reason,), numbers=(share,)) for reason, share in (clocks or {}).items()),
             *of_energy,
-            *(Finding(kind="probes", subjects=(note,)) for note in options.gemm_ceiling_notes),
         ),
     )
 

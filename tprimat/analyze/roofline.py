@@ -7,55 +7,31 @@ from typing import Literal
 from tprimat.analyze.compare import LEAST_HELD_BACK
 from tprimat.analyze.groups import Group, group_estimate, group_held_back, group_mean, group_worst
 from tprimat.analyze.metrics import MetricOptions, of_machine
-from tprimat.analyze.probes import PRODUCTS, Setting, fastest, flop_rate, setting_of
+from tprimat.analyze.probes import PRODUCTS, fastest, flop_rate, setting_of
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 
-ON_CPU = "no share of a measured matrix product is shown: the probes of a processor are small, and its processes share it"
 
+def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> float | None:
+    """Return the FLOP/s of the fastest product in the run's dtype among probes of its accelerator, driver, torch and power limit.
 
-def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> tuple[float | None, tuple[str, ...]]:
-    """Find the fastest product in the run's dtype among probes of the same accelerator, driver, torch and power limit.
-
-    Returns its FLOP/s on one accelerator, None where there is none; and why probes were excluded, or what could not be compared.
-
-    A run that does not record its driver or power limit still has a ceiling, with a note. A run that does not record its torch
-    version has none, because nothing then shows that it shares a machine with the probes. A CPU has no ceiling: its probes are
-    small, and the processes of a run share it.
+    A run that does not record its driver or power limit still has a ceiling. One without its torch version has none, because
+    nothing then shows that it shares a machine with the probes. Nor has a CPU: its probes are small, and ranks share it.
     """
-    if run.machine.platform == "cpu":
-        return None, (ON_CPU,)
-    wanted = [probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == run.ran.matmul_dtype and probe.seconds]
-    if not wanted:
-        return None, (f"no matrix product was probed in {run.ran.matmul_dtype or 'its dtype'}",)
     target = setting_of(run.machine, run.software)
-    differences = [_why_not_alike(target, setting_of(probe.machine, probe.software)) for probe in wanted]
-    usable = [probe for probe, why in zip(wanted, differences, strict=True) if why is None]
-    left_out = tuple(dict.fromkeys(why for why in differences if why))
-    best = fastest(usable)
-    if best is None:
-        return None, left_out
-    return flop_rate(best), (*left_out, *_unknown_settings(target))
-
-
-def _why_not_alike(run: Setting, probe: Setting) -> str | None:
-    """Return why a probe says nothing about a run, or None."""
-    if run.accelerator is None or probe.accelerator is None or run.torch is None:
-        return "probes are left out because the run does not record its accelerator and its torch version"
-    for what, ours, theirs in (
-        ("on", run.accelerator, probe.accelerator),
-        ("under driver", run.driver, probe.driver),
-        ("with torch", run.torch, probe.torch),
-        ("at a power limit in watts of", run.power_limit_watts, probe.power_limit_watts),
-    ):
-        if ours is not None and ours != theirs:
-            return f"probes taken {what} {theirs} are left out: the run was made {what} {ours}"
-    return None
-
-
-def _unknown_settings(run: Setting) -> tuple[str, ...]:
-    """Return a note on what a run does not record and so could not be compared."""
-    absent = [name for name, value in (("driver", run.driver), ("power limit", run.power_limit_watts)) if value is None]
-    return (f"the run does not record its {' and '.join(absent)}, which the probes may not share",) if absent else ()
+    if run.machine.platform == "cpu" or None in {target.accelerator, target.torch}:
+        return None
+    best = fastest(
+        [
+            probe
+            for probe in probes
+            if probe.kind in PRODUCTS
+            and (probe.dtype, probe.machine.accelerator) == (run.ran.matmul_dtype, target.accelerator)
+            and probe.software.get("torch") == target.torch
+            and target.driver in {None, probe.machine.driver}
+            and target.power_limit_watts in {None, probe.machine.power_limit_watts}
+        ]
+    )
+    return None if best is None else flop_rate(best)
 
 
 NEAR_A_LIMIT = 0.9
@@ -109,8 +85,5 @@ def limits(group: Group) -> tuple[Limit, ...]:
 
 
 def under_ceiling(options: MetricOptions, run: RunRecord, probes: Sequence[ProbeRecord]) -> MetricOptions:
-    """Return the options with the fastest product measured on the run's machine, and with notes on excluded probes."""
-    if not probes:
-        return options
-    ceiling, notes = gemm_ceiling(run, probes)
-    return replace(options, gemm_ceiling_flops=ceiling, gemm_ceiling_notes=notes)
+    """Return the options with the fastest product measured on the run's machine."""
+    return replace(options, gemm_ceiling_flops=gemm_ceiling(run, probes)) if probes else options

@@ -9,7 +9,6 @@ from tprimat.core import units
 from tprimat.core.implementations import EMBEDDED, NEMO, Implementation
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.memory import PARTS, Part
-from tprimat.predict.published import published_like
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
@@ -21,7 +20,6 @@ SHOWN = 3
 """Layouts of a short answer."""
 MOST_TOO_LARGE = 4
 MOST_REFUSALS = 3
-MOST_PUBLISHED = 2
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/planning.md)."""
 FASTER_BY = {True: 0.07, False: 0.05}
@@ -177,8 +175,6 @@ def text(
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(question.memory_bytes)} a GPU.", meaning="refused"))
         parts += [screen.prose(_enough(enough, question))] if enough else []
     if whole and layouts:
-        same = published_of_model(question, rates)
-        parts += [screen.prose(f"Others published of this model there: {same}.")] if same else []
         parts.append(_bars(layouts[0], screen))
     if (nearly := answer.nearly()) and (whole or not layouts):
         parts.append(_too_large(nearly, question, screen))
@@ -227,17 +223,6 @@ def _how(candidate: Candidate) -> str:
     work = candidate.workload
     how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute_words}"
     return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
-
-
-def published_of_model(question: Question, rates: Rates) -> str:
-    """Return what others published of the model on the accelerator in the dtype, beside what is predicted of those runs."""
-    found = published_like(question.work.shape.name, rates.accelerator, question.work.matmul_dtype)
-    nearest = sorted(found, key=lambda pair: abs(math.log((pair[0].gpus or 1) / question.gpus)))[:MOST_PUBLISHED]
-    return "; ".join(
-        f"{units.count(1 / score.measured)} tokens/s/GPU on {plural(result.gpus or 1, 'GPU')}, where "
-        f"{units.count(1 / score.predicted)} are predicted"
-        for result, score in nearest
-    )
 
 
 def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen) -> str:

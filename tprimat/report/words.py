@@ -299,7 +299,6 @@ FINDINGS: Mapping[str, tuple[str, tuple[Callable[[float], str], ...]]] = {
     "no ends of steps": ("energy absent: the steps do not say when they ended", ()),
     "power of few GPUs": ("energy absent: power was read on {} of {} GPUs", (units.count, units.count)),
     "gaps in power": ("energy absent: power readings of {} of {} GPUs do not span the steady steps", (units.count, units.count)),
-    "probes": ("{}", ()),
     "no losses": ("losses were not compared: {} of 2 sides recorded none", (units.count,)),
     "losses of two engines": ("losses were not compared: two engines draw different initial weights from the same seed", ()),
     "unlike losses": ("losses were not compared: {} is {} on one side and {} on the other", ()),

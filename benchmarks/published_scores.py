@@ -41,20 +41,6 @@ def score_published() -> tuple[PublishedScore, ...]:
     return tuple(score for score in scores if score is not None)
 
 
-def published_like(shape: str, accelerator: str, precision: str) -> list[tuple[PublishedResult, PublishedScore]]:
-    """Return what others published of a model on an accelerator in a dtype, by numbers of GPUs, each with its score."""
-    scores = {score.name: score for score in score_published()}
-    found = [
-        (result, scores[result.name])
-        for result in results()
-        if result.name in scores
-        and (result.shape, result.workload.matmul_dtype) == (shape, precision)
-        and (known := find_accelerator(result.accelerator)) is not None
-        and known.name == accelerator
-    ]
-    return sorted(found, key=lambda pair: pair[0].gpus or 0)
-
-
 def _score(result: PublishedResult, accelerator: Accelerator) -> PublishedScore | None:
     workloads, measured = list(_workloads(result)), _tokens_per_second(result)
     if not workloads or measured is None:

@@ -13,6 +13,7 @@ Each run predicts its time and memory before it starts, from the probes, which c
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -55,8 +56,8 @@ AS_GRAPHS = ("tp4_mbs4", "tp2_mbs4", "dp_mbs1")
 """Where a micro-batch's kernels are short, and the GPU may wait for the host."""
 STRATEGIES_NEED = 8
 """GPUs: Qwen's TP4 PP2."""
-SCALED = "llama-3.2-3b"
-"""A model that one GPU holds, too."""
+SCALED, SCALED_SEQUENCES = "llama-3.2-3b", 16
+"""A model that one GPU holds, too, and the sequences of each GPU in a step."""
 TO_STOP_SECONDS = 25.0
 """After Ctrl-C a run has 10 s to stop its ranks; then its command writes what is there."""
 TO_KILL_SECONDS = 20.0
@@ -96,9 +97,7 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
         return Step(name=name, words=words, folder=output)
 
     found = [probe("probes", "all", probes, gpus), probe("pieces", "pieces,overlap", probes, gpus)]
-    for ranks in fewer:
-        kinds = "ddp" if ranks == 1 else "collectives,ddp"
-        found.append(probe(f"probes-{ranks}", kinds, output / f"probes-{ranks}", ranks))
+    found += [probe(f"probes-{ranks}", "collectives", output / f"probes-{ranks}", ranks) for ranks in fewer if ranks > 1]
     # NeMo with a Python of its own trains the strategies alone.
     against = ",".join(program.name for program in programs[1:] if program.python == sys.executable) or "none"
     speed = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--resume", "--gpus", str(gpus), "--rounds", "3")
@@ -115,11 +114,18 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
             settings = [word for setting in program.settings for word in ("--set", f"platform_optimizations.nvidia.{setting}")]
             words = (program.python, "-m", "tprimat", "sweep", "both", "--engine", program.engine, *common, *settings)
             found.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
-    for mode in ("weak", "strong"):
-        words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--micro-batch-size", "4", *common)
-        words += ("--set", f"models.llama.architecture={SCALED}", "--scaling", f"{mode}:{','.join(map(str, [*fewer, gpus]))}")
-        words += ("--resume", "--output-dir", str(output / f"scaling-{mode}"))
-        found.append(Step(name=f"scaling-{mode}", words=words, folder=output))
+    for mode, count in itertools.product(("weak", "strong"), (*fewer, gpus)):
+        batch = SCALED_SEQUENCES * gpus if mode == "strong" else SCALED_SEQUENCES * count
+        words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--micro-batch-size", "4", "--steps", "10")
+        words += ("--gpus", str(count), "--set", f"probes={probes}", "--set", f"models.llama.architecture={SCALED}")
+        words += (
+            "--global-batch-size",
+            str(batch),
+            "--resume",
+            "--output-dir",
+            str(output / f"scaling-{mode}" / f"gpus-{count}"),
+        )
+        found.append(Step(name=f"scaling-{mode}-{count}", words=words, folder=output))
     return found
 
 

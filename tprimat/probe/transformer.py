@@ -1,4 +1,4 @@
-"""Training steps on one device and under DDP: GPT-style transformers of 30 million to 13 billion weights, and an MLP.
+"""Training steps on one device: GPT-style transformers of 30 million to 13 billion weights.
 
 The transformer is a plain GPT in PyTorch, nothing compiled: learned positions, pre-norm, GELU, biases, tied embeddings, fused
 causal attention; the structure of GPT-2 (Radford et al. 2019). Weights, gradients and both states of AdamW (fused on a GPU) are
@@ -8,9 +8,7 @@ times all parameters, follows from the shape.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -97,8 +95,6 @@ SIZES: dict[str, Size] = {
     "13B": (40, 40, 5120, 13824, 4, 1024),
 }
 SMALL_SIZES = {"Small": (2, 2, 64, 128, 2, 32), "Medium": (2, 4, 64, 256, 2, 32)}
-DDP_SIZES = {"7B": SIZES["7B"], "13B": (*SIZES["13B"][:4], 8, 1024)}
-SMALL_DDP_SIZES = {"Small": SMALL_SIZES["Small"]}
 EFFORT = Effort(warmup=5, warmup_seconds=5.0, repetitions=20, relative_interval=None, seconds=10.0, flush=False)
 
 
@@ -123,11 +119,6 @@ def model_shape(name: str, size: Size, *, small: bool = False) -> ModelShape:
     )
 
 
-def adamw(model: nn.Module, rate: float, device: torch.device) -> torch.optim.Optimizer:
-    """Return AdamW, fused on a GPU."""
-    return torch.optim.AdamW(model.parameters(), lr=rate, fused=device.type == "cuda")
-
-
 def train_step(loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
     """Run forward, backward and update."""
     optimizer.zero_grad(set_to_none=True)
@@ -135,33 +126,24 @@ def train_step(loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optim
     optimizer.step()
 
 
-def prepare(shape: ModelShape, batch: int, data_parallel: bool, device: torch.device) -> Call:
+def prepare(shape: ModelShape, batch: int, device: torch.device) -> Call:
     """Build the model, its optimizer and one batch of random tokens; return one step as a call."""
-    model: nn.Module = build(shape, device)
-    if data_parallel:
-        devices = [device.index] if device.type == "cuda" else None
-        model = nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    model = build(shape, device)
     tokens = torch.randint(shape.vocabulary, (batch, shape.context_tokens + 1), device=device)
     loss = partial(model, tokens[:, :-1], tokens[:, 1:])  # each token predicts the next
-    return partial(train_step, loss, adamw(model, 1e-4, device))
+    return partial(train_step, loss, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda"))
 
 
-def cases(*, small: bool, ranks: int | None = None) -> list[Case]:
-    """Return the eight sizes on one device, smallest first, or two on `ranks` under DDP. FLOP are those of all ranks."""
-    alone = (SMALL_SIZES if small else SIZES).items()
-    if ranks is None:
-        return [case_of(name, size, None, small=small) for name, size in alone]
-    several = [case_of(name, size, ranks, small=small) for name, size in (SMALL_DDP_SIZES if small else DDP_SIZES).items()]
-    return [
-        replace(case, effort=replace(EFFORT, warmup_seconds=None, seconds=None)) for case in several
-    ]  # the same on every rank
+def cases(*, small: bool) -> list[Case]:
+    """Return the eight sizes, smallest first."""
+    return [case_of(name, size, small=small) for name, size in (SMALL_SIZES if small else SIZES).items()]
 
 
-def case_of(name: str, size: Size, ranks: int | None, *, small: bool) -> Case:
+def case_of(name: str, size: Size, *, small: bool) -> Case:
     """Return one size as a case."""
     shape, batch, length = model_shape(name, size, small=small), size[4], size[5]
     return Case(
-        kind="transformer_step" if ranks is None else "ddp_step",
+        kind="transformer_step",
         variant=name,
         shape={
             "layers": shape.layers,
@@ -172,46 +154,10 @@ def case_of(name: str, size: Size, ranks: int | None, *, small: bool) -> Case:
             "parameters": parameters(shape).total,
             "batch": batch,
             "sequence": length,
-            "ranks": ranks or 1,
+            "ranks": 1,
         },
         dtype="bf16",
-        flop=round(batch * length * (ranks or 1) * flop_per_token(shape, length, "causal")),
-        prepare=partial(prepare, shape, batch, ranks is not None),
+        flop=round(batch * length * flop_per_token(shape, length, "causal")),
+        prepare=partial(prepare, shape, batch),
         effort=EFFORT,
     )
-
-
-MLP_BATCH = 256
-MLP_WIDTHS, SMALL_MLP_WIDTHS = (4096, 8192, 8192, 4096), (64, 128, 128, 64)
-MLP_LEARNING_RATE = 1e-3
-"""Large enough that rounding to bf16 does not lose the update."""
-MLP_EFFORT = Effort(repetitions=100, relative_interval=None, seconds=20.0, flush=False)
-
-
-def prepare_mlp(widths: tuple[int, ...], device: torch.device) -> Call:
-    """Build linear layers with ReLU between them, an optimizer and one batch with random targets; return one step as a call."""
-    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair, device=device, dtype=torch.bfloat16), nn.ReLU())]
-    model = nn.Sequential(*layers[:-1])
-    make = partial(torch.randn, device=device, dtype=torch.bfloat16)
-    inputs, targets = make(MLP_BATCH, widths[0]), make(MLP_BATCH, widths[-1])
-    return partial(train_step, lambda: functional.mse_loss(model(inputs), targets), adamw(model, MLP_LEARNING_RATE, device))
-
-
-def mlp_cases(*, small: bool) -> list[Case]:
-    """Return the MLP, 4096 -> 8192 -> 8192 -> 4096, as one case.
-
-    A step counts 6 FLOP per weight and sample; biases and the missing gradient of the input are ignored.
-    """
-    widths = SMALL_MLP_WIDTHS if small else MLP_WIDTHS
-    weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
-    return [
-        Case(
-            kind="mlp_step",
-            variant="AdamW",
-            shape={"batch": MLP_BATCH, "inputs": widths[0], "hidden": widths[1], "outputs": widths[-1], "weights": weights},
-            dtype="bf16",
-            flop=6 * weights * MLP_BATCH,
-            prepare=partial(prepare_mlp, widths),
-            effort=MLP_EFFORT,
-        )
-    ]

@@ -159,19 +159,11 @@ class ModelShape(RefuseUnknownKeys):
             chosen = f"has {self.experts} experts and {self.experts_per_token} for each token"
             yield not 1 <= self.experts_per_token <= self.experts, chosen, f"experts_per_token: 1 to {self.experts}"
         if self.experts and self.experts_per_token and self.router_groups is not None and self.router_best_groups is not None:
-            yield from self._rules_of_groups(self.experts, self.experts_per_token, self.router_groups, self.router_best_groups)
-
-    def _rules_of_groups(self, experts: int, chosen: int, groups: int, best: int) -> Iterator[tuple[bool, str, str]]:
-        """Yield what Megatron-Core asserts of groups, and that the best groups have the experts that are chosen."""
-        whole = f"has num_moe_experts ({experts}), which should be divisible by moe_router_num_groups ({groups})"
-        yield groups < 1 or experts % groups != 0, whole, f"router_groups: {listed_divisors(experts)}"
-        most = f"has moe_router_group_topk ({best}), which should be 1 to moe_router_num_groups ({groups})"
-        yield not 1 <= best <= groups, most, f"router_best_groups: 1 to {groups}"
-        even = f"has moe_router_topk ({chosen}), which is not a multiple of moe_router_group_topk ({best})"
-        yield chosen % best != 0, even, f"router_best_groups: {listed_divisors(chosen)}"
-        there = best * (experts // groups)
-        few = f"chooses {chosen} experts for each token, and its {best} best groups have {there}"
-        yield chosen > there, few, "fewer router_groups, or more router_best_groups"
+            groups, best, each = self.router_groups, self.router_best_groups, self.experts_per_token
+            there = best * (self.experts // groups) if groups and self.experts % groups == 0 else 0
+            fits = 1 <= best <= groups and each % best == 0 and each <= there
+            what = f"cannot choose {each} of {self.experts} experts from the best {best} of {groups} groups"
+            yield not fits, what, "groups of equal size, whose best ones have as many experts each for a token"
 
     @property
     def moe_layers(self) -> int:

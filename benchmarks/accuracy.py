@@ -34,7 +34,7 @@ from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E402
 from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.core.flops import parameters  # noqa: E402
-from tprimat.core.workload import PRECISIONS, FullWorkload  # noqa: E402
+from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Layout, Workload  # noqa: E402
 from tprimat.engines import MODULES  # noqa: E402
 from tprimat.engines.base import Settings, engine_named  # noqa: E402
 from tprimat.predict import predict  # noqa: E402
@@ -74,9 +74,19 @@ LARGE_MODEL, LARGE_MODELS = 5e9, "5 billion parameters and more"
 CALCULON, MEGATRON = "calculon", "Megatron-LM's estimator"
 
 
+def known_layout(ran: Workload) -> Layout | None:
+    """Return how a model was split; None where TP, PP or DP is not known. Other degrees are 1 where nothing is said."""
+    if None in (ran.tensor_parallel, ran.pipeline_parallel, ran.data_parallel):
+        return None
+    facts = {attribute: value for name, attribute in DEGREES.items() if (value := getattr(ran, name)) is not None}
+    if facts.get("virtual_pipeline") == 1:
+        del facts["virtual_pipeline"]
+    return Layout(**{"sequence_parallel": (ran.tensor_parallel or 1) > 1, **facts})
+
+
 def recorded_workload(run: RunRecord) -> FullWorkload | None:
     """Return the workload of a run that was measured; None where its record does not say all of it."""
-    ran, layout = run.ran, run.ran.known_layout
+    ran, layout = run.ran, known_layout(run.ran)
     if run.engine not in MODULES or ran.shape is None or layout is None or None in (ran.accumulation_steps, ran.sequence_tokens):
         return None
     te = run.evidence.transformer_engine if run.evidence is not None else None

@@ -280,17 +280,6 @@ def test_without_ranges_of_the_device_the_optimizer_s_small_kernels_are_those_la
     }
 
 
-def test_only_one_device_of_a_merged_trace_counts():
-    """Two GPUs: the idle time and the exposed communication of one are not hidden behind the other's kernels."""
-    first = [event("gpu_user_annotation", "ProfilerStep#1", 0, 100), event("kernel", GEMM, 0, 60)]
-    first += [event("kernel", REDUCE, 60, 90, NETWORK), event("kernel", NORM, 95, 100)]
-    other = [event("gpu_user_annotation", "ProfilerStep#1", 0, 90), event("kernel", GEMM, 50, 90)]
-    summary = summarise({"traceEvents": [*({**entry, "pid": 1} for entry in other), *first]})
-    assert (summary.step_seconds, summary.idle_seconds) == (milliseconds(100), milliseconds(5))
-    assert summary.exposed_communication_seconds == milliseconds(30)
-    assert summary.notes == ("the trace holds 2 devices: only 0 counts, which works longest",)
-
-
 def test_a_range_of_the_device_that_misses_kernels_of_the_last_step_gives_way_to_the_launches():
     """As in a trace of MI300X, whose last range lasted 17 us and whose step took 19 ms."""
     events = [

@@ -256,13 +256,14 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
     Raises:
         MetricError: no kernel, or none inside the steps.
     """
-    events, notes = _of_one_device(complete_events(trace["traceEvents"]))
+    events = complete_events(trace["traceEvents"])
+    notes: tuple[str, ...] = ()
     spans, names = device_spans(events)
     if not len(spans):
         raise MetricError("The trace holds no kernel.", fix="profile at least one whole step on a GPU")
     windows = step_windows(events)
     if not windows:
-        windows, notes = [StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))], (*notes, NO_STEPS)
+        windows, notes = [StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))], (NO_STEPS,)
     unfinished = trace.get("tprimat_unfinished")
     parts = [(window, inside(spans, window.start, window.end)) for window in windows if window.number != unfinished]
     parts = [(window, part) for window, part in parts if len(part)]
@@ -272,19 +273,6 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
         raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")
     origin = trace.get("tprimat")
     return _summary(origin if isinstance(origin, dict) else {}, parts, notes, _top(parts, names, top))
-
-
-def _of_one_device(events: list[TraceEvent]) -> tuple[list[TraceEvent], tuple[str, ...]]:
-    """Return the events of one device: others would hide its idle time and communication."""
-    busy: dict[Any, float] = defaultdict(float)
-    for event in events:
-        if event.category == "kernel":
-            busy[event.thread[0]] += event.end - event.start
-    if len(busy) < 2:
-        return events, ()
-    chosen, own = max(busy, key=lambda place: busy[place]), (*DEVICE_WORK, "gpu_user_annotation")
-    note = f"the trace holds {len(busy)} devices: only {chosen} counts, which works longest"
-    return [event for event in events if event.category not in own or event.thread[0] == chosen], (note,)
 
 
 Part = tuple[StepWindow, Spans]

@@ -23,7 +23,7 @@ COMMANDS = {
     "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
     "compare": "say which run is faster, by how much, how sure (./compare.py)",
     "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
-    "scaling": "show what more GPUs gain, with fitted scaling laws",
+    "scaling": "show what more GPUs gain",
     "report": "write one HTML page about any number of runs",
     "trace": "show what one training step spends its time on",
     "extract": "read the log of another framework (./extract_primus_metrics.py)",

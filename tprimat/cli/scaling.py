@@ -1,4 +1,4 @@
-"""Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling, with fitted scaling laws.
+"""Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling.
 
 tprimat scaling output-1gpu output-2gpus output-4gpus
 """

@@ -205,16 +205,6 @@ class Workload(RefuseUnknownKeys):
         again = self.recompute_modules or ATTENTION_ALONE
         return self.recompute == "full" or (self.recompute == "selective" and any(one in again for one in modules))
 
-    @property
-    def known_layout(self) -> Layout | None:
-        """Return how the model is split; None where TP, PP or DP is not known. Other degrees are 1 where nothing is said."""
-        if None in (self.tensor_parallel, self.pipeline_parallel, self.data_parallel):
-            return None
-        facts = {attribute: value for name, attribute in DEGREES.items() if (value := getattr(self, name)) is not None}
-        if facts.get("virtual_pipeline") == 1:
-            del facts["virtual_pipeline"]
-        return Layout(**{"sequence_parallel": (self.tensor_parallel or 1) > 1, **facts})
-
 
 @dataclass(frozen=True, kw_only=True)
 class FullWorkload(Workload):

@@ -49,18 +49,13 @@ def _unpacked(content: bytes, path: Path) -> bytes:
     return unpacked
 
 
-def is_trace(document: Any) -> bool:
-    """Whether a document has the form of a trace."""
-    return isinstance(document, list) or (isinstance(document, dict) and isinstance(document.get("traceEvents"), list))
-
-
 def trace_of(document: Any, path: Path) -> dict[str, Any]:
     """Return a document as a trace.
 
     Raises:
         RecordError: it is not a trace.
     """
-    if not is_trace(document):
+    if not (isinstance(document, list) or (isinstance(document, dict) and isinstance(document.get("traceEvents"), list))):
         why, fix = "It has no list of traceEvents.", "profile_*.json of the output folder"
         raise RecordError(f"{path} is not a trace.", where=str(path), why=why, fix=fix)
     return {"traceEvents": document} if isinstance(document, list) else dict(document)  # the format allows the events alone

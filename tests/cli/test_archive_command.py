@@ -67,7 +67,7 @@ def test_records_and_the_report_are_inside_and_nothing_private(output, tmp_path)
     ("arguments", "told"),
     [
         (["none", "x.tar.gz"], "There is no file or folder none."),
-        ([RUNS, "x.zip"], "  try   x.tar.gz\n"),
+        ([RUNS, "x.zip"], "  try   results.tar.gz\n"),
         ([RUNS, "x.tar"], "  try   x.tar.gz\n"),
         ([RUNS, "x.1"], "  try   x.1.tar.gz\n"),
     ],

@@ -98,9 +98,3 @@ def test_what_primus_cannot_do_is_a_mistake_and_no_failed_run(machine, tmp_path)
     assert done.returncode == 2
     assert "mock data" in done.stderr
     assert not (tmp_path / "out" / "runs").exists()
-
-
-def test_gpus_that_primus_would_not_use_are_refused(machine):
-    done = machine("--gpus", "2", HIP_VISIBLE_DEVICES="4,5")
-    assert done.returncode == 2
-    assert "ROCR_VISIBLE_DEVICES=4,5" in done.stderr

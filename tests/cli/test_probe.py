@@ -85,7 +85,7 @@ def test_two_ranks_measure_together_and_a_resumed_run_adds_nothing(tmp_path):
 
 
 def test_probes_stopped_by_their_user_keep_their_measurements_and_do_not_exit_0(tmp_path):
-    command = [*COMMAND, "memory,transformer", "--output", str(tmp_path)]
+    command = [*COMMAND, "memory,attention", "--output", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
         until((tmp_path / "probes.jsonl").exists)
         os.killpg(first.pid, signal.SIGINT)

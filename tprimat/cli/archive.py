@@ -19,20 +19,12 @@ report.html                            opens in any browser, offline
 ./compare.py --results-dir THIS.tar.gz compares them, also with other results
 """
 
-OTHER_PACKERS = (".zip", ".tar", ".gz", ".7z", ".rar", ".bz2", ".xz", ".zst", ".tbz", ".txz")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders or files with results")
     parser.add_argument("output", type=Path, metavar="OUT.tar.gz", help="where to write")
     add_counting(parser)
-
-
-def _archive_name(path: Path) -> Path:
-    """Return the name of an archive for one that ends otherwise, such as x.zip or x.tar."""
-    stem = path.with_suffix("") if path.suffix.lower() in OTHER_PACKERS else path
-    return stem.with_name(f"{stem.name.removesuffix('.tar')}.tar.gz")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,9 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.export import packed
 
     if not is_archive(options.output):
-        raise ConfigError(
-            f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix=str(_archive_name(options.output))
-        )
+        raise ConfigError(f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix="results.tar.gz")
     results = read(options, options.results, to_share=True)
     probes, _ = probes_in(options.results)  # what is damaged is among the problems
     texts = [("README.txt", README), ("report.html", report_page(results))]

@@ -27,7 +27,7 @@ COMMANDS = {
     "report": "write one HTML page about any number of runs",
     "trace": "show what one training step spends its time on",
     "extract": "read the log of another framework (./extract_primus_metrics.py)",
-    "probe": "measure how fast this machine is, from single operations to small training loops",
+    "probe": "measure how fast this machine is at single operations",
     "models": "list models, accelerators and published results",
     "doctor": "check this machine: Python, torch, GPUs, frameworks, network, disk",
     "validate": "check every cell of a configuration (./validate_config.py)",

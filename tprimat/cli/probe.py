@@ -1,4 +1,4 @@
-"""Measure how fast this machine is, from single operations to small training loops.
+"""Measure how fast this machine is at single operations: products, attention, memory, collectives.
 
 tprimat probe gemm,memory
 tprimat probe all --output output                       and one page about it, output/probes.md

@@ -193,19 +193,6 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     )
 
 
-def refuse_hidden_gpus(gpus: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a choice of GPUs that Primus would silently replace, since it sets HIP_VISIBLE_DEVICES to the first GPUs."""
-    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        indices = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
-        if indices and indices[:gpus] != [str(index) for index in range(gpus)]:
-            raise LaunchError(
-                f"{name} is {environment[name]}, which Primus would replace with the first {gpus} GPUs.",
-                where=name,
-                why="Its launchers set HIP_VISIBLE_DEVICES themselves.",
-                fix=f"unset {name}; export ROCR_VISIBLE_DEVICES={environment[name]}",
-            )
-
-
 def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     """Read the variables that srun sets in each task.
 

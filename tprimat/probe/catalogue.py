@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tprimat.probe import attention, collectives, gemm, memory, pieces, transformer
+from tprimat.probe import attention, collectives, gemm, memory, pieces
 from tprimat.probe.case import Bench, Case, ProbeLog, run
 from tprimat.records.schema import ProbeRecord
 
@@ -36,7 +36,6 @@ CASES: dict[str, Callable[[Choice, Bench], list[Case]]] = {
     "rounds": lambda choice, bench: gemm.round_cases(choice.on(bench.machine.platform), small=bench.small),
     "memory": lambda choice, bench: memory.cases(small=bench.small),
     "attention": lambda choice, bench: attention.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
-    "transformer": lambda choice, bench: transformer.cases(small=bench.small),
     "pieces": lambda choice, bench: pieces.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
     # On several ranks.
     "collectives": lambda choice, bench: collectives.cases(bench.machine.platform, bench.machine.gpus or 1, small=bench.small),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tprimat.probe.case import Bench
     from tprimat.probe.gemm import ModelProducts
 
-KINDS = ("gemm", "memory", "attention", "transformer", "collectives")
+KINDS = ("gemm", "memory", "attention", "collectives")
 """In order. The probes that other results are compared with come first."""
 RANK_KINDS = ("collectives", "overlap")
 """Measured on several ranks."""

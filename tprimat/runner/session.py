@@ -23,7 +23,6 @@ from tprimat.hardware.nodes import (
     cpu_cores,
     find_nodes,
     most_cpu_ranks,
-    refuse_hidden_gpus,
     refuse_idle_nodes,
     this_machine,
     told_nodes,
@@ -162,8 +161,6 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
     here = Here(platform=platform, primus_path=session.choices.primus_path, primus=optimizations.primus)
     engine, reason = choose(request.engine, here, elsewhere=elsewhere)
     start = engine.prepare(None if elsewhere else here)
-    if start is not None and not elsewhere:
-        refuse_hidden_gpus(ranks)
     plans: list[RunPlan] = []
     missing: list[MissingLayoutError] = []
     for strategy, model in itertools.product([own] if own else _strategies(session, request), models):

@@ -60,19 +60,3 @@ def test_the_script_makes_the_same_call_and_names_what_another_machine_would_dec
 def test_a_login_node_must_say_for_which_machines_it_submits():
     with pytest.raises(ConfigError, match="no --platform says which GPUs the job gets"):
         job_of(RunRequest(model="llama"), ())
-
-
-@pytest.mark.parametrize(
-    ("container", "words"),
-    [
-        ("{image: 'nvcr.io/x:1'}", "--cpu-bind=none --container-image=nvcr.io/x:1 --container-mounts="),
-        ("{image: /i.sif, runtime: apptainer, mounts: ['/data:/data']}", "apptainer exec --nv --bind "),
-    ],
-)
-def test_a_container_sees_the_folders_of_a_run(tmp_path, container, words):
-    flags = ("--model", "llama", "--platform", "nvidia", "--output-dir", tmp_path / "out")
-    text = shown(*flags, "--set", f"cluster.slurm.container={container}")
-    assert words in text
-    assert f"{tmp_path}/out:{tmp_path}/out" in text
-    assert " python3 " in text
-    assert ("/data:/data" in text) == ("mounts" in container)

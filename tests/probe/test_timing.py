@@ -5,8 +5,7 @@ import time
 import pytest
 import torch
 
-from tprimat.core.effort import Effort
-from tprimat.probe.case import Stopwatch, settled
+from tprimat.probe.case import Effort, Stopwatch, settled
 
 CPU = torch.device("cpu")
 

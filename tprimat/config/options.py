@@ -242,6 +242,7 @@ REMOVED = {
     "suite": "probe all",
     "benchmarking.micro_batch_memory_bytes": "remove the key; tprimat plan names the largest micro-batch that fits",
     "benchmarking.run_timeout_flag": "remove the key; messages name run_timeout_seconds",
+    "slurm.container": "remove the key; a job script of your own starts ./benchmark.py in its container (docs/clusters.md)",
     "slurm.array_tasks": "remove the key; a call for each strategy makes several jobs",
     "primus.launcher": "remove the key; run TPrimat inside the container",
     "primus.image": "remove the key; run TPrimat inside the container",

@@ -314,18 +314,6 @@ class BenchmarkingConfig(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerOptions(RefuseUnknownKeys):
-    """The container that a job runs in: its Python has TPrimat's packages, and the folders of a run keep their names in it."""
-
-    image: Line | None = None
-    """None: no container."""
-    runtime: Literal["pyxis", "apptainer"] = "pyxis"
-    """pyxis: srun --container-image, with enroot. apptainer: apptainer exec."""
-    mounts: tuple[Line, ...] = ()
-    """More folders, FROM:TO."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions(RefuseUnknownKeys):
     """How --launcher slurm asks for nodes."""
 
@@ -339,7 +327,6 @@ class SlurmOptions(RefuseUnknownKeys):
     """Do not share the nodes: other jobs would disturb the measurement."""
     arguments: tuple[Line, ...] = ()
     """More options of sbatch, such as [--mem=0]."""
-    container: ContainerOptions = field(default_factory=ContainerOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from tprimat.core.effort import Effort
 from tprimat.probe import gemm
-from tprimat.probe.case import Bench, Call, Case, open_bench
+from tprimat.probe.case import Bench, Call, Case, Effort, open_bench
 
 ELEMENT_BYTES = 4
 SIZES, SMALL_SIZES = tuple(2**power for power in range(16, 31, 2)), (2**16, 2**18)

@@ -21,10 +21,9 @@ from statistics import median
 import torch
 from torch.nn import functional
 
-from tprimat.core.effort import Effort
 from tprimat.core.flops import SEED_SHAPES, gemm_shapes
 from tprimat.core.models import ModelShape, tiny
-from tprimat.probe.case import Bench, Call, Case, ProbeLog, summary
+from tprimat.probe.case import Bench, Call, Case, Effort, ProbeLog, summary
 from tprimat.records.schema import ProbeRecord
 
 LIBRARIES = {

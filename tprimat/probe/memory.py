@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from tprimat.core.effort import Effort
-from tprimat.probe.case import Call, Case
+from tprimat.probe.case import Call, Case, Effort
 
 ELEMENT_BYTES = 4
 ARRAY_BYTES, SMALL_ARRAY_BYTES = (2**28, 2**30, 2**32), (2**26,)

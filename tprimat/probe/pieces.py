@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tprimat.core.effort import Effort
 from tprimat.core.flops import gemm_shapes
 from tprimat.core.models import ModelShape, model_shape, tiny
 from tprimat.probe import attention, gemm
-from tprimat.probe.case import Call, Case
+from tprimat.probe.case import Call, Case, Effort
 
 EFFORT = Effort(warmup_seconds=0.2, seconds=0.2)
 """Brief, since there are many; a median of a few hundred calls or of 0.2 s."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tprimat.config.schema import ContainerOptions, SlurmOptions
+from tprimat.config.schema import SlurmOptions
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, LaunchError
-from tprimat.engines.base import ROOT, start_command
+from tprimat.engines.base import start_command
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch import slurm
 from tprimat.launch.slurm import Job
@@ -33,12 +33,10 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[Job, Session]:
     known = replace(request, strategy=None, tp=1) if request.is_auto else request  # the job chooses
     session = prepare(replace(known, platform=platform, dry_run=True))
     options, plan = session.loaded.config.cluster.slurm, session.plans[0]
-    python, *program = start_command()
     explicit = ["--model", request.model, "--platform", platform, "--set", f"size={session.size}", "--nodes", str(plan.nodes)]
     explicit += ["--output-dir", str(session.output)]
     explicit += [] if request.strategy or layout_name(request) else ["--parallel", session.choices.strategy]
     explicit += [] if "--sweep" in words else ["--resume"]  # a sweep continues anyway, and keeps failures
-    command = ("python3" if options.container.image else python, *program, *of_the_job(words), *explicit)
     job = Job(
         name=f"tprimat-{'-'.join(dict.fromkeys(plan.model for plan in session.plans))}"[:60],
         directory=Path.cwd(),
@@ -46,7 +44,7 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[Job, Session]:
         nodes=plan.nodes,
         gpus_per_node=None if plan.platform == "cpu" else plan.gpus_per_node,
         options=tuple(sbatch_options(options)),
-        command=(*on_every_node(options.container, session), *command),
+        command=(*slurm.SRUN, *start_command(), *of_the_job(words), *explicit),
     )
     return job, session
 
@@ -69,21 +67,6 @@ def sbatch_options(options: SlurmOptions) -> Iterator[str]:
     if options.exclusive:
         yield "--exclusive"
     yield from options.arguments
-
-
-def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, ...]:
-    """Return the words that start a command on every node, in a container where one is requested."""
-    if container.image is None:
-        return slurm.SRUN
-    here = str(Path.cwd())
-    folders = dict.fromkeys([str(ROOT), str(session.output), here])
-    mounts = [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
-    if container.runtime == "pyxis":
-        pyxis = (f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}")
-        return (*slurm.SRUN, *pyxis, f"--container-workdir={here}")
-    devices = {"nvidia": ("--nv",), "amd": ("--rocm",)}.get(session.platform, ())
-    binds = [word for mount in mounts for word in ("--bind", mount)]
-    return (*slurm.SRUN, "apptainer", "exec", *devices, *binds, "--pwd", here, container.image)
 
 
 def submit(request: RunRequest, words: Sequence[str]) -> int:

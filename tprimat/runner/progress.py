@@ -18,13 +18,11 @@ from tprimat.report.screen import PLAIN, Screen, screen_of
 from tprimat.train.startup import stage_of_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
-BAR_CHARACTERS = 16
 SILENT_SECONDS = 10.0
 """Without a terminal, longest time without a line."""
 SUSPICIOUS_SECONDS = 60.0
 """When to say where the log is; without a terminal also the time between lines."""
 MAX_LOG_CHARACTERS = 60
-JOINT = " · "
 
 AWAITED: Mapping[StartUp | None, str] = {
     None: "torchrun to start the ranks",
@@ -50,7 +48,6 @@ class Progress:
         self._reports_stages = engine_named(plan.engine).runs_worker
         self._stage: StartUp | None = None
         self._last_line = ""
-        self._suspected = False
         self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
 
     def on_line(self, text: str) -> None:
@@ -59,18 +56,15 @@ class Progress:
         self._last_line = text.strip() or self._last_line
 
     def on_wait(self, seconds: float) -> None:
-        """Show what is awaited: each second on a terminal, else once and then each minute; after a minute where the log is."""
+        """Show what is awaited: each second on a terminal, else once and then each minute; after a minute with the log."""
         if seconds < self._next_wait:
             return
         minutes, _ = divmod(seconds, SUSPICIOUS_SECONDS)
         self._next_wait = seconds + 1.0 if self.terminal else (minutes + 1) * SUSPICIOUS_SECONDS
-        if minutes and not self._suspected:
-            self._suspected = True
-            log = RunDirectory(Path(self.plan.run_directory)).log_file
-            self.on_notice(f"  No step for {SUSPICIOUS_SECONDS:.0f} s. NCCL_DEBUG=INFO shows more of a collective. Log: {log}")
         said = f" ({self._last_line[:MAX_LOG_CHARACTERS]})" if self._last_line else ""
         awaited = AWAITED[self._stage] if self._reports_stages else f"{self.plan.engine}'s first step{said}"
         text = f"  {self.plan.model} waits for {awaited}, {seconds:.0f} s since the start"
+        text += f"; its log: {RunDirectory(Path(self.plan.run_directory)).log_file}" if minutes else ""
         if self.terminal:
             self._show(text[: (self._screen.width or 0) - 1])
         else:
@@ -116,26 +110,19 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
 
 
 def step_line(plan: RunPlan, step: StepRecord, rates: StepRates, screen: Screen = PLAIN) -> str:
-    """Format a step with what is known of it; on a terminal with a bar, and without the parts that do not fit."""
+    """Format a step with what is known of it, the most important first: a terminal shows as much as fits."""
     # CUDA graphs hold tensors that do not count as allocated.
     graphs = captures_layers(engine_named(plan.engine).options(plan))
     memory = step.peak_reserved_bytes if graphs else step.peak_allocated_bytes
-    show: list[tuple[int, float | None, Callable[[float], str]]] = [
-        (2, step.step_seconds, units.seconds),
-        (3, rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
-        (5, rates.model_flops_per_second_per_gpu, lambda value: f"{units.teraflops(value)}/GPU"),
-        (4, step.loss, lambda value: f"loss {value:.3f}"),
-        (6, memory, lambda value: units.gibibytes(value) + " reserved" * graphs),
-        (1, (plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
+    show: list[tuple[float | None, Callable[[float], str]]] = [
+        (step.step_seconds, units.seconds),
+        ((plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
+        (rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
+        (step.loss, lambda value: f"loss {value:.3f}"),
+        (rates.model_flops_per_second_per_gpu, lambda value: f"{units.teraflops(value)}/GPU"),
+        (memory, lambda value: units.gibibytes(value) + " reserved" * graphs),
     ]
-    # The part with the highest number is left out first.
-    parts = [(0, f"  {plan.model} step {step.step}/{plan.steps}"), *((rank, text(value)) for rank, value, text in show if value)]
-    if screen.width is None:
-        return JOINT.join(text for _, text in parts)
-    room = screen.width - 1 - BAR_CHARACTERS - 1
-    while len(parts) > 1 and len(JOINT.join(text for _, text in parts)) > room:
-        parts.remove(max(parts))
-    done = round(BAR_CHARACTERS * step.step / plan.steps)
-    bar = screen.paint("━" * done, "winner") + screen.paint("─" * (BAR_CHARACTERS - done), "quiet")
-    head, *rest = (text for _, text in parts)
-    return JOINT.join([f"{head} {bar}", *rest])
+    parts = [f"  {plan.model} step {step.step}/{plan.steps}", *(text(value) for value, text in show if value)]
+    while screen.width is not None and len(parts) > 1 and len(" · ".join(parts)) >= screen.width:
+        parts.pop()
+    return " · ".join(parts)

@@ -19,7 +19,6 @@ from tprimat.cli.main import COMMANDS, main, module_name, parser_of
         ("compare.py", ["--warmup", "5"], "there is no flag --warmup here; instead: --set warmup=N"),
         ("benchmark.py", ["--measure", "3"], "--measure is gone; instead: --parallel auto:N"),
         ("benchmark.py", ["--cp", "2"], "there is no flag --cp here; instead: --set cp=N"),
-        ("benchmark.py", ["--nvidia"], "there is no flag --nvidia; did you mean --platform nvidia?"),
         ("scaling", ["--qqq"], "there is no flag --qqq"),
         ("benchmark.py", ["llama"], "unexpected argument 'llama'"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),

@@ -64,10 +64,6 @@ class Parser(argparse.ArgumentParser):
             return f"{word} is gone; instead: {REMOVED[word]}"
         if instead := (self.get_default("hints") or {}).get(word):
             return f"there is no flag {word} here; instead: {instead}"
-        value = word.removeprefix("--")
-        for action in self._actions:
-            if action.option_strings and value in (action.choices or ()):
-                return f"there is no flag {word}; did you mean {action.option_strings[0]} {value}?"
         return f"there is no flag {word}{did_you_mean(word, self._option_string_actions)}"
 
     def error(self, message: str) -> NoReturn:

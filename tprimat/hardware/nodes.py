@@ -108,9 +108,6 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
             fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}; unset {told[1]} if it is left over",
         )
     if count == 1:
-        if environment.get("NODE_RANK", "0") != "0":
-            what = f"NODE_RANK is {environment['NODE_RANK']}, but the run is on one node."
-            raise LaunchError(what, where="NODE_RANK", fix="--nodes N, the same on every node")
         return Nodes()
     if "SLURM_JOB_ID" in environment and not {"MASTER_ADDR", "PET_MASTER_ADDR"} & set(environment):
         return slurm_nodes(count, environment)

@@ -27,7 +27,6 @@ def _products(choice: Choice, bench: Bench) -> list[Case]:
     return [
         *gemm.seed_cases(dtypes, small=bench.small),
         *gemm.model_cases(choice.models, dtypes, small=bench.small),
-        *gemm.library_cases(bench.machine.platform, dtypes, small=bench.small),
     ]
 
 

@@ -13,7 +13,7 @@ luck, a fresh measurement is not.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -26,12 +26,6 @@ from tprimat.core.models import ModelShape, tiny
 from tprimat.probe.case import Bench, Call, Case, Effort, ProbeLog, summary
 from tprimat.records.schema import ProbeRecord
 
-LIBRARIES = {
-    "cuda": {"cublas": "cuBLAS", "cublaslt": "cuBLASLt"},
-    "rocm": {"cublas": "rocBLAS", "cublaslt": "hipBLASLt"},
-    "cpu": {},
-}
-"""Arguments of torch.backends.cuda.preferred_blas_library -> what they mean on a platform."""
 CALLS = ("torch.matmul", "F.linear")
 FP8_CALLS = ("scaled_mm tensor-wise", "scaled_mm row-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
@@ -104,22 +98,14 @@ def prepare_fp8(product: Product, call: str, device: torch.device) -> Call:
 
 
 @contextmanager
-def settings(dtype: str, library: str | None = None) -> Iterator[None]:
-    """Let fp32 products round their operands to 10 bits of mantissa for tf32 alone, and set the library that torch prefers.
-
-    On ROCm torch's own preference comes from TORCH_BLAS_PREFER_HIPBLASLT.
-
-    Raises:
-        AttributeError: this torch has no choice of libraries.
-    """
-    with ExitStack() as undo:
-        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-        if library:
-            prefer = torch.backends.cuda.preferred_blas_library
-            undo.callback(prefer, prefer())
-            prefer(library)
+def settings(dtype: str) -> Iterator[None]:
+    """Let fp32 products round their operands to 10 bits of mantissa for tf32 alone."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
         yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def case_of(product: Product, dtype: str, call: str, *, kind: str = "gemm", variant: str | None = None, **more: int) -> Case:
@@ -146,17 +132,6 @@ def seed_cases(dtypes: Sequence[str], *, small: bool) -> list[Case]:
         for dtype in dtypes
         for product in seed_products(small=small)
         for call in (FP8_CALLS if dtype == "fp8" else CALLS)
-    ]
-
-
-def library_cases(platform: str, dtypes: Sequence[str], *, small: bool) -> list[Case]:
-    """Return the seven shapes in bf16 with each BLAS library that torch can select here."""
-    return [
-        replace(case_of(product, "bf16", call, variant=f"{call} {name}"), context=partial(settings, "bf16", library))
-        for library, name in LIBRARIES[platform].items()
-        for product in seed_products(small=small)
-        for call in CALLS
-        if "bf16" in dtypes
     ]
 
 

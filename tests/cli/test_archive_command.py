@@ -68,8 +68,6 @@ def test_records_and_the_report_are_inside_and_nothing_private(output, tmp_path)
     [
         (["none", "x.tar.gz"], "There is no file or folder none."),
         ([RUNS, "x.zip"], "  try   results.tar.gz\n"),
-        ([RUNS, "x.tar"], "  try   x.tar.gz\n"),
-        ([RUNS, "x.1"], "  try   x.1.tar.gz\n"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, arguments, told):

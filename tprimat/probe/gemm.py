@@ -4,11 +4,8 @@ A product of (m, k) and (k, n) counts 2 m n k floating-point operations. Operand
 draw less power and run at a higher clock than training ever sees. fp8 products (e4m3, scales of one) use fast accumulation and
 return bf16; casting to fp8 is not timed.
 
-The search looks for the fastest product on this device: the ceiling for a training step. It is a coordinate scan. Starting from
-the fastest fixed shape, each side in turn is tried at every length of a list while the other two stay; the fastest product is
-kept, until a whole round brings no improvement or the time is spent. Every candidate is timed briefly and recorded (kind
-gemm_search). The winner is then timed again at full effort and recorded as a gemm: the fastest of many brief timings is partly
-luck, a fresh measurement is not.
+The search for the fastest product, the ceiling of a training step, is a coordinate scan with brief timings (kind gemm_search).
+Its winner is timed again at full effort and recorded as a gemm: the fastest of many brief timings is partly luck.
 """
 
 import time

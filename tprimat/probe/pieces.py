@@ -1,16 +1,7 @@
 """The pieces of a training step that other probes leave out: what a prediction of its time is composed of.
 
-- The three products of each weight matrix, at 1,024 to 16,384 rows: forward (fprop), for the gradient that flows on (dgrad) and
-  for the weight's, added to an fp32 sum by the product itself (wgrad). Operands lie in memory as training has them, so that
-  the libraries choose the same kernels: m, k and n are those of the product, not of the layer. The same in fp8, at fewer numbers
-  of rows.
-- Grouped products of experts, with as many rows for each, and with as few for most as a router in training gives; in fp8 too, but
-  for the weights' gradients, which training leaves in bf16.
-- Attention over one sequence, which fills a GPU less than the many of `attention`, and with narrower heads.
-- Compiled element-wise regions, forward and backward: residual sum and norm, SwiGLU. Each tensor read or written counts once.
-- Launches: thousands of tiny operations in a row, which take as long as the host needs for them.
-
-On several ranks, `overlap` measures a collective beside products (collectives.py).
+Operands of products lie in memory as training has them, so that the libraries choose the same kernels: m, k and n are those of
+the product, not of the layer. Weights' gradients are added to an fp32 sum by the product itself; those of experts stay in bf16.
 """
 
 from collections.abc import Callable

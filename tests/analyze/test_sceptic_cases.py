@@ -154,7 +154,7 @@ def write(folder, result, gpus, times=1.0, **fields):
     (place / "steps.jsonl").write_text("".join(to_json(one) + "\n" for one in steps), encoding="utf8")
 
 
-def test_scaling_names_every_run_that_is_no_point(tmp_path):
+def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
     result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
     for gpus in (2, 4, 8):
         write(tmp_path, result, gpus, 1 + gpus / 100, run_id=f"on-{gpus}")
@@ -164,9 +164,12 @@ def test_scaling_names_every_run_that_is_no_point(tmp_path):
     write(tmp_path, result, 2, run_id="broken", outcome="failed", cause="rank 3 ended")
     done = run_command("scaling", tmp_path, "--format", "json", "--output", tmp_path, cwd=tmp_path)
     (series,) = json.loads(done.stdout)
-    assert len(series["left_out"]) == 4
-    assert any("fp8" in name for name in series["left_out"])
-    assert series["left_out"][-1].endswith("not counted, failed: rank 3 ended")
+    assert {one["why"] for one in series["left_out"]} == {
+        "differs in layout",
+        "differs in dtype that ran",
+        "slower than the point on as many GPUs",
+        "not counted, failed: rank 3 ended",
+    }
     assert sum(line.startswith("Not a point here: ") for line in series["remarks"]) == 4
     assert any(line.startswith("One run per point: the interval covers its steps") for line in series["remarks"])
 

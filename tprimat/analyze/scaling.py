@@ -1,19 +1,23 @@
-"""Scaling of throughput with GPUs: multiplier and efficiency.
+"""Scaling of throughput with GPUs: multiplier, efficiency, and the laws of Amdahl and Gunther.
 
 Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. The tokens of a step decide
 which of them a series is, not its name.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
 
 from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, model_name, tokens_per_step
 from tprimat.core.errors import MetricError
-from tprimat.core.statistics import BETWEEN_RUNS, Rate, ratio_of_rates
+from tprimat.core.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
 from tprimat.records.schema import Estimate, RunRecord
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
@@ -64,6 +68,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A configuration that was measured, and is a point of no series."""
+
+    name: str
+    gpus: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """One workload on rising numbers of GPUs."""
 
@@ -73,8 +86,8 @@ class Series:
     """By number of GPUs, each number once, two or more."""
     differing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Further trait in which the points differ -> its values."""
-    left_out: tuple[str, ...] = ()
-    """Configurations that are in no series, at the first one."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Configurations that are in no series, at the series that is most like them."""
     on_cpu: bool = False
     """Its GPUs are processes, which share one CPU."""
 
@@ -120,11 +133,36 @@ def _equal(values: Sequence[float]) -> bool:
 
 
 def series_of(groups: Sequence[Group]) -> list[Series]:
-    """Return every weak and strong series of one layout among groups of runs; the first one names the groups in none."""
+    """Return every weak and strong series of one layout among groups of runs, and at each what is in none."""
     made = _series_by([group for group in groups if _point(group) is not None])
     used = {id(group) for _, members in made for group in members}
-    left = tuple(group.label for group in groups if id(group) not in used)
-    return [replace(one, left_out=left if number == 0 else ()) for number, (one, _) in enumerate(made)]
+    left: list[list[LeftOut]] = [[] for _ in made]
+    for group in groups if made else ():
+        if id(group) not in used:
+            place = max(range(len(made)), key=lambda place: max(_likeness(group, member) for member in made[place][1]))
+            name = f"{model_name(group.run)} {group.run.strategy or layout(group.run)}".rstrip()
+            left[place].append(LeftOut(name=name, gpus=group.run.machine.gpus, why=_why_left_out(group, made[place][1])))
+    return [replace(one, left_out=tuple(out)) for (one, _), out in zip(made, left, strict=True)]
+
+
+def _likeness(one: Group, other: Group) -> int:
+    return sum(first == second for first, second in zip(one.kind, other.kind, strict=True))
+
+
+def _why_left_out(group: Group, members: Sequence[Group]) -> str:
+    """Say in few words why a configuration is not a point of the series that is most like it."""
+    if _point(group) is None:
+        return "of unknown throughput or number of GPUs"
+    nearest = max(members, key=lambda member: _likeness(group, member))
+    same_gpus = [member for member in members if member.run.machine.gpus == group.run.machine.gpus]
+    names = [
+        trait.name
+        for trait in differing_traits(nearest.run, group.run)
+        if trait.key not in FOLLOWS_GPUS - {"strategy"} or (trait.key == "layout" and _split(nearest.run) != _split(group.run))
+    ]
+    if same_gpus and (not names or _key(group) == _key(same_gpus[0])):
+        return "slower than the point on as many GPUs"
+    return f"differs in {', '.join(names) or 'tokens a step'}"
 
 
 def _split(run: RunRecord) -> tuple[object, ...]:
@@ -209,3 +247,87 @@ def _point(group: Group) -> Point | None:
         rates=tuple(run_rates(group)),
         assumed_spread=assumed_spread(group),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A fitted law of scaling, X(N) = single * N / (1 + contention * (N - 1) + coherency * N * (N - 1)).
+
+    An interval's ends are None where there are no more points than parameters, or where the parameter sits at 0, its bound.
+    """
+
+    single: Estimate
+    """Throughput of one GPU."""
+    contention: Estimate
+    """Waiting and unshared work: Amdahl's serial fraction."""
+    coherency: Estimate | None
+    """Cost of every pair of GPUs; None in Amdahl's law."""
+    deviation: float
+    """Root mean square of the relative residuals."""
+
+    def at(self, gpus: float) -> float:
+        """Return the tokens/s that the law predicts."""
+        pairs = 0.0 if self.coherency is None else self.coherency.value * gpus * (gpus - 1)
+        return self.single.value * gpus / (1 + self.contention.value * (gpus - 1) + pairs)
+
+    @property
+    def most_gpus(self) -> float | None:
+        """Return the number of GPUs with the highest throughput; None where the law has no maximum."""
+        if self.coherency is None or self.coherency.value <= 0 or self.contention.value >= 1:
+            return None
+        return math.sqrt((1 - self.contention.value) / self.coherency.value)
+
+
+def fit(measured: Series) -> Fit:
+    """Fit Gunther's universal scalability law (2007, Guerrilla Capacity Planning, chapter 4); to two points Amdahl's (1967).
+
+    N / X is linear in (1, N - 1, N (N - 1)), so least squares of its relative residuals need no iteration. Parameters cannot be
+    negative: one that would be is set to 0 and the others are fitted again. Intervals: Student's t on the residuals, carried
+    to the ratios by the Jacobian.
+    """
+    gpus = np.array([float(point.gpus) for point in measured.points])
+    inverse = gpus / np.array([point.tokens_per_second.value for point in measured.points])
+    terms = [np.ones_like(gpus), gpus - 1, gpus * (gpus - 1)][: len(gpus)]
+    design = np.stack(terms, axis=1) / inverse[:, None]
+    free = _feasible(design)
+    solution, residual = _least_squares(design[:, free])
+    freedom, first = len(gpus) - len(free), float(solution[0])
+    columns = design[:, free]
+    covariance = float(residual @ residual) / max(1, freedom) * np.linalg.pinv(columns.T @ columns)
+
+    def estimate(value: float, slope: Array) -> Estimate:
+        arm = t_quantile(freedom) * math.sqrt(float(slope @ covariance @ slope)) if freedom > 0 else None
+        low, high = (None, None) if arm is None else (value - arm, value + arm)
+        return Estimate(value=value, low=low, high=high, samples=len(gpus))
+
+    def over_first(column: int) -> Estimate:
+        if column not in free:
+            return Estimate(value=0.0, low=None, high=None, samples=len(gpus))
+        place = free.index(column)
+        value = float(solution[place]) / first
+        return estimate(value, (np.eye(len(free))[place] - value * np.eye(len(free))[0]) / first)
+
+    return Fit(
+        single=estimate(1 / first, -np.eye(len(free))[0] / first**2),
+        contention=over_first(1),
+        coherency=over_first(2) if len(terms) > 2 else None,
+        deviation=math.sqrt(float(residual @ residual) / len(gpus)),
+    )
+
+
+def _feasible(design: Array) -> list[int]:
+    """Return the columns of the best fit without negative coefficients, always with the first column, one GPU's time."""
+    rest = range(1, design.shape[1])
+    best, least = [0], math.inf
+    for free in ([0, *some] for count in range(len(rest) + 1) for some in itertools.combinations(rest, count)):
+        solution, residual = _least_squares(design[:, free])
+        deviation = float(residual @ residual)
+        if (solution >= -1e-12 * abs(solution[0])).all() and deviation < least * (1 - 1e-9):
+            best, least = free, deviation
+    return best
+
+
+def _least_squares(design: Array) -> tuple[Array, Array]:
+    """Return the coefficients that bring each row's sum near 1, and the residuals."""
+    solution: Array = np.linalg.lstsq(design, np.ones(len(design)), rcond=None)[0].astype(np.float64)
+    return solution, np.asarray(design @ solution - 1, dtype=np.float64)

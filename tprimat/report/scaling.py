@@ -1,9 +1,10 @@
 """Report scaling as text, Markdown or JSON."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from tprimat.analyze.scaling import Kind, Row, Series
+from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series, fit
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
@@ -18,6 +19,10 @@ KINDS: dict[Kind, str] = {
     "mixed": "Neither weak nor strong: work grows, but not with the GPUs, so that efficiency mixes two causes.",
     "unknown": "The work of a step is not recorded, so that weak and strong cannot be told apart.",
 }
+LOOSE_FIT = 0.03
+"""Relative deviation from which a law does not describe a series."""
+TRUSTED_POINTS = 4
+"""Numbers of GPUs that bound the parameters of a law."""
 MOST_LEFT_OUT = 4
 """Configurations that are no point and that are each named; more are counted."""
 HEADER = ("Configuration", "Total tokens", "Tokens/s", "per GPU", "Elapsed (s)", "Elapsed (min)", "Multiplier", "Efficiency")
@@ -62,7 +67,7 @@ def cell(value: Estimate, show: Callable[[float], str]) -> str:
 
 
 def text(found: Sequence[Series], screen: Screen = PLAIN) -> str:
-    """Format tables for a terminal."""
+    """Format tables and fitted laws for a terminal."""
     blocks = []
     for series in found:
         header, *rows = ([line[place] for place in ON_SCREEN] for line in table_of(series))
@@ -73,12 +78,12 @@ def text(found: Sequence[Series], screen: Screen = PLAIN) -> str:
 
 
 def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
-    """Describe the kind of scaling; name what is no point."""
+    """Describe the kind of scaling and the fitted law; name what is no point."""
     lines = [KINDS[series.kind], *([CPU_CAUTION] if series.on_cpu else [])]
     if series.differing:
         traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
         lines.append(f"Caution, the points also differ in {traits}.")
-    lines.append(repetition(series))
+    lines += [repetition(series), *_law(fit(series), len(series.points))]
     return [*(on_ranks(series, line) for line in lines), *left_out(series.left_out, most)]
 
 
@@ -94,25 +99,60 @@ def repetition(series: Series) -> str:
     return f"{' to '.join(dict.fromkeys((str(min(runs)), str(max(runs)))))} runs per point: intervals are between runs."
 
 
-def left_out(names: Sequence[str], most: int | None = MOST_LEFT_OUT) -> list[str]:
-    """Name configurations that are no point; count those beyond the first."""
-    lines = [f"Not a point here: {name}." for name in names[:most]]
-    rest = 0 if most is None else len(names) - most
+def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[str]:
+    """Name configurations that are no point, and why; count those beyond the first."""
+    lines = [f"Not a point here: {one.name} ({units.count(one.gpus)} GPUs): {one.why}." for one in some[:most]]
+    rest = 0 if most is None else len(some) - most
     return lines + [f"Not points here: {rest} more; --format json names each."] * (rest > 0)
 
 
+def _law(law: Fit, points: int) -> list[str]:
+    """Say what law was fitted, how well it holds, and where it peaks."""
+    if law.contention.value > 1:  # no share of the work: one GPU is faster than any number
+        return ["No law of scaling describes these points: throughput falls as GPUs are added."]
+    pairs = "" if law.coherency is None else f", coherency {_share(law.coherency, 4)} per pair of GPUs"
+    name = "Amdahl's law" if law.coherency is None else "USL"
+    lines = [f"{name}: contention {_share(law.contention)}{pairs}; rms deviation {units.percent(law.deviation)}."]
+    if law.deviation > LOOSE_FIT:
+        lines.append(f"It does not fit the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate.")
+    elif points < TRUSTED_POINTS:
+        lines.append(f"{points} numbers of GPUs say little about a law; {TRUSTED_POINTS} or more bound its parameters.")
+    elif law.most_gpus is not None and law.coherency is not None and law.coherency.low is not None and law.coherency.low > 0:
+        lines.append(f"By the USL, throughput is highest near {units.count(law.most_gpus)} GPUs; more would slow it down.")
+    return lines
+
+
+def _share(value: Estimate, digits: int = 2) -> str:
+    if value.low is None or value.high is None:
+        return f"{units.percent(value.value, digits)} (no interval)"
+    low, high = (units.percent(end, digits).removesuffix(" %") for end in (value.low, value.high))
+    return f"{units.percent(value.value, digits)} [{low}, {high}]"
+
+
 def as_document(found: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the series as data, unrounded."""
+    """Return the series and laws as data, unrounded."""
     return [
         {
             "name": series.name,
             "kind": series.kind,
             "points": list(map(_document, series.rows)),
-            "left_out": list(series.left_out),
+            "left_out": list(map(asdict, series.left_out)),
+            "laws": [_law_document(fit(series))],
             "remarks": remarks(series, None),
         }
         for series in found
     ]
+
+
+def _law_document(law: Fit) -> dict[str, Any]:
+    return {
+        "law": "Amdahl" if law.coherency is None else "USL",
+        "single_gpu_tokens_per_second": _ends(law.single),
+        "contention": _ends(law.contention),
+        "coherency": None if law.coherency is None else _ends(law.coherency),
+        "rms_relative_deviation": law.deviation,
+        "most_gpus": law.most_gpus,
+    }
 
 
 def _ends(value: Estimate) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from tprimat.analyze.compare import QUESTION, Question, verdict
 from tprimat.analyze.groups import Measured, Origin, group_runs, measure, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
-from tprimat.analyze.scaling import Series, series_of
+from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError
 from tprimat.records.benchmark_file import RunResult
@@ -167,7 +167,11 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
             why=f"{counted} of {len(measured)} runs count.",
             fix="run the same strategy with --gpus 1, 2, 4 and 8",
         )
-    lost = [f"{run_name(item)}, not counted, {item.not_counted.rstrip('.')}" for item in measured if item.not_counted is not None]
+    lost = [
+        LeftOut(name=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted.rstrip('.')}")
+        for item in measured
+        if item.not_counted is not None
+    ]
     return [replace(series[0], left_out=(*series[0].left_out, *lost)), *series[1:]]
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.analyze.scaling import Series
+import numpy as np
+
+from tprimat.analyze.scaling import Series, fit
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
@@ -45,7 +47,7 @@ def draw_throughput(found: Sequence[Series], path: Path) -> None:
 
 
 def draw_multiplier(found: Sequence[Series], path: Path) -> None:
-    """Draw the speed-up against proportional growth, and the efficiency.
+    """Draw the speed-up against proportional growth and the fitted law, and the efficiency.
 
     Raises:
         UserError: the suffix names no picture format, or a folder that cannot be written.
@@ -56,9 +58,14 @@ def draw_multiplier(found: Sequence[Series], path: Path) -> None:
             _line(times, series, [row.multiplier for row in series.rows], look, (lambda one: f"{one:.2f} x") if alone else None)
             shares = [_times(row.efficiency, 100) for row in series.rows]
             _line(share, series, shares, look, (lambda one: units.percent(one / 100)) if alone else None)
+            law, grid = fit(series), np.geomspace(series.points[0].gpus, series.points[-1].gpus, 100)
+            heights = [law.at(float(count)) / series.points[0].tokens_per_second.value for count in grid]
+            times.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8)
         first, last = min(one.points[0].gpus for one in found), max(one.points[-1].gpus for one in found)
         times.plot([first, last], [1, last / first], color="#999999", linestyle=":")
-        times.set(title="Scaling multiplier (dotted: proportional)", ylabel="times the throughput of the smallest")
+        times.set(
+            title="Scaling multiplier (dotted: proportional, dashed: fitted)", ylabel="times the throughput of the smallest"
+        )
         share.axhline(100, color="#999999", linestyle=":")
         share.set(title="Scaling efficiency", ylabel=_ranks(found, "% of the throughput per GPU of the smallest"))
         _finish(picture, found, times, share, path)
@@ -92,7 +99,7 @@ def _captions(picture: "Figure", found: Sequence[Series]) -> None:
     caution = [CPU_CAUTION] if any(series.on_cpu for series in found) else []
     repeated = dict.fromkeys(map(repetition, found))
     missing = sum(len(series.left_out) for series in found)
-    left_out = [f"{plural(missing, 'configuration')} of these results: no point here; the text names them."] if missing else []
+    left_out = [f"{plural(missing, 'configuration')} of these results: no point here; the text says why."] if missing else []
     lines = [" · ".join(filter(None, parts)), *(repeated if len(repeated) == 1 else ()), *caution, *left_out]
     below = [part for line in lines for part in wrapped(line, room, SMALL, most=2)]
     picture.supxlabel("\n".join(below), x=LEFT, ha="left", fontsize=SMALL)

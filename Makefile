@@ -84,7 +84,7 @@ nemo:  ## .venv-nemo, where --engine nemo works
 
 test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout
-	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/train/test_core_versions.py $(ARGS)
+	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/train/test_core_versions.py tests/cli/test_export_libraries.py $(ARGS)
 
 # Everything but Megatron-Core is that of .venv. Below Python 3.12 pip would install 0.16.1, the newest that declares such a Python;
 # newer ones work there, too.

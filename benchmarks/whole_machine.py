@@ -97,7 +97,9 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
         return Step(name=name, words=words, folder=output)
 
     found = [probe("probes", "all", probes, gpus), probe("pieces", "pieces,overlap", probes, gpus)]
-    found += [probe(f"probes-{ranks}", "collectives", output / f"probes-{ranks}", ranks) for ranks in fewer if ranks > 1]
+    for ranks in fewer:
+        kinds = "ddp" if ranks == 1 else "collectives,ddp"
+        found.append(probe(f"probes-{ranks}", kinds, output / f"probes-{ranks}", ranks))
     # NeMo with a Python of its own trains the strategies alone.
     against = ",".join(program.name for program in programs[1:] if program.python == sys.executable) or "none"
     speed = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--resume", "--gpus", str(gpus), "--rounds", "3")

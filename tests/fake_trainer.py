@@ -12,6 +12,7 @@ pace SECONDS         the time that a step takes from now on, slept and reported
 ignore NAME          ignore a signal, such as SIGTERM
 note NAME FILE       survive a signal, and create a file when it arrives
 faulthandler NAME    print all stacks on a signal
+records FILE         on SIGUSR2, write the flight record of rank $RANK, which is the one of that number in FILE
 spawn detached|child start a descendant that sleeps: in a session of its own, forked twice, or as a plain child
 allocate MIB         touch that much memory
 bind PORT            listen on a port; fails as torch's store does if it is taken
@@ -32,6 +33,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -97,6 +99,19 @@ def spawn(kind):
         os.wait()
 
 
+def answer_with(path):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    rank, folder = int(os.environ["RANK"]), Path(os.environ["FAKE_STEPS"]).parent / "flight-recorder"
+
+    def answer():
+        signal.sigwait({signal.SIGUSR2})
+        folder.mkdir()
+        (folder / "part").write_text(json.dumps(json.loads(Path(path).read_text())[rank]))
+        (folder / "part").rename(folder / f"rank-{rank}.json")
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
 def emit(text, end=b""):
     os.write(1, text.encode("latin1").decode("unicode_escape").encode("latin1") + end)
 
@@ -116,6 +131,7 @@ WORDS = {
     "note": (2, lambda name, path: signal.signal(getattr(signal, name), lambda *_: Path(path).touch())),
     "await": (2, await_lines),
     "faulthandler": (1, lambda name: faulthandler.register(getattr(signal, name), all_threads=True)),
+    "records": (1, answer_with),
     "spawn": (1, spawn),
     "allocate": (1, lambda mebibytes: state.update(memory=bytearray(b"x") * (int(mebibytes) << 20))),
     "bind": (1, listen),

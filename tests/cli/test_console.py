@@ -1,8 +1,12 @@
+import os
+import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = "--platform cpu --set size=tiny --engine megatron --model llama --parallel minimal_communication --gpus 1 --steps 3"
@@ -41,3 +45,15 @@ def test_a_table_that_did_not_get_to_the_disk_is_no_success():
 def test_a_closed_descriptor_is_none_of_its_business():
     done = subprocess.run(["bash", "-c", f"{sys.executable} validate_config.py >&- 2>&-"], cwd=ROOT, check=False, timeout=60)
     assert done.returncode == 0
+
+
+def test_the_next_command_is_said_on_a_terminal_only(tmp_path):
+    shutil.copytree(ROOT / "tests" / "runs" / "cpu", tmp_path / "output")
+    assert "next:" not in run_command("compare.py", "--output", "compare.md", cwd=tmp_path).stderr
+    leader, follower = pty.openpty()
+    command = [sys.executable, str(ROOT / "compare.py"), "--output", "compare.md"]
+    subprocess.run(command, cwd=tmp_path, stdin=follower, stdout=follower, stderr=follower, check=True, timeout=120)
+    os.close(follower)
+    said = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert said.count("next: python3 -m tprimat report output") == 1

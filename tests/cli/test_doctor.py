@@ -46,6 +46,7 @@ def test_gpus_that_this_torch_is_not_built_for_are_a_problem():
         PYTHONPATH=str(FAKE_PACKAGES), FAKE_GPUS=json.dumps(gpus), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-2]"
     )
     assert checks["GPUs"]["finding"] == "2 x NVIDIA H200, 140 GiB, driver 570.86.15"
+    assert (checks["NVLink"]["status"], checks["NVLink"]["finding"]) == ("problem", "active links differ: 18, 12")
     assert checks["SLURM"]["finding"] == "job 7 on 2 nodes"
     assert "--nodes 2" in checks["SLURM"]["fix"]
     if "+cpu" in checks["torch"]["finding"]:

@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,16 @@ def test_text_that_a_spreadsheet_would_run_is_escaped_and_numbers_are_not(tmp_pa
     export("csv", tmp_path / "runs.csv", tmp_path / "results")
     (row,) = rows_of(tmp_path / "runs.csv").values()
     assert [row[name] for name in dangerous] == ["'=1+1", "'@SUM(A1)", "'+1", "-7"]
+
+
+def test_a_missing_library_is_one_line_that_says_what_to_install(tmp_path):
+    # A process of its own, in which the library cannot be imported, whether it is installed or not.
+    hidden = "import sys; sys.modules['wandb'] = None; from tprimat.cli.main import start; "
+    words = ["--to", "wandb-offline", str(tmp_path / "x"), "--results-dir", str(RUNS)]
+    call = f"sys.exit(start('export', 'tprimat export', {words!r}))"
+    done = subprocess.run([sys.executable, "-c", hidden + call], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --to wandb-offline needs wandb, which is not installed: pip install wandb\n"
 
 
 def test_the_documentation_explains_every_column():

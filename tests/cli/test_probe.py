@@ -84,8 +84,18 @@ def test_two_ranks_measure_together_and_a_resumed_run_adds_nothing(tmp_path):
     assert read_probes(tmp_path / "probes.jsonl") == records
 
 
+def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_yet(tmp_path):
+    assert probe("ddp", "--output", tmp_path, "--ranks", 1).returncode == 0
+    (one,) = read_probes(tmp_path / "probes.jsonl")
+    done = probe("ddp", "--output", tmp_path, "--resume")
+    assert done.returncode == 0, done.stderr
+    kept, two = read_probes(tmp_path / "probes.jsonl")
+    assert (kept, one.shape["ranks"], two.shape["ranks"]) == (one, 1, 2)
+    assert two.flop == 2 * one.flop
+
+
 def test_probes_stopped_by_their_user_keep_their_measurements_and_do_not_exit_0(tmp_path):
-    command = [*COMMAND, "memory,attention", "--output", str(tmp_path)]
+    command = [*COMMAND, "memory,mlp", "--output", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
         until((tmp_path / "probes.jsonl").exists)
         os.killpg(first.pid, signal.SIGINT)

@@ -164,7 +164,9 @@ def test_when_the_first_node_dies_the_others_stop_their_ranks(node, tmp_path, le
 
 
 def test_failures_a_hang_and_a_signal_stop_all_nodes_and_are_told_by_the_node_where_they_began(node, tmp_path, left_behind):
-    go, waits = tmp_path / "go", ("faulthandler", "SIGUSR1")
+    recorded = json.loads((Path(__file__).parent / "flight_records.json").read_text())
+    (tmp_path / "records.json").write_text(json.dumps(recorded["rank 1 sleeps before an all_reduce of ranks 0 and 1"]))
+    go, waits = tmp_path / "go", ("records", str(tmp_path / "records.json"), "faulthandler", "SIGUSR1")
     first = {
         "1": [*TRAINS, "sleep", 100],
         "2": ["await", str(go), 1, "raise", "OSError", "no such device"],
@@ -193,6 +195,8 @@ def test_failures_a_hang_and_a_signal_stop_all_nodes_and_are_told_by_the_node_wh
     assert (records[2].outcome, records[2].cause) == ("failed", "OSError: no such device")
     assert "stopped after" in other_said
     assert records[4].outcome == "hung"
+    assert "Rank 1 has not entered all_reduce number 2 of the group of ranks 0 and 1, in which rank 0 waits." in records[4].cause
+    assert (runs[4] / "node-1" / "flight-recorder" / "rank-1.json").exists()
     assert "fake_trainer.py" in (runs[4] / "node-1" / "stacks.txt").read_text()
     assert records[8].outcome == "interrupted"
     assert records[8].cause == f"Node 1 ({socket.gethostname()}): Stopped by SIGTERM."

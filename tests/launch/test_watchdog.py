@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import re
 import time
@@ -54,7 +55,9 @@ def train(plan):
 """
 
 
-def test_the_rank_that_the_others_wait_for_is_named(tmp_path, left_behind, monkeypatch):
+def test_the_rank_that_the_others_wait_for_is_named_with_the_collective_that_it_has_not_entered(
+    tmp_path, left_behind, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     (tmp_path / "hangs.py").write_text(TRAINER)
     plain = a_launch(tmp_path / "run", limits={"hang_factor": 3.0, "hang_minimum_seconds": 2.0})
@@ -62,9 +65,12 @@ def test_the_rank_that_the_others_wait_for_is_named(tmp_path, left_behind, monke
     argv = (*torchrun(Nodes(), 2), "-m", "tprimat.train.worker", "--plan", str(tmp_path / "plan.json"))
     record, _ = run(dataclasses.replace(plain, command=dataclasses.replace(plain.command, argv=argv)), Notes())
     assert record.outcome == "hung"
-    assert record.cause.endswith("Rank 1 is in load_batch (hangs.py:8), where no other rank is.")
+    assert "Rank 1 is in load_batch (hangs.py:8), where no other rank is." in record.cause
+    assert record.cause.endswith("Rank 1 has not entered all_gather number 4 of group PAIR, in which rank 0 waits.")
     stacks = (tmp_path / "run" / "stacks.txt").read_text()
     assert re.search(r"Rank 0, process \d+: stack\n(.|\n)*in all_gather", stacks), stacks
+    recorded = [json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "flight-recorder").iterdir())]
+    assert [document["rank"] for document in recorded] == [0, 1]
     assert not left_behind()
     assert not leftovers()
 

@@ -1,4 +1,4 @@
-"""Private names of torch, Megatron-Core and Lightning are used in two files alone, which notice when one changes."""
+"""Private names of torch, Megatron-Core and Lightning are used in three files alone, which notice when one changes."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,9 @@ from tprimat.megatron import compat
 
 PACKAGE = Path(compat.__file__).parents[1]
 PACKAGES = ("megatron", "nemo", "train")
-COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "train" / "compat.py"}
+ANY_ENGINE = {PACKAGE / "train" / "flight_recorder.py", PACKAGE / "train" / "compat.py"}
+"""These do without a name that torch or Lightning does not have."""
+COMPAT = {PACKAGE / "megatron" / "compat.py", *ANY_ENGINE}
 FILES = [file for name in PACKAGES for file in sorted((PACKAGE / name).rglob("*.py")) if file not in COMPAT]
 
 

@@ -1,9 +1,10 @@
 """Flags that several commands share, and their parsers."""
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,21 @@ def report_read(results: "Results", paths: Sequence[Path]) -> None:
 def print_json(document: object) -> None:
     """Print one JSON document, without NaN or infinity."""
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+@contextlib.contextmanager
+def doing(text: str) -> Iterator[None]:
+    """Say on a terminal what is being done, until it is done."""
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+
+    say(text)
+    try:
+        yield
+    finally:
+        say("")
 
 
 def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:

@@ -5,9 +5,11 @@ A command is a module of this package with `add_arguments(parser)` and `run(opti
 
 import argparse
 import difflib
+import itertools
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
@@ -27,7 +29,7 @@ COMMANDS = {
     "report": "write one HTML page about any number of runs",
     "trace": "show what one training step spends its time on",
     "extract": "read the log of another framework (./extract_primus_metrics.py)",
-    "probe": "measure how fast this machine is at single operations",
+    "probe": "measure how fast this machine is, from single operations to small training loops",
     "models": "list models, accelerators and published results",
     "doctor": "check this machine: Python, torch, GPUs, frameworks, network, disk",
     "validate": "check every cell of a configuration (./validate_config.py)",
@@ -107,17 +109,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     name = parser.parse_args(words[:1]).command
-    return start(name, f"tprimat {name}", words[1:])
+    return start(name, f"tprimat {name}", words[1:], suggest=True)
 
 
-def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
-    """Run one command to its end, and return its exit status."""
+def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, suggest: bool = False) -> int:
+    """Run one command to its end, and return its exit status.
+
+    `suggest` names the next command on a terminal: for the command that the user typed, not for one that it calls.
+    """
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         check_words(words)
         command = import_module(module_name(name))
         options = parser_of(command, prog).parse_args(words, argparse.Namespace(words=words))
         status: int = command.run(options)
+        if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
+            _suggest(name, options)
     except UserError as error:
         _complain(error)
         return 2
@@ -136,6 +143,27 @@ def _complain(error: UserError) -> None:
     screen = screen_of(sys.stderr)
     first, *rest = (screen.prose(line, 8) for line in f"error: {error}".split("\n"))
     print("\n".join([first.replace("error:", screen.paint("error:", "refused"), 1), *rest]), file=sys.stderr)
+
+
+NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
+    "run": lambda options: (
+        () if options.dry_run or options.report else ("compare", "--results-dir", options.output_dir or "output")
+    ),
+    "compare": lambda options: ("report", *itertools.chain.from_iterable(options.results_dir or [["output"]])),
+    "report": lambda options: ("archive", *options.results, "results.tar.gz"),
+    "models": lambda options: ("plan", "--model", "llama", "--accelerator", "H100 SXM", "--gpus", 8),
+    "doctor": lambda options: ("run", "--dry-run"),
+    "validate": lambda options: ("run", "--dry-run"),
+}
+"""Command -> the words of the one that most users want after it; none where its own options say what is wanted."""
+
+
+def _suggest(name: str, options: argparse.Namespace) -> None:
+    from tprimat.report.screen import screen_of
+
+    if name in NEXT and (words := NEXT[name](options)):
+        line = f"next: python3 -m tprimat {shlex.join(map(str, words))}"
+        print(f"\n{screen_of(sys.stderr).paint(line, 'quiet')}", file=sys.stderr)
 
 
 def module_name(command: str) -> str:
@@ -171,4 +199,4 @@ def parser_of(command: ModuleType, prog: str) -> Parser:
 
 def script(name: str | None = None, prog: str | None = None) -> int:
     """Run `tprimat`, or one command under a script's name, as a whole process."""
-    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}"))
+    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}", suggest=True))

@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tprimat.cli.common import positive, print_json
+from tprimat.cli.common import doing, positive, print_json
 from tprimat.engines import ENGINE_NAMES
 
 
@@ -59,16 +59,17 @@ def run(options: argparse.Namespace) -> int:
         probes=tuple(options.probes),
     )
     request = configured(request) if options.model else request
-    layouts, rates = rated = answer(request)
-    missing = not layouts.fitting and not options.json
-    enough = enough_gpus(layouts.question, rates, any_engine=request.engine is None) if missing else None
+    with doing("predicting all layouts ..."):
+        found, rates = rated = answer(request)
+        missing = not found.fitting and not options.json
+        enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing else None
     if options.json:
         print_json(plan.document(*rated))
     else:
-        name = layouts.question.work.shape.name
+        name = rated[0].question.work.shape.name
         command = _command_of(options.model or configured_name(name), name)
         print(plan.text(rated, screen_of(sys.stdout), enough, command, whole=options.all))
-    return 0 if layouts.fitting else 1
+    return 0 if rated[0].fitting else 1
 
 
 def _command_of(model: str | None, architecture: str) -> str:

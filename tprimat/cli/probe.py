@@ -1,4 +1,4 @@
-"""Measure how fast this machine is at single operations: products, attention, memory, collectives.
+"""Measure how fast this machine is, from single operations to small training loops.
 
 tprimat probe gemm,memory
 tprimat probe all --output output                       and one page about it, output/probes.md
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("output"), metavar="DIR", help=f"folder of {PROBES_FILE} and the page (./output)"
     )
-    parser.add_argument("--ranks", type=positive, metavar="N", help="ranks of collectives and overlap (every GPU; 2 on a CPU)")
+    parser.add_argument("--ranks", type=positive, metavar="N", help="ranks of collectives and ddp (every GPU; 2 on a CPU)")
     parser.add_argument(
         "--dtype", metavar="LIST", help="dtypes of matrix products: bf16,fp8,fp16,tf32,fp32 (all; on a CPU bf16,fp16,fp32)"
     )

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from tprimat.hardware.gpus import Gpu, visible_gpus
+from tprimat.hardware.gpus import Gpu, open_nvml, query_nvml, visible_gpus
 from tprimat.hardware.nodes import expand_hosts
 
 GIB = 1 << 30
@@ -16,6 +16,10 @@ ENOUGH_SHARED_MEMORY_BYTES = GIB
 """NCCL and the data loaders take some hundred MiB of it on eight GPUs; Docker gives a container 64 MiB."""
 ENOUGH_DISK_BYTES = GIB
 """Records and logs of some hundred runs, and a trace."""
+UNCORRECTED, SINCE_BOOT = 1, 0
+"""NVML's kinds of ECC errors and of counters."""
+MAX_LINKS = 18
+"""NVLinks of one GPU (H100, H200, B200)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,12 @@ class Check:
 
 def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
     """Look at everything but the software; `output` is where results would go."""
-    yield check_gpus(visible_gpus(environment))
+    gpus = visible_gpus(environment)
+    yield check_gpus(gpus)
+    if len(gpus) > 1 and gpus[0].platform == "cuda":
+        yield check_links(gpus)
+    if gpus and gpus[0].platform == "cuda":
+        yield check_errors(gpus)
     yield check_shared_memory(SHARED_MEMORY)
     yield check_disk(output)
     yield check_slurm(environment)
@@ -54,6 +63,62 @@ def check_gpus(gpus: tuple[Gpu, ...]) -> Check:
         fix = f"choose equal ones with {variable}: the slowest decides the speed of a step"
         return Check(name="GPUs", status="problem", finding=", ".join(parts), fix=fix)
     return Check(name="GPUs", status="ok", finding=", ".join(parts))
+
+
+def check_links(gpus: tuple[Gpu, ...]) -> Check:
+    """Count the NVLinks of each NVIDIA GPU."""
+    try:
+        nvml = open_nvml()
+    except LookupError as error:
+        return Check(name="NVLink", status="absent", finding=str(error))
+    links = [
+        [query_nvml(nvml, "nvmlDeviceGetNvLinkState", device, link) for link in range(MAX_LINKS)]
+        for _, device in devices_of(nvml, gpus)
+    ]
+    counts = [sum(state == 1 for state in states) for states in links]
+    if not any(counts):
+        fix = "prefer strategies with little communication, such as minimal_communication"
+        return Check(name="NVLink", status="absent", finding="none: the GPUs exchange data over PCIe", fix=fix)
+    if len(set(counts)) > 1:
+        fix = "nvidia-smi nvlink --status names the links that are down"
+        return Check(name="NVLink", status="problem", finding=f"active links differ: {', '.join(map(str, counts))}", fix=fix)
+    return Check(name="NVLink", status="ok", finding=f"{counts[0]} active links on each GPU")
+
+
+def check_errors(gpus: tuple[Gpu, ...]) -> Check:
+    """Look at each NVIDIA GPU for memory errors that could not be corrected."""
+    try:
+        errors = gpu_errors(gpus)
+    except LookupError as error:
+        return Check(name="GPU errors", status="absent", finding=str(error))
+    if errors:
+        fix = "nvidia-smi -q -d ECC,ROW_REMAPPER; reset the GPU or leave it out"
+        return Check(name="GPU errors", status="problem", finding="; ".join(errors), fix=fix)
+    return Check(name="GPU errors", status="ok", finding="no uncorrected memory errors reported")
+
+
+def gpu_errors(gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return a sentence on each memory error of these GPUs, since the driver was loaded.
+
+    Raises:
+        LookupError: NVML cannot be asked.
+    """
+    nvml, errors = open_nvml(), []
+    for gpu, device in devices_of(nvml, gpus):
+        if count := query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT):
+            errors.append(f"GPU {gpu.index}: {count} uncorrected memory errors since the driver was loaded")
+        _, _, pending, failed = query_nvml(nvml, "nvmlDeviceGetRemappedRows", device) or (0, 0, 0, 0)
+        if failed:
+            errors.append(f"GPU {gpu.index}: a faulty row of its memory could not be replaced")
+        elif pending:
+            errors.append(f"GPU {gpu.index}: a faulty row of its memory is replaced at the next reset")
+    return errors
+
+
+def devices_of(nvml: Any, gpus: Iterable[Gpu]) -> list[tuple[Gpu, Any]]:
+    """Return NVML's handle of each GPU that it knows."""
+    pairs = ((gpu, query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)) for gpu in gpus if gpu.uuid is not None)
+    return [(gpu, device) for gpu, device in pairs if device is not None]
 
 
 def check_shared_memory(place: Path) -> Check:

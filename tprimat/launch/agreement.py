@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import LOOPBACK, Nodes
+from tprimat.launch.collectives import RankRecord
 from tprimat.launch.rendezvous import open_listener
 from tprimat.launch.stacks import Stack
 from tprimat.launch.torchrun import free_port
@@ -83,6 +84,8 @@ class Ended:
     """The end of the log."""
     stacks: tuple[Stack, ...] = ()
     """Where the ranks stood, of a run that was stopped."""
+    collectives: tuple[RankRecord, ...] = ()
+    """How far their collectives had come."""
 
 
 class LostNodeError(LaunchError):

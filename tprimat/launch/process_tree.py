@@ -50,9 +50,9 @@ def rank_of(pid: int) -> int | None:
     return int(rank) if rank.isdigit() and b"LOCAL_RANK" in names else None
 
 
-def handles(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal (SigCgt in proc(5))."""
-    mask = re.search(rb"^SigCgt:\s*([0-9a-f]+)", read_proc(pid, "status"), re.MULTILINE)
+def in_signal_set(name: str, pid: int, number: int) -> bool:
+    """Return whether a signal is in a set of a process's main thread: SigCgt, those that it handles, or SigBlk (proc(5))."""
+    mask = re.search(rf"^{name}:\s*([0-9a-f]+)".encode(), read_proc(pid, "status"), re.MULTILINE)
     return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 

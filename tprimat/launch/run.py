@@ -15,6 +15,7 @@ from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
 from tprimat.hardware.slurm import TimeLimit
 from tprimat.launch.agreement import Ended, Group, LostNodeError
+from tprimat.launch.collectives import missing_ranks, take_records
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
 from tprimat.launch.stacks import culprit, save, take_stacks
@@ -303,7 +304,10 @@ class Attempt:
         elsewhere = {} if self._launch.group is None else self._launch.group.ends()
         stopped = ending.stopped
         if stopped is not None and stopped.outcome in {"hung", "timed_out"}:
-            words = [stopped.cause, culprit([stack for end in (here, *elsewhere.values()) for stack in end.stacks])]
+            ends = [here, *elsewhere.values()]
+            words = [stopped.cause, culprit([stack for end in ends for stack in end.stacks])]
+            if stopped.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
+                words.append(missing_ranks([record for end in ends for record in end.collectives]))
             hint = stopped.hint or (HINT if any(stack.text for stack in here.stacks) else None)
             stopped = dataclasses.replace(stopped, cause=" ".join(filter(None, words)), hint=hint)
         return self._launch.cause(
@@ -324,10 +328,11 @@ class Attempt:
 
 def stopped_ranks(child: Child, directory: RunDirectory, listen: Callable[[], str], notify: Callable[[str], None]) -> Ended:
     """Return where the ranks of this node stand that are about to be stopped, and save their stacks in a run's folder."""
+    collectives = tuple(take_records(child.members(), directory.path))
     stacks = tuple(take_stacks(child.members(), listen))
     if saved := save(stacks, directory.path / "stacks.txt"):
         notify(saved)
-    return Ended(exit_code=None, stacks=stacks)
+    return Ended(exit_code=None, stacks=stacks, collectives=collectives)
 
 
 def error_log_lines(patterns: Iterable[str]) -> list[str]:

@@ -44,7 +44,7 @@ def take_stacks(pids: set[int], listen: Callable[[], str]) -> list[Stack]:
         rank, state, text = process_tree.rank_of(pid), process_tree.state_of(pid), ""
         if rank is None or rank in stacks:  # a child of a rank has its number, too
             continue
-        if state not in STATES and process_tree.handles(pid, signal.SIGUSR1):
+        if state not in STATES and process_tree.in_signal_set("SigCgt", pid, signal.SIGUSR1):
             process_tree.send({pid}, signal.SIGUSR1)
             text = listen()
         stacks[rank] = Stack(pid=pid, rank=rank, state=state, text=text)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tprimat.probe import attention, collectives, gemm, memory, pieces
+from tprimat.probe import attention, collectives, gemm, memory, pieces, transformer
 from tprimat.probe.case import Bench, Case, ProbeLog, run
 from tprimat.records.schema import ProbeRecord
 
@@ -35,9 +35,12 @@ CASES: dict[str, Callable[[Choice, Bench], list[Case]]] = {
     "rounds": lambda choice, bench: gemm.round_cases(choice.on(bench.machine.platform), small=bench.small),
     "memory": lambda choice, bench: memory.cases(small=bench.small),
     "attention": lambda choice, bench: attention.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
+    "mlp": lambda choice, bench: transformer.mlp_cases(small=bench.small),
+    "transformer": lambda choice, bench: transformer.cases(small=bench.small),
     "pieces": lambda choice, bench: pieces.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
     # On several ranks.
     "collectives": lambda choice, bench: collectives.cases(bench.machine.platform, bench.machine.gpus or 1, small=bench.small),
+    "ddp": lambda choice, bench: transformer.cases(small=bench.small, ranks=bench.machine.gpus),
     "overlap": lambda choice, bench: collectives.overlap_cases(bench.machine.gpus or 1, small=bench.small),
 }
 

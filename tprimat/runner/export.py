@@ -1,17 +1,24 @@
-"""Name runs by the folders that hold them, and pack them into an archive."""
+"""Name runs by the folders that hold them, pack them into an archive, and write them for W&B."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tprimat.analyze.groups import Measured
+from tprimat.core.errors import ConfigError
 from tprimat.records.benchmark_file import benchmark_text
 from tprimat.records.discover import is_result_file
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.sharing import shareable
-from tprimat.records.store import as_document, to_json
+from tprimat.records.store import as_document, cannot_write, to_json
+from tprimat.report.export import Row
+
+SILENT = {"DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false"}
+"""Variables that keep W&B from calling its makers: an export leaves this machine only where the user takes it."""
 
 
 def places_of(runs: Sequence[Measured], folders: Sequence[Path]) -> list[str]:
@@ -44,3 +51,32 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
         yield f"{place}/steps.jsonl", "".join(f"{to_json(step)}\n" for step in result.steps)
         if result.telemetry:
             yield f"{place}/telemetry.jsonl", "".join(f"{to_json(sample)}\n" for sample in result.telemetry)
+
+
+def to_wandb(runs: Sequence[Measured], rows: Sequence[Row], folder: Path) -> int:
+    """Write an offline run for each that has ended and is not there yet, which `wandb sync` uploads, and return their number.
+
+    Raises:
+        ConfigError: wandb is not installed.
+        RecordError: the folder cannot be written.
+    """
+    os.environ.update(SILENT)
+    try:
+        wandb: Any = import_module("wandb")
+    except ImportError as error:
+        raise ConfigError("--to wandb-offline needs wandb, which is not installed: pip install wandb") from error
+    new = [(item.result, row) for item, row in zip(runs, rows, strict=True) if item.result.run.outcome != "running"]
+    new = [pair for pair in new if not any(folder.glob(f"wandb/offline-run-*-{pair[0].run.run_id}"))]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True)
+    for result, row in new:
+        name = result.run.run_id
+        target = wandb.init(project="tprimat", id=name, name=name, dir=str(folder), mode="offline", config=row, settings=settings)
+        for step in result.steps:
+            target.log(as_document(step), step=step.step)
+        target.summary.update({name: value for name, value in row.items() if isinstance(value, int | float)})
+        target.finish(exit_code=0 if result.run.outcome == "completed" else 1)
+    return len(new)

@@ -1,7 +1,8 @@
-"""Follow a framework that writes no records: steps and evidence come from its log."""
+"""Follow a framework that writes no records: steps, evidence and the moments of steps come from its log."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 
 from tprimat.logs.claims import Claims
 from tprimat.logs.contents import Attempts
@@ -12,6 +13,12 @@ from tprimat.plan.evidence import mismatches, unproven
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord, StepRecord
 
+SLACK_SECONDS, SLACK_SHARE = 0.2, 0.02
+"""How far steps may be from the time between their lines: the launcher reads ten times a second, and power once."""
+
+LEAST_SECONDS = 10 * SLACK_SECONDS
+"""Between the first and the last line: in less, the slack would make steps contradict their moments."""
+
 
 class FollowedLog:
     """Read steps and evidence of a framework that writes no records from its log: `step_of_line` and `complete` of a Launch.
@@ -20,9 +27,12 @@ class FollowedLog:
     peaks that come later) is corrected at the end, in steps.jsonl too.
     """
 
-    def __init__(self, plan: RunPlan, read_line: Callable[[str], LineFields | None]) -> None:
+    def __init__(self, plan: RunPlan, read_line: Callable[[str], LineFields | None], started_at: str | None = None) -> None:
         self._plan = plan
         self._read_line = read_line
+        self._began = None if started_at is None else datetime.fromisoformat(started_at)
+        self._came: dict[int, float] = {}
+        """Step -> when its line came, in seconds since the run's start; of the last attempt."""
         self._attempts = Attempts()
         self._lines = 0
         self._reported: set[int] = set()
@@ -39,7 +49,10 @@ class FollowedLog:
         fields = self._read_line(text)
         if fields is None:
             return None
+        attempts = len(self._attempts.former)
         self._attempts.add(fields, self._lines)
+        if len(self._attempts.former) > attempts:
+            self._came.clear()
         step = self._attempts.latest.steps.get(fields.step) if fields.step is not None else None
         if step is None or step.step in self._reported:
             return None
@@ -47,6 +60,8 @@ class FollowedLog:
         if seconds is None:
             return None
         self._reported.add(step.step)
+        if self._began is not None:
+            self._came[step.step] = (datetime.now(timezone.utc) - self._began).total_seconds()
         return step_record(step, seconds, self._claims)
 
     def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
@@ -57,4 +72,27 @@ class FollowedLog:
         if steps:  # what a run that failed before its first step did not prove is no news
             findings += unproven(self._plan, evidence)
         completed = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=findings)
-        return completed, steps
+        return completed, with_moments(steps, self._came)
+
+
+def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tuple[StepRecord, ...]:
+    """Say of the last steps when they ended, so that power readings can be matched with them.
+
+    A step ends when its line comes. Where the steps do not add up to the time between their lines, because a log leaves out
+    validation, checkpoints or steps, those before keep no moment.
+
+    Args:
+        steps: in order, with the log's own times.
+        came: step -> seconds from the run's start to its line.
+    """
+    timed = list(steps)
+    summed = 0.0
+    for place in reversed(range(len(timed))):
+        step = timed[place]
+        at, end = came.get(step.step), came.get(timed[-1].step)
+        if at is None or end is None or abs(end - at - summed) > SLACK_SECONDS + SLACK_SHARE * summed:
+            break
+        timed[place] = dataclasses.replace(step, ended_at_seconds=round(at, 3))
+        summed += step.step_seconds
+    kept = [step.ended_at_seconds for step in timed if step.ended_at_seconds is not None]
+    return tuple(timed) if kept and kept[-1] - kept[0] >= LEAST_SECONDS else tuple(steps)

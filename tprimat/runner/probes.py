@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from tprimat.probe.case import Bench
     from tprimat.probe.gemm import ModelProducts
 
-KINDS = ("gemm", "memory", "attention", "collectives")
+KINDS = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
 """In order. The probes that other results are compared with come first."""
-RANK_KINDS = ("collectives", "overlap")
+RANK_KINDS = ("collectives", "ddp", "overlap")
 """Measured on several ranks."""
 ON_REQUEST = ("rounds", "pieces", "overlap")
 """Not in `all`: rounds keep a GPU at full load for minutes, and only predictions need pieces and overlap."""
@@ -118,20 +118,21 @@ def measure_on_ranks(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
     """Measure one probe in processes started by torchrun, one per rank; they append to the same file."""
     from tprimat.probe import case
 
-    ranks, before = rank_count(kind, request.ranks), len(read_probes(request.file))
-    words = ["probe", kind, "--output", str(request.output), "--ranks", str(ranks), *["--resume"] * request.resume]
-    if failure := run_ranks("tprimat", words, ranks, tell):
-        failed = case.Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
-        append_probe(request.file, replace(case.empty_record(failed, shared_bench()), error=failure))
-        tell(f"{kind} on {ranks} ranks: {failure}")
-    yield from read_probes(request.file)[before:]
+    for ranks in rank_counts(kind, request.ranks):
+        before = len(read_probes(request.file))
+        words = ["probe", kind, "--output", str(request.output), "--ranks", str(ranks), *["--resume"] * request.resume]
+        if failure := run_ranks("tprimat", words, ranks, tell):
+            failed = case.Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
+            append_probe(request.file, replace(case.empty_record(failed, shared_bench()), error=failure))
+            tell(f"{kind} on {ranks} ranks: {failure}")
+        yield from read_probes(request.file)[before:]
 
 
-def rank_count(kind: str, requested: int | None) -> int:
-    """Return the number of ranks to measure.
+def rank_counts(kind: str, requested: int | None) -> list[int]:
+    """Return the numbers of ranks to measure: all of them for collectives and overlap; 1, 2, 4 and so on, and all for DDP.
 
     Raises:
-        ConfigError: there are more ranks than GPUs, or only one.
+        ConfigError: there are more ranks than GPUs, or only one rank for a collective.
     """
     from tprimat.probe.device import visible_gpus
 
@@ -139,9 +140,11 @@ def rank_count(kind: str, requested: int | None) -> int:
     ranks = requested or gpus or RANKS_ON_A_PROCESSOR
     if gpus and ranks > gpus:
         raise ConfigError(f"{ranks} ranks need {ranks} GPUs, but {gpus} are visible.", where="--ranks", fix=f"--ranks {gpus}")
+    if kind == "ddp":
+        return sorted({count for count in (1, 2, 4, 8) if count <= ranks} | {ranks})
     if ranks < 2:
         raise ConfigError("A collective operation needs 2 ranks.", why=f"{gpus} GPU is visible.", fix=f"leave {kind} out")
-    return ranks
+    return [ranks]
 
 
 def measure_as_rank(request: ProbeRequest) -> None:

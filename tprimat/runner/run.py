@@ -96,7 +96,7 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
     )
     write_plan(launch.directory.plan_file, plan)
     if not engine.runs_worker:  # it only prints: steps and evidence come from its log, tracebacks from its ranks'
-        printed = FollowedLog(plan, engine.read_line)
+        printed = FollowedLog(plan, engine.read_line, record.started_at)
         launch = dataclasses.replace(
             launch, step_of_line=printed.step_of_line, complete=printed.complete, error_logs=engine.error_logs(plan)
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tprimat.core.errors import WORKER_ERROR, RecordError, UserError
 from tprimat.plan.schema import RunPlan, read_plan
-from tprimat.train import startup
+from tprimat.train import flight_recorder, startup
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,9 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, written by ./benchmark.py")
     options = parser.parse_args(arguments)
     faulthandler.register(signal.SIGUSR1)  # prints the stack of a hung rank, for a launcher without py-spy
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # of a scheduler, for the launcher
     try:
-        train(read_plan(options.plan))
+        plan = read_plan(options.plan)
+        flight_recorder.answer_requests(Path(plan.run_directory), int(os.environ.get("RANK", "0")))
+        train(plan)
     except UserError as error:
         print(f"{WORKER_ERROR}{error}", file=sys.stderr)  # noqa: T201
         return 2

@@ -1,0 +1,182 @@
+"""Which rank of a hung run is missing from which collective, from the records that torch's flight recorder keeps on every rank.
+
+`train/flight_recorder.py` writes the records. gloo records collectives alone, NCCL also what passes between two ranks.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tprimat.launch import process_tree
+from tprimat.launch.process_tree import in_signal_set, rank_of, state_of
+from tprimat.launch.stacks import STATES
+
+FOLDER = "flight-recorder"
+"""As tprimat/train/flight_recorder.py names it, which is not imported: launchers stay free of torch."""
+ANSWER_SECONDS = 3.0
+"""A rank that has not answered by then never will: something holds Python's lock."""
+WAITING_SECONDS = 1.0
+"""A rank waits in a collective that it entered longer ago than this. Others may be on their way."""
+MOST_SENTENCES = 2
+"""What a deadlock of two groups needs."""
+MOST_NAMED = 6
+"""Ranks in a sentence; more are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How far one rank has come in the collectives of one process group."""
+
+    group: str
+    """torch's name of the group, which is the same on all its ranks."""
+    description: str
+    """What the program calls it, such as 'default_pg' or 'TENSOR_MODEL_PARALLEL_GROUP'."""
+    backend: str
+    """'nccl' or 'gloo', each of which counts by itself; empty where torch has forgotten all but the count."""
+    entered: int
+    """Number of the last collective that this rank has entered; they count from 1."""
+    waits_in: int | None = None
+    """Number of the collective that it waits in; None: it waits in none."""
+    operation: str = ""
+    """Of that collective, such as 'all_reduce'."""
+    members: tuple[int, ...] = ()
+    """The ranks of the group; empty where torch does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What the flight recorder of one rank says."""
+
+    rank: int
+    places: tuple[Place, ...] | None
+    """None: the rank did not answer."""
+    waits_for_one: bool = False
+    """Whether it waits for a message of a single other rank."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for anyone."""
+        return self.waits_for_one or any(place.waits_in is not None for place in self.places or ())
+
+
+def take_records(pids: set[int], folder: Path) -> list[RankRecord]:
+    """Let the ranks of this node write down what their flight recorders hold, in the run's folder on this node.
+
+    Processes that do not wait for SIGUSR2 are left alone: they could die of it.
+
+    Returns:
+        one record for each rank that should answer, in their order.
+    """
+    answering = [pid for pid in pids if in_signal_set("SigBlk", pid, signal.SIGUSR2)]
+    ranks = {pid: rank for pid in answering if (rank := rank_of(pid)) is not None}
+    files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in sorted(set(ranks.values()))}
+    for path in files.values():
+        path.unlink(missing_ok=True)  # of an earlier start in this folder
+    able = {pid: rank for pid, rank in ranks.items() if state_of(pid) not in STATES}
+    process_tree.send(set(able), signal.SIGUSR2)
+    ends = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < ends and not all(files[rank].exists() for rank in able.values()):
+        time.sleep(0.02)
+    return [read_record(path, rank) for rank, path in files.items()]
+
+
+def read_record(path: Path, rank: int) -> RankRecord:
+    """Read the file of one rank; one that is missing, or not in torch's current format, gives None."""
+    try:
+        return parse_record(json.loads(path.read_text(encoding="utf8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RankRecord(rank=rank, places=None)
+
+
+def parse_record(document: dict[str, Any]) -> RankRecord:
+    """Return what the file of a rank says.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: torch has changed the fields that are read here.
+    """
+    places: dict[tuple[str, str], Place] = {}
+    waits_for_one = False
+    for recorder in document["recorders"]:
+        # torch forgets the oldest entries, but not how many there were in a group.
+        entered = {str(name): int(status["last_enqueued_collective"]) for name, status in recorder.get("pg_status", {}).items()}
+        ranks = {str(name): json.loads(config["ranks"]) for name, config in recorder.get("pg_config", {}).items()}
+        calls: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for entry in recorder.get("entries", ()):
+            if entry["is_p2p"]:
+                waits_for_one = waits_for_one or waits(entry, document["taken_ns"])
+            else:
+                calls.setdefault((str(entry["process_group"][0]), entry["profiling_name"].partition(":")[0]), []).append(entry)
+        for (name, backend), entries in calls.items():
+            numbered = {int(entry["collective_seq_id"]): entry for entry in reversed(entries)}
+            number = min((number for number, entry in numbered.items() if waits(entry, document["taken_ns"])), default=None)
+            members = document["groups"].get(name) or ranks.get(name) or ()
+            places[name, backend] = Place(
+                group=name,
+                description=str(entries[-1]["process_group"][1]),
+                backend=backend,
+                entered=max(entered.get(name, 0), *numbered),
+                waits_in=number,
+                operation="" if number is None else numbered[number]["profiling_name"].partition(":")[2],
+                members=tuple(map(int, members)),
+            )
+        for name in entered.keys() - {name for name, _ in calls}:
+            places[name, ""] = Place(group=name, description="", backend="", entered=entered[name])
+    return RankRecord(rank=int(document["rank"]), places=tuple(places.values()), waits_for_one=waits_for_one)
+
+
+def waits(entry: dict[str, Any], now_ns: int) -> bool:
+    """Return whether a rank has been in an operation for so long that it waits."""
+    ended = entry["retired"] or entry["state"] == "completed"
+    return not ended and now_ns - int(entry["time_created_ns"]) > WAITING_SECONDS * 1e9
+
+
+def missing_ranks(records: Sequence[RankRecord]) -> str | None:
+    """Return a sentence on who is missing from which collective; None where the records do not show it.
+
+    Where several groups wait for each other, the ranks named are those that wait for nobody; in a deadlock, all are named.
+    """
+    answers = {record.rank: record for record in records if record.places is not None}
+    waits: dict[tuple[Any, ...], tuple[Place, list[int]]] = {}
+    for rank, record in answers.items():
+        for place in record.places or ():
+            if place.waits_in is not None:
+                waits.setdefault((place.group, place.backend, place.waits_in, place.operation), (place, []))[1].append(rank)
+    busy = {rank for rank, record in answers.items() if record.waits}
+    absent: list[tuple[set[int], str]] = []
+    silent: list[str] = []
+    for place, waiting in waits.values():
+        entered = {rank: entered_in(place, record) for rank, record in answers.items() if rank in place.members}
+        late = {rank for rank, number in entered.items() if number < (place.waits_in or 0)}
+        where = f"{place.operation} number {place.waits_in} of {group_of(place)}, in which {names(waiting).lower()} wait"
+        where += "s" * (len(waiting) == 1)
+        if late:
+            absent.append((late, f"{names(late)} {'has' if len(late) == 1 else 'have'} not entered {where}."))
+        if mute := set(place.members) - answers.keys() & {record.rank for record in records}:
+            silent.append(f"{names(mute)} {'does' if len(mute) == 1 else 'do'} not answer, of {where}.")
+    first = [sentence for late, sentence in absent if not busy & late] or [sentence for _, sentence in absent] or silent
+    return " ".join(first[:MOST_SENTENCES]) or None
+
+
+def entered_in(place: Place, record: RankRecord) -> int:
+    """Return the number of the last collective of a place's group that a rank has entered."""
+    same = (one.entered for one in record.places or () if one.group == place.group and one.backend in {place.backend, ""})
+    return max(same, default=0)
+
+
+def group_of(place: Place) -> str:
+    """Return 'group default_pg', or the ranks of a group that the program has not named."""
+    if place.members and place.description in {"", "undefined"}:
+        return f"the group of {names(place.members).lower()}"
+    return f"group {place.description or place.group}"
+
+
+def names(ranks: Collection[int]) -> str:
+    """Return 'Rank 3', 'Ranks 0, 2 and 3', or '64 ranks'."""
+    if len(ranks) > MOST_NAMED:
+        return f"{len(ranks)} ranks"
+    *others, last = map(str, sorted(ranks))
+    return f"Ranks {', '.join(others)} and {last}" if others else f"Rank {last}"

@@ -41,7 +41,7 @@ def test_this_machine_which_runs_the_tests_can_train(tmp_path):
 
 
 def test_gpus_that_this_torch_is_not_built_for_are_a_problem():
-    gpus = [{}, {}]
+    gpus = [{"links": 18}, {"links": 12}]
     _, _, checks = doctor(
         PYTHONPATH=str(FAKE_PACKAGES), FAKE_GPUS=json.dumps(gpus), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-2]"
     )

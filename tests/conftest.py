@@ -41,6 +41,7 @@ SLOW = (
     "engines/test_torchtitan.py",
     "probe",
     "launch",
+    "cli/test_megatron_lm_runs.py",
     "cli/test_primus_runs.py",
     "cli/test_launchers.py",
     "nemo_recipes",

@@ -1,7 +1,9 @@
-"""The engine megatron-lm: Megatron-LM's own parser, of the installed package, takes every word and decides what the plan asks."""
+"""The engine megatron-lm: Megatron-LM's own parser, of the installed package, takes every word, and its checks accept them."""
 
+import os
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -35,10 +37,18 @@ def test_the_parser_takes_every_word(tmp_path, name):
     plan = replace(plan, shape=model_shape(name))
     assert ENGINE.refusal(plan, lambda *_: "") is None
     bootstrap.redirect_to_cpu()
-    from megatron.training.arguments import parse_args
+    from megatron.training.arguments import parse_args, validate_args
 
-    with mock.patch.object(sys, "argv", ["pretrain_gpt.py", *words_of(arguments(plan))]):
-        parsed = vars(parse_args())
+    ranks = {"WORLD_SIZE": str(plan.workload.world_size), "RANK": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    with (
+        mock.patch.object(sys, "argv", ["pretrain_gpt.py", *words_of(arguments(plan))]),
+        mock.patch.dict(os.environ, ranks),
+        mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),  # of an H100, which is not here
+        mock.patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(major=9)),
+    ):
+        given = parse_args()
+        validate_args(given)
+    parsed = vars(given)
     layout = plan.workload.layout
     wanted = {
         **resolved,

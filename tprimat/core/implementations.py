@@ -141,7 +141,7 @@ ranks (Megatron-LM's README; src/megatron/bridge/perf_recipes of Megatron-Bridge
 NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True, late_host_seconds=0.0)
 """NeMo's recipes."""
 BRIDGE = replace(NEMO, name="Megatron-Bridge with Transformer Engine", loss="in_place")
-"""Bridge's recipes."""
+"""Bridge's recipes, with the loss of Llama's and Qwen3's (cross_entropy_fusion_impl "te" in 0.6.2's recipes/*/h100)."""
 NEMO_ON_TORCH = replace(
     MEGATRON_LOCAL,
     name="NeMo without Transformer Engine",

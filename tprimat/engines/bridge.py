@@ -54,10 +54,19 @@ class BridgeEngine(WorkerEngine):
         return refuse_own_switches(self.name, plan, where) or inexpressible(plan)
 
     def implementation(self, settings: Settings) -> Implementation | None:
-        """Return how Transformer Engine's layers use memory under a recipe; tuned ones reduce gradients in bf16."""
+        """Return how Transformer Engine's layers use memory under a recipe.
+
+        Tuned recipes reduce gradients in bf16, and Qwen 2.5's plain one has Megatron-Core's loss.
+        """
         options = settings.options
         tuned = str(options.get("recipe")).startswith("perf_")
-        return replace(BRIDGE, reduces_in_fp32=options.get("grad_reduce_in_fp32", not tuned))
+        plain_loss = "native" if model_kind(settings.shape) == "qwen2" and not tuned else "te"
+        in_place = options.get("cross_entropy_fusion_impl", plain_loss) == "te"
+        return replace(
+            BRIDGE,
+            loss="in_place" if in_place else "native",
+            reduces_in_fp32=options.get("grad_reduce_in_fp32", not tuned),
+        )
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
         """Return the recipe that the plan names, or that its model has."""

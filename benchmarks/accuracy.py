@@ -27,9 +27,9 @@ from benchmarks.megatron_options import options_left_out, workload_of_options  #
 from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
 from benchmarks.published_scores import PublishedScore, score_published  # noqa: E402
 from tprimat.analyze.groups import Measured  # noqa: E402
-from tprimat.analyze.memory import ran_from_graphs  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions, drops_choices  # noqa: E402
 from tprimat.analyze.traits import TRAITS  # noqa: E402
+from tprimat.analyze.window import ran_from_graphs  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E402
 from tprimat.core.errors import RecordError  # noqa: E402

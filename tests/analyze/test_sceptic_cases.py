@@ -8,8 +8,7 @@ from changes import ran_with, replace
 from commands import run_command
 
 from tprimat.analyze.compare import rankings, verdict
-from tprimat.analyze.findings import findings
-from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.groups import findings, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import load_results, read_result

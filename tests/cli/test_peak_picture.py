@@ -10,8 +10,7 @@ from runs.make_runs import a_run, step_times, steps_of, write_run
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import analyse_peaks
 from tprimat.core.models import model_shape
-from tprimat.report.plots import peak
-from tprimat.report.plots.sheet import drawn
+from tprimat.report.plots import drawn, peak
 from tprimat.runner.analysis import read_results
 
 ROOT = Path(__file__).parents[2]

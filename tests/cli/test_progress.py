@@ -12,7 +12,7 @@ from tprimat.analyze.metrics import MetricOptions, StepRates
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import load_results
 from tprimat.records.schema import StartUp, StepRecord
-from tprimat.report.screen import Screen
+from tprimat.report.tables import Screen
 from tprimat.runner.progress import AWAITED, Progress, outcome_line, step_line
 from tprimat.train import startup
 

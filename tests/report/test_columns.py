@@ -10,8 +10,7 @@ import termios
 
 import pytest
 
-from tprimat.report.screen import PLAIN, Painted, Screen, screen_of
-from tprimat.report.tables import columns
+from tprimat.report.tables import PLAIN, Painted, Screen, columns, screen_of
 
 
 def test_names_stand_left_and_numbers_right():
@@ -71,7 +70,7 @@ def test_a_pipe_gets_one_line_for_each_row():
 )
 def test_a_terminal_is_asked_what_it_can_show(variables, coloured):
     """NO_COLOR and TERM=dumb switch colour off. A narrow terminal counts as one of 80 columns."""
-    words = "import sys; from tprimat.report.screen import screen_of; s = screen_of(sys.stdout); print(s.width, s.colour)"
+    words = "import sys; from tprimat.report.tables import screen_of; s = screen_of(sys.stdout); print(s.width, s.colour)"
     for columns_there, width in ((100, 100), (40, 80)):
         assert on_terminal([sys.executable, "-c", words], columns_there, variables) == f"{width} {coloured}\r\n"
 

@@ -14,9 +14,8 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.models import model_shape
 from tprimat.records.discover import load_results
 from tprimat.report.names import workloads
+from tprimat.report.plots import MOST_SERIES, drawn
 from tprimat.report.plots.comparison import comparison_sheet
-from tprimat.report.plots.sheet import drawn
-from tprimat.report.plots.style import MOST_SERIES
 from tprimat.runner.analysis import compare_runs, read_results
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.report.probes import DESCRIPTIONS, ON_REQUEST, SECTIONS, SMALL_SIZES, on_a_screen, page
-from tprimat.report.screen import Screen
+from tprimat.report.tables import Screen
 
 H200 = {"platform": "cuda", "accelerator": "NVIDIA H200", "nodes": 1, "driver": "580.1", "power_limit_watts": 700.0}
 

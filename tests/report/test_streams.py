@@ -7,11 +7,11 @@ import sys
 import pytest
 from commands import ROOT
 
-from tprimat.report.console import ESCAPES
+from tprimat.cli.console import ESCAPES
 
 PRINT = """
 import sys
-from tprimat.report.console import run_as_script
+from tprimat.cli.console import run_as_script
 
 def program():
     for number in range(int(sys.argv[1])):
@@ -64,7 +64,7 @@ def test_only_colours_and_our_own_line_reach_a_terminal(text, shown):
 def test_ctrl_c_that_compiled_code_turned_into_an_error_of_its_own_is_no_traceback():
     text = """
 import os, signal, sys
-from tprimat.report.console import run_as_script
+from tprimat.cli.console import run_as_script
 def program():
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -81,7 +81,7 @@ sys.exit(run_as_script(program))
 def test_a_signal_leaves_no_temporary_file(name, status, tmp_path):
     text = f"""
 import os, signal, sys, tempfile
-from tprimat.report.console import run_as_script
+from tprimat.cli.console import run_as_script
 def program():
     with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
         os.kill(os.getpid(), signal.SIG{name})

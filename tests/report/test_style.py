@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tprimat.core.errors import UserError
-from tprimat.report.plots.style import figure, looks, looks_of, readable_log_ticks, save
+from tprimat.report.plots import figure, looks, looks_of, readable_log_ticks, save
 
 
 def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():

@@ -12,10 +12,9 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import DifferingTrait
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
-from tprimat.report import winner, words
+from tprimat.report import comparison, words
 from tprimat.report.comparison import Comparison, rows_of, text
-from tprimat.report.screen import Screen
-from tprimat.report.tables import escaped, table
+from tprimat.report.tables import Screen, escaped, table
 from tprimat.report.words import sentence
 
 RUNS = Path(__file__).parent.parent / "runs"
@@ -86,7 +85,7 @@ def test_a_difference_between_single_steps_is_not_called_noise():
     short = replace(result, steps=result.steps[:2])
     (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
     assert words.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
-    assert winner.vs_fastest(ranking, 1) == "-16.7 % (n = 1)"
+    assert comparison.vs_fastest(ranking, 1) == "-16.7 % (n = 1)"
 
 
 def test_an_interval_of_two_uneven_steps_is_not_printed():
@@ -115,7 +114,7 @@ def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
     (ranking,) = rankings(group_runs(close))
     (line,) = words.headline(ranking)
     assert re.fullmatch(r"No winner: a leads, and b is within noise \(0\.0 % \[-\d\.\d, \d\.\d\]\); 1 more within noise", line)
-    assert [winner.vs_fastest(ranking, place) for place in range(4)] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]
+    assert [comparison.vs_fastest(ranking, place) for place in range(4)] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])

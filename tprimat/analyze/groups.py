@@ -8,14 +8,14 @@ from types import MappingProxyType
 import numpy as np
 
 from tprimat.analyze.impossible import contradictions
-from tprimat.analyze.memory import tensor_memory
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
+from tprimat.analyze.window import tensor_memory
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import MetricError
 from tprimat.core.statistics import mean_of_runs
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.schema import Estimate, RunMetrics, RunRecord
+from tprimat.records.schema import Estimate, Finding, RunMetrics, RunRecord
 
 Origin = Callable[[RunResult], str]
 Kind = tuple[object, ...]
@@ -216,3 +216,41 @@ def group_mean(group: Group, pick: Callable[[RunMetrics], float | None]) -> floa
 def group_worst(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:
     """Return the largest value of a number over the runs of a group; None where no run has it."""
     return max((value for item in group.runs if item.metrics is not None and (value := pick(item.metrics))), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """A finding of several runs or configurations."""
+
+    kind: str
+    subjects: tuple[str, ...]
+    least: tuple[float, ...]
+    most: tuple[float, ...]
+    """Of each number."""
+    places: tuple[str, ...]
+    """The runs, each as often as it has the finding; the configurations that have no MFU."""
+
+
+def findings(
+    groups: Iterable[Group], name: Callable[[Measured], str], more: Callable[[Measured], Sequence[Finding]] = lambda _: ()
+) -> list[Shared]:
+    """Return why configurations have no MFU, then what there is to know of runs; `more` are further findings of a run."""
+    groups = list(groups)
+    alike: dict[tuple[str, tuple[str, ...]], list[tuple[Finding, str]]] = {}
+    for group in groups:
+        if (metrics := group.runs[0].metrics) and metrics.mfu_absent_because:
+            absent = Finding(kind="no MFU", subjects=(metrics.mfu_absent_because,))
+            alike.setdefault((absent.kind, absent.subjects), []).append((absent, group.label))
+    for item in (item for group in groups for item in group.runs):
+        for one in (*(item.metrics.warnings if item.metrics else ()), *more(item)):
+            alike.setdefault((one.kind, one.subjects), []).append((one, name(item)))
+    return [
+        Shared(
+            kind=kind,
+            subjects=subjects,
+            least=tuple(map(min, zip(*(one.numbers for one, _ in several), strict=True))),
+            most=tuple(map(max, zip(*(one.numbers for one, _ in several), strict=True))),
+            places=tuple(place for _, place in several),
+        )
+        for (kind, subjects), several in alike.items()
+    ]

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tprimat.analyze.memory import ran_from_graphs, steps_without_graphs, tensor_memory
-from tprimat.analyze.window import Warmup, steady_steps, steady_window
+from tprimat.analyze.window import Warmup, ran_from_graphs, steady_steps, steady_window, steps_without_graphs, tensor_memory
 from tprimat.core.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.core.flops import flop_per_token, seed_flop_per_token
 from tprimat.core.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states

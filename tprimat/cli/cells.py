@@ -88,7 +88,7 @@ def print_document(results: "Sequence[CellResult]") -> None:
 
 def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]") -> None:
     """Print the ranking of all runs, and the table of all cells."""
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
     from tprimat.runner.cells import table
     from tprimat.runner.combine import combined
 

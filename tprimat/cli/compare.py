@@ -54,14 +54,14 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.analyze.compare import Question
     from tprimat.core.units import percent
     from tprimat.report.comparison import text
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
 
     path = output_path(options)
     panels = panels_of(options)
     if panels is not None:  # a wrong name is refused before anything is read and printed
+        from tprimat.report.plots import check_names
         from tprimat.report.plots.comparison import PANELS
-        from tprimat.report.plots.sheet import check_names
 
         check_names(PANELS, panels)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
@@ -112,7 +112,7 @@ def write(comparison: "Comparison", path: Path, panels: list[str] | None) -> Non
     if suffix in writers:
         write_atomically(path, writers[suffix](comparison))
         return
+    from tprimat.report.plots import draw_sheet
     from tprimat.report.plots.comparison import comparison_sheet
-    from tprimat.report.plots.sheet import draw_sheet
 
     draw_sheet(comparison_sheet(comparison), path, panels=panels)

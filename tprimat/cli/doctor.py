@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tprimat.hardware.health import Check
-    from tprimat.report.screen import Meaning
+    from tprimat.report.tables import Meaning
 
 STATUS: "dict[str, Meaning]" = {"ok": "winner", "absent": "quiet", "problem": "refused"}
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 def show_checks(checks: "Iterable[Check]") -> None:
     """Print checks: status (in colour on a terminal), name and finding, and what to do below it."""
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
 
     screen = screen_of(sys.stdout)
     for check in checks:

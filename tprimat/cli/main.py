@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tprimat import __version__
+from tprimat.cli.console import run_as_script
 from tprimat.config.options import REMOVED
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.report.console import run_as_script
 
 COMMANDS = {
     "run": "train models under a strategy and measure every step (./benchmark.py)",
@@ -138,7 +138,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
 
 
 def _complain(error: UserError) -> None:
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
 
     screen = screen_of(sys.stderr)
     first, *rest = (screen.prose(line, 8) for line in f"error: {error}".split("\n"))
@@ -159,7 +159,7 @@ NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
 
 
 def _suggest(name: str, options: argparse.Namespace) -> None:
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
 
     if name in NEXT and (words := NEXT[name](options)):
         line = f"next: python3 -m tprimat {shlex.join(map(str, words))}"

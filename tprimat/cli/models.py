@@ -11,7 +11,7 @@ import sys
 
 from tprimat.core.models import models
 from tprimat.report.models import TABLES, select_models, text_of
-from tprimat.report.screen import screen_of
+from tprimat.report.tables import screen_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.analyze.peak import analyse_peaks
     from tprimat.records.store import write_atomically
     from tprimat.report.peak import as_document, text
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
     from tprimat.runner.analysis import result_folders
 
     efficiency = fraction(options.scaling_efficiency, "--scaling-efficiency", "0.9 or 90%")
@@ -92,8 +92,8 @@ def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
     Raises:
         RecordError: there is none.
     """
+    from tprimat.report.plots import draw_sheet
     from tprimat.report.plots.peak import peak_sheet
-    from tprimat.report.plots.sheet import draw_sheet
 
     if not analysis.peaks:
         causes = "\n".join(dict.fromkeys(item.not_counted or "" for item in analysis.not_counted))

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
     from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, enough_gpus
 
     request = LayoutsAsked(

@@ -57,8 +57,7 @@ def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool
     """Print the results and write the page; return 1 if ranks failed. An operation that a device refuses is a result."""
     from tprimat.records.store import to_json
     from tprimat.report.probes import on_a_screen
-    from tprimat.report.screen import screen_of
-    from tprimat.report.tables import plural
+    from tprimat.report.tables import plural, screen_of
 
     began = datetime.now(timezone.utc).replace(microsecond=0)  # records have whole seconds
     measured = []

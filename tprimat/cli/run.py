@@ -79,8 +79,8 @@ def pretrain(model: str) -> int:
         from tprimat.train.worker import main as train
 
         return train(words)
+    from tprimat.cli.console import run_as_script
     from tprimat.cli.main import start
-    from tprimat.report.console import run_as_script
 
     return run_as_script(lambda: start("run", f"pretrain_{model}.py", ["--model", model, *words]))
 
@@ -162,8 +162,8 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
 
 
 def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> None:
-    from tprimat.report.screen import screen_of
     from tprimat.report.summary import summary
+    from tprimat.report.tables import screen_of
     from tprimat.runner.combine import combined
 
     runs = [result.run for result in results if result.run is not None]

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.analyze.metrics import MetricOptions
     from tprimat.report import scaling
     from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
     from tprimat.runner.analysis import read_results, result_folders, scaling_of
 
     folders = options.results or result_folders()

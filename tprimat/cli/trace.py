@@ -51,7 +51,7 @@ def show(path: Path, *, as_json: bool) -> None:
     from tprimat.analyze.trace import summarise
     from tprimat.records.store import as_document
     from tprimat.records.trace import read_document, trace_of
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
     from tprimat.report.trace import text
 
     summary = summarise(trace_of(read_document(path), path))

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all cells are valid, 1 some are not."""
     from tprimat.plan.schema import RunPlan
-    from tprimat.report.screen import screen_of
+    from tprimat.report.tables import screen_of
     from tprimat.runner.run import announcement
     from tprimat.runner.validate import check_configuration
 

@@ -9,8 +9,7 @@ from tprimat.core.accelerators import DTYPES, accelerators
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import CONVENTIONS, flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models
-from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.tables import columns
+from tprimat.report.tables import PLAIN, Screen, columns
 
 USUAL_SEQUENCE_TOKENS = 2048
 

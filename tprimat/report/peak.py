@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tprimat.analyze.findings import findings
-from tprimat.analyze.groups import Group, Measured, on_cpu
+from tprimat.analyze.groups import Group, Measured, findings, on_cpu
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, PeakAnalysis, best_of_models, by_convention
 from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape, routing_words, work_words
@@ -28,8 +27,7 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.comparison import REPEAT, run_name
 from tprimat.report.names import configurations
-from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.tables import columns, filled, plural, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, filled, plural, with_interval
 from tprimat.report.words import headline, sentence, told
 
 MOST_MODELS = 3

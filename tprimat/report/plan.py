@@ -13,8 +13,7 @@ from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.report.plan_flags import flags_of, measuring_flags
-from tprimat.report.screen import Painted, Screen
-from tprimat.report.tables import columns, plural
+from tprimat.report.tables import Painted, Screen, columns, plural
 
 SHOWN = 3
 """Layouts of a short answer."""

@@ -9,8 +9,7 @@ from tprimat.core import units
 from tprimat.core.flops import SEED_SHAPES
 from tprimat.predict.rates import product_of, under_load
 from tprimat.records.schema import ProbeRecord
-from tprimat.report.screen import Screen
-from tprimat.report.tables import columns, filled, plural, table
+from tprimat.report.tables import Screen, columns, filled, plural, table
 
 Probes = Sequence[ProbeRecord]
 

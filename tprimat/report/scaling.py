@@ -9,8 +9,7 @@ from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.tables import columns, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, with_interval
 from tprimat.report.words import values_in_words
 
 KINDS: dict[Kind, str] = {

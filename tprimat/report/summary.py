@@ -13,7 +13,7 @@ from tprimat.records.store import as_document
 from tprimat.report import catalogue
 from tprimat.report.catalogue import FLOPS, MATMUL_RATE, MEMORY_ERROR, MFU, STEP_ERROR, STEP_TIME, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.limits import idle_of_run
-from tprimat.report.screen import PLAIN, Meaning, Screen
+from tprimat.report.tables import PLAIN, Meaning, Screen
 from tprimat.report.words import finding_words
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]

@@ -2,8 +2,7 @@
 
 from tprimat.analyze.trace import ProfileSummary
 from tprimat.core import units
-from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.tables import columns
+from tprimat.report.tables import PLAIN, Screen, columns
 
 WORDS = {
     "matmul": "matmul",

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable
-from tprimat.analyze.findings import Shared
-from tprimat.analyze.groups import group_held_back
+from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
+from tprimat.analyze.groups import Shared, group_held_back, on_cpu
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.traits import TRAITS, DifferingTrait
+from tprimat.analyze.traits import TRAITS, DifferingTrait, machine_name, model_name
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding
-from tprimat.report.catalogue import CPU_CAUTION, per_rank
-from tprimat.report.names import heading, short_names
-from tprimat.report.tables import TOO_FEW, shows_nothing
+from tprimat.report.catalogue import CPU_CAUTION, MFU, per_rank
+from tprimat.report.names import Workload, engine_name, heading, short_names
+from tprimat.report.tables import TOO_FEW, plural, shows_nothing
 
 MOST_NAMED = 2
 """Runs that a note names; more are counted."""
@@ -332,3 +331,54 @@ def told(shared: Sequence[Shared]) -> list[str]:
 def _places(places: Sequence[str], noun: str) -> str:
     named = list(dict.fromkeys(places))
     return ", ".join(named) if len(named) <= MOST_NAMED else f"{len(places)} {noun}"
+
+
+# A picture: a headline with the finding for each workload, and a subtitle with what the runs were.
+
+MOST_HEADLINES = 2
+"""Workloads that a headline speaks of."""
+
+
+def picture_headline(works: Sequence[Workload]) -> list[str]:
+    """Return the finding, in one line for each workload, at most MOST_HEADLINES."""
+    if not works:
+        return ["No run counts"]
+    lines = [_lead_or_speed(work) for work in works[:MOST_HEADLINES]]
+    more = len(works) - MOST_HEADLINES
+    lines[-1] += f"; {plural(more, 'more workload')}" if more > 0 else ""
+    return lines
+
+
+def _lead_or_speed(work: Workload) -> str:
+    """Say who leads; of a single configuration its speed, which a CPU does not show."""
+    rate, gpus, share = throughput(work.ranking.best), work.run.machine.gpus, MFU.value(work.ranking.best)
+    subject = work.title or model_name(work.run)
+    if on_cpu(work.ranking.groups):
+        return f"{subject} trains on {machine_name(work.run)}; a CPU does not show how fast it trains"
+    if work.ranking.lead is not None:
+        return f"{work.title}: {headline(work.ranking)[0]}" if work.title else headline(work.ranking)[0]
+    if rate is None or gpus is None:
+        return f"{subject}: throughput not known"
+    part = f" ({units.percent(share)} of the dense peak)" if share is not None else ""
+    return f"{subject} trains at {units.count(rate.value * gpus)} tokens/s on {machine_name(work.run)}{part}"
+
+
+def subtitle(works: Sequence[Workload]) -> list[str]:
+    """Return what ran; when, and how often; and in what the configurations differ."""
+    groups = [one.group for work in works for one in work.configurations]
+    measured = [item for group in groups for item in group.runs]
+    if not measured:
+        return []
+    days = sorted({item.result.run.started_at[:10] for item in measured if item.result.run.started_at})
+    steps = sum(item.metrics.window.steps for item in measured if item.metrics)
+    amount = [
+        " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
+        plural(len(groups), "configuration"),
+        plural(len(measured), "run"),
+        f"n = {plural(steps, 'steady step')}",
+        f"95 % intervals over {'runs where there are several' if len(measured) > len(groups) else 'steps'}",
+    ]
+    judged = [verdict for work in works for verdict in work.ranking.against_best if verdict is not None]
+    engines = ", ".join(dict.fromkeys(engine_name(group.run) for group in groups))
+    what = [f"{heading(work.ranking)} · {engines}" for work in works[:MOST_HEADLINES]]
+    return [*what, " · ".join(filter(None, amount)), *differing_traits(judged)]

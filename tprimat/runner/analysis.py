@@ -20,7 +20,7 @@ from tprimat.records.sharing import shareable, shareable_text
 from tprimat.records.store import as_document, checked
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import Comparison, run_name
-from tprimat.report.html.page import Report, html_report
+from tprimat.report.html import Report, html_report
 from tprimat.report.words import held_words, runs_to_decide, sentence
 
 # Results, and what compare, peak, report and scaling make of them.

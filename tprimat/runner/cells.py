@@ -7,8 +7,7 @@ from tprimat.core import units
 from tprimat.core.errors import MissingLayoutError, UserError
 from tprimat.plan.schema import RunPlan
 from tprimat.report.catalogue import per_rank
-from tprimat.report.screen import PLAIN, Painted, Screen
-from tprimat.report.tables import columns, with_interval
+from tprimat.report.tables import PLAIN, Painted, Screen, columns, with_interval
 from tprimat.runner.request import RunRequest
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.session import Session, prepare

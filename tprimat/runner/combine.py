@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from tprimat.analyze.compare import QUESTION, Question, rankings
-from tprimat.analyze.findings import findings
-from tprimat.analyze.groups import Group, Measured, group_runs
+from tprimat.analyze.groups import Group, Measured, findings, group_runs
 from tprimat.analyze.traits import model_name
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.evidence import REDIRECTED, other_notes
 from tprimat.records.schema import Finding
 from tprimat.records.store import as_document
-from tprimat.report import winner
 from tprimat.report.catalogue import MFU, TOKENS
+from tprimat.report.comparison import blocks
 from tprimat.report.names import heading
-from tprimat.report.screen import PLAIN, Screen
+from tprimat.report.tables import PLAIN, Screen
 from tprimat.report.words import caveats
 from tprimat.runner.run import TrainingRun
 
@@ -41,7 +40,7 @@ def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Ques
     lines = [screen.prose(line, 2, "quiet") for line in caveats(ranked, findings(groups, _name, _more))]
     repeated = [ranking for ranking in ranked if sum(len(group.runs) for group in ranking.groups) > 1]
     if repeated:
-        lines = [winner.blocks(repeated, screen, say_apart=False), "", *lines]
+        lines = [blocks(repeated, screen, say_apart=False), "", *lines]
     return "\n".join(lines)
 
 

@@ -14,8 +14,8 @@ from tprimat.plan.build import shape_of
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
 from tprimat.records.schema import RunMetrics, RunRecord
-from tprimat.report.screen import screen_of
 from tprimat.report.summary import summary
+from tprimat.report.tables import screen_of
 
 
 def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int:

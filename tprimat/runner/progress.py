@@ -14,7 +14,7 @@ from tprimat.records.evidence import captures_layers
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.catalogue import STEP_TIME, TOKENS_OF_ALL
-from tprimat.report.screen import PLAIN, Screen, screen_of
+from tprimat.report.tables import PLAIN, Screen, screen_of
 from tprimat.train.startup import stage_of_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0

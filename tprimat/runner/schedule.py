@@ -26,7 +26,7 @@ from tprimat.records.environment import changed_variable, masked_environment, va
 from tprimat.records.lock import locked
 from tprimat.records.schema import Failure, Machine, RunRecord
 from tprimat.records.store import RunDirectory
-from tprimat.report.screen import screen_of
+from tprimat.report.tables import screen_of
 from tprimat.runner.cells import Cell, CellResult
 from tprimat.runner.nodes import follow, gathered
 from tprimat.runner.progress import outcome_line

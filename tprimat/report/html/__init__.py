@@ -1,1 +1,195 @@
-"""One self-contained HTML page on any number of runs."""
+"""Write one self-contained HTML page on any number of runs: it opens offline, asks nothing of any server, and prints."""
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from itertools import cycle
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from tprimat.analyze.compare import Ranking, Verdict
+from tprimat.analyze.groups import Group, Measured
+from tprimat.analyze.traits import few, model_and_shape
+from tprimat.core import units
+from tprimat.core.errors import LaunchError, RecordError
+from tprimat.report.comparison import Comparison, run_name
+from tprimat.report.html import sections
+from tprimat.report.html.sections import page_data, short_names, shown_panels
+from tprimat.report.limits import PROBE_COMMAND
+from tprimat.report.names import workloads
+from tprimat.report.plots import MOST_SERIES, Look, looks
+from tprimat.report.plots.comparison import colours
+from tprimat.report.tables import plural
+from tprimat.report.words import caveats, sentence
+
+SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a page shows."""
+
+    rankings: tuple[Ranking, ...]
+    """Together they hold every group of runs that count, each once."""
+    not_counted: tuple[Measured, ...] = ()
+    problems: tuple[RecordError, ...] = ()
+    """Files that could not be read."""
+
+    @property
+    def groups(self) -> list[Group]:
+        """Return the groups as the page lists them: by ranking, fastest first."""
+        return [group for ranking in self.rankings for group in ranking.groups]
+
+    @property
+    def runs(self) -> list[Measured]:
+        """Return all runs, those that count first."""
+        return [*(item for group in self.groups for item in group.runs), *self.not_counted]
+
+
+def html_report(report: Report) -> str:
+    """Return the page. The same results give the same bytes, since it holds no date but theirs.
+
+    Raises:
+        LaunchError: plotly, which draws the curves, is not installed.
+    """
+    report = _relabelled(report)
+    groups = report.groups
+    names = short_names(report.runs)
+    comparison = Comparison(
+        groups=tuple(groups),
+        verdicts=tuple(verdict for ranking in report.rankings for verdict in ranking.against_best if verdict is not None),
+        not_counted=report.not_counted,
+    )
+    appearance = _appearance(report.rankings)
+    cards, remarks = sections.said_once(sections.cards(report.rankings))
+    panels = shown_panels(groups)
+    records = [item.result.run for item in report.runs]
+    data = json.dumps(page_data(report.rankings, report.runs, appearance), separators=(",", ":"), allow_nan=False)
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            report=report,
+            name_of=lambda item: names[run_name(item)],
+            title=_title(groups),
+            facts=_facts(report),
+            hardware=sections.hardware(records),
+            software=sections.software(records),
+            cards=cards,
+            remarks=remarks,
+            verdicts=list(map(sentence, comparison.verdicts)),
+            ranking=sections.ranking_table(report.rankings, appearance),
+            bar_titles=[panel.title for panel in panels.bars],
+            curve_titles=[curve.title for curve in panels.curves],
+            warnings=sections.warnings(comparison, names),
+            caveats=caveats(report.rankings),
+            failures=sections.failures(report.not_counted, names),
+            commands=sections.commands(groups, report.not_counted, names),
+            style=_asset("page.css"),
+            script=Markup("\n").join(_asset(name) for name in SCRIPTS),
+            data=packed(data.encode()),
+            plotly=_plotly(),
+        )
+    )
+
+
+@cache
+def _templates() -> Environment:
+    """Return the page's templates, which escape every value that is not marked as HTML."""
+    environment = Environment(
+        loader=PackageLoader("tprimat.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(prose=_prose, evidence_fields=sections.evidence_fields)
+    environment.globals.update(ABSENT=units.ABSENT)
+    return environment
+
+
+def _prose(text: str) -> Markup:
+    """Keep a number and its unit on one line, and set a command as code."""
+    joined = re.sub(r"(?<=\d) (?=%|GiB|TFLOP)", "\u00a0", str(escape(text)))
+    return Markup(joined.replace(PROBE_COMMAND, f"<code>{PROBE_COMMAND}</code>"))
+
+
+def packed(content: bytes) -> str:
+    """Compress content with gzip into base64, for a script element that the page unpacks on demand."""
+    return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
+
+
+@cache
+def _asset(name: str) -> Markup:
+    """Return a style sheet or script of our own, which must not be escaped."""
+    return Markup(resources.files("tprimat.report.html").joinpath("assets").joinpath(name).read_text(encoding="utf8"))
+
+
+@cache
+def _plotly() -> str:
+    """Return the bundle that plotly's Python package ships, compressed to two fifths."""
+    try:
+        return packed(resources.files("plotly").joinpath("package_data").joinpath("plotly.min.js").read_bytes())
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        what = "The page needs plotly, which draws its curves."
+        raise LaunchError(what, why=str(error), fix="pip install -r requirements.txt") from error
+
+
+def _relabelled(report: Report) -> Report:
+    """Give each group the label of the pictures, with its workload in front where there are several."""
+    named = {
+        one.group.label: f"{work.title}: {one.label}" if work.title else one.label
+        for work in workloads(report.rankings)
+        for one in work.configurations
+    }
+
+    def renamed(found: Verdict | None) -> Verdict | None:
+        return found and replace(found, baseline=named[found.baseline], candidate=named[found.candidate])
+
+    rankings = [
+        replace(
+            ranking,
+            groups=tuple(replace(group, label=named[group.label]) for group in ranking.groups),
+            against_best=tuple(map(renamed, ranking.against_best)),
+            lead=renamed(ranking.lead),
+        )
+        for ranking in report.rankings
+    ]
+    return replace(report, rankings=tuple(rankings))
+
+
+def _appearance(rankings: Sequence[Ranking]) -> list[Look]:
+    """Return a look for each group: that of the pictures for the fastest, another line or pattern for each of the others."""
+    works = workloads(rankings)
+    shown = colours(works)
+    names = {id(one.group): one.name for work in works for one in work.configurations}
+    rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
+    groups = [group for ranking in rankings for group in ranking.groups]
+    return [shown[names[id(group)]] if names[id(group)] in shown else next(rest) for group in groups]
+
+
+def _title(groups: Sequence[Group]) -> str:
+    models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
+    return f"Training throughput: {few(models, 3)}" if models else "Training throughput"
+
+
+def _facts(report: Report) -> str:
+    counted = [item for group in report.groups for item in group.runs]
+    days = sorted({item.result.run.started_at[:10] for item in report.runs if item.result.run.started_at})
+    parts = [
+        plural(len(report.groups), "configuration"),
+        plural(len(counted), "run") + " counted",
+        plural(sum(item.metrics.window.steps for item in counted if item.metrics), "steady step"),
+    ]
+    if report.not_counted:
+        parts.append(f"{len(report.not_counted)} not counted")
+    if days:
+        parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
+    return " · ".join(parts)

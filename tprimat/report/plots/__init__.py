@@ -1,8 +1,384 @@
-"""The pictures, one file each."""
+"""Pictures: panels in rows without gaps below one title, in colours that colour-blind readers can distinguish.
 
+matplotlib's constrained layout lays them out; a panel without data takes no place.
+"""
+
+import difflib
+import io
 import logging
+import textwrap
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tprimat.core.errors import ConfigError, UserError
+from tprimat.records.store import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.gridspec import SubplotSpec
 
 # A home that cannot be written costs matplotlib its cache, and the user nothing; a name in another script shows as boxes.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", "Glyph .* missing from font")
+
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A89400", "#8A5FBF")
+"""Six of Okabe and Ito 2008 (jfly.uni-koeln.de/color), a darker yellow that shows on white, and a violet that shows on black."""
+LineStyle = Literal["-", "--", ":", "-."]
+LINE_STYLES: tuple[LineStyle, ...] = ("-", "--", ":", "-.")
+HATCHES = ("", "//", "..", "xx")
+PICTURES = ("png", "svg", "pdf")
+MISSING = "not recorded"
+MOST_SERIES = 8
+"""Configurations that get a colour; the others are named, and grey."""
+INK, SOFT, RULE, REST = "#16202c", "#566474", "#dde2e8", "#b9c0c8"
+"""Colours of words, of notes and ticks, of grids, and of bars and dots without a colour of their own; as on the HTML page."""
+HEADLINE, SUBTITLE, SMALL, LABEL = 13, 9.5, 8.5, 9
+"""Sizes of text in points; small are notes and values, labels are those of rows."""
+LEFT = 0.008
+"""Where words of header and footer begin, of the width."""
+LETTER = 0.55
+"""Width of a letter on average, in its size."""
+ROOM = 0.55
+"""Least share of a panel's width that its axes have beside labels."""
+
+SETTINGS: dict[str, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "legend.frameon": False,
+    "savefig.dpi": 120,
+    "svg.hashsalt": "tprimat",
+    "text.parse_math": False,
+    "hatch.linewidth": 0.6,
+    "figure.constrained_layout.h_pad": 0.07,
+    "text.color": INK,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": SOFT,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "ytick.labelcolor": INK,
+    "grid.color": RULE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one group of runs is drawn in all panels."""
+
+    colour: str
+    line: LineStyle
+    hatch: str
+
+
+def looks(count: int) -> list[Look]:
+    """Return a look per group: 32 pairs of colour and line, neighbours differing in both, so that covered lines show."""
+    colours, lines = len(PALETTE), len(LINE_STYLES)
+    return [
+        Look(PALETTE[i % colours], LINE_STYLES[(i + i // colours) % lines], HATCHES[i // colours % len(HATCHES)])
+        for i in range(count)
+    ]
+
+
+def looks_of(names: Sequence[str]) -> dict[str, Look]:
+    """Return a look for each of the first MOST_SERIES names."""
+    return dict(zip(list(dict.fromkeys(names))[:MOST_SERIES], looks(MOST_SERIES), strict=False))
+
+
+def readable_log_ticks(axes: "Axes") -> None:
+    """Mark a logarithmic vertical axis at 1, 2, 5 and their decades; in steps where it spans less than a decade."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5) if high < 10 * low else LogLocator(base=10, subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+@contextmanager
+def figure(width: float, height: float) -> Iterator["Figure"]:
+    """Open an empty figure of a size in inches; needs no display."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as NewFigure
+
+    with mpl.rc_context(rc=cast(Any, SETTINGS)):
+        picture = NewFigure(figsize=(width, height), dpi=120, layout="constrained")
+        FigureCanvasAgg(picture)
+        yield picture
+
+
+def titled(picture: "Figure", headline: str, subtitle: str) -> "SubFigure":
+    """Write words above a picture; return the part below them."""
+    picture.suptitle(headline, x=LEFT, ha="left", size=HEADLINE, weight="bold")
+    body = picture.add_subfigure(picture.add_gridspec(1, 1)[0, 0])
+    body.suptitle(subtitle, x=LEFT, ha="left", size=SUBTITLE, color=SOFT)
+    return body
+
+
+def save(picture: "Figure", path: Path) -> None:
+    """Write a picture in the format of its suffix.
+
+    Raises:
+        RecordError: the file cannot be written.
+        UserError: the suffix names no picture format.
+    """
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in PICTURES:
+        raise UserError(f"{path} is not a picture.", why=f"Its suffix is {path.suffix!r}.", fix=f"one of {', '.join(PICTURES)}")
+    content = io.BytesIO()
+    picture.savefig(content, format=kind)
+    write_atomically(path, content.getvalue())
+
+
+NO_BREAK = "\u00a0"
+
+
+def wrapped(text: str, inches: float, size: float, *, most: int | None = None) -> list[str]:
+    """Break a text between words into lines of about a width; the last of `most` lines ends in an ellipsis."""
+    return textwrap.wrap(text, max(8, int(inches * 72 / size / LETTER)), break_on_hyphens=False, max_lines=most, placeholder=" …")
+
+
+# Bars.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar with its interval; without a value, a gap with the reason; without a look, grey."""
+
+    label: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    """At the end of the bar."""
+    look: Look | None = None
+    heading: bool = False
+    """Only a label, above the bars of a workload."""
+
+
+LABEL_INCHES = 3.2
+"""Width of a line next to the bars; a longer label takes several lines."""
+
+
+def rows_height(rows: Sequence[Bar]) -> float:
+    """Return the inches that rows need, with title and axis of their panel."""
+    lines = max((len(wrapped(row.label, LABEL_INCHES, LABEL)) for row in rows), default=1)
+    return 1.1 + (0.15 + 0.15 * lines) * max(len(rows), 2)
+
+
+def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bool = True, height: float = 0.7) -> None:
+    """Draw horizontal bars from the top down, with values at their ends, for which a panel of this width has room.
+
+    `height` is that of a bar as a share of its row.
+    """
+    right = 0.0
+    top = max((row.high or row.value for row in rows if row.value is not None), default=1.0)
+    for place, row in enumerate(rows):
+        text = len(row.text or MISSING) * SMALL * LETTER / 72 + 0.15
+        right = max(right, ((row.high or row.value or 0) + top * 0.02) / max(0.2, 1 - text / panel_inches / ROOM))
+        if row.value is not None:
+            look = row.look or Look(REST, "-", "")
+            axes.barh(place, row.value, height=height, color=look.colour, hatch=look.hatch, edgecolor="white")
+            axes.text((row.high or row.value) + top * 0.02, place, row.text, va="center", size=SMALL, in_layout=False)
+            if row.low is not None and row.high is not None:
+                arms = [[row.value - row.low], [row.high - row.value]]
+                axes.errorbar(row.value, place, xerr=arms, color=INK, capsize=3, linewidth=1.2)
+        elif not row.heading:
+            axes.text(top * 0.01, place, row.text or MISSING, va="center", color=SOFT, style="italic", size=SMALL)
+    labels = ["\n".join(wrapped(row.label, LABEL_INCHES, LABEL)) if labelled else "" for row in rows]
+    axes.set_yticks(range(len(rows)), labels)
+    axes.tick_params(axis="y", length=0, labelsize=LABEL)
+    for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
+        tick.set(color=SOFT if row.heading else INK, fontstyle="italic" if row.heading else "normal")
+    spare = max(0, 2 - len(rows)) / 2  # a single bar does not grow to fill its panel
+    axes.set_ylim(len(rows) - 0.4 + spare, -0.6 - spare)
+    axes.set_xlim(0, right)
+    axes.grid(visible=False, axis="y")
+    if all(row.value is None for row in rows):
+        axes.set_xticks([])
+    thousands(axes)
+
+
+def thousands(axes: "Axes", *, vertical: bool = False, scale: float = 1) -> None:
+    """Format a few ticks with thousands separators, in units of `scale`; an axis without ticks stays empty."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis = axes.yaxis if vertical else axes.xaxis
+    if len(axis.get_ticklocs()):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,.10g}"))
+
+
+WIDTH, COLUMNS = 14, 2
+"""Inches of a picture; panels in a row."""
+BOLD = 1.15
+"""Width of bold letters over that of others."""
+SIMILAR = 2.3
+"""Ratio of heights up to which panels share a row."""
+MOST_LINES = 4
+"""Of the name of a workload above its part of a panel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canvas:
+    """Where a panel is drawn."""
+
+    part: "SubFigure"
+    place: "SubplotSpec"
+    labelled: bool
+    """Whether the panel labels its rows: not where its left neighbour has the same ones."""
+    inches: float
+    """Width of the panel, with its labels."""
+
+    def axes(self, title: str) -> "Axes":
+        """Return the only axes of a panel."""
+        return self.split(title, [""])[0]
+
+    def split(self, title: str, names: Sequence[str]) -> "list[Axes]":
+        """Return one axes for each workload, side by side, under one title and their names."""
+        if len(names) == 1:  # neighbours share the width of their axes
+            made = [self.part.add_subplot(self.place)]
+        else:
+            grid = self.place.subgridspec(1, len(names))
+            made = [self.part.add_subplot(grid[0, column]) for column in range(len(names))]
+        broken = [wrapped(name, self.inches / len(names) - 0.5, SMALL, most=MOST_LINES) for name in names]
+        lines = max(map(len, broken))
+        made[0].set_title(title + "\n" * lines)
+        for axes, name in zip(made, broken, strict=True):
+            padded = "\n".join([*name, *["\u00a0"] * (lines - len(name))])
+            axes.set_title(padded, loc="center", x=0, ha="left", size=SMALL, weight="normal", style="italic", color=SOFT)
+        return made
+
+    def notes(self, axes: "Axes", first: str, notes: Sequence[str], parts: int = 1) -> None:
+        """Name the horizontal axis of one of the `parts` of a panel, with notes below."""
+        lines = [line for note in notes for line in wrapped(note, self.inches / parts - 0.4, SMALL)]
+        axes.set_xlabel("\n".join([first, *lines]), size=SMALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel of a picture, before it is drawn."""
+
+    key: str
+    """Its name on the command line."""
+    height: float
+    """Of its row, in inches, with title and axis."""
+    draw: Callable[[Canvas], None]
+    rows: str = ""
+    """What its rows are; neighbours with the same rows label them once. Empty: its rows have no labels."""
+    present: bool = True
+    """Whether it has anything to show."""
+    whole_row: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A picture, before it is drawn."""
+
+    headline: Sequence[str]
+    subtitle: Sequence[str]
+    panels: Sequence[Panel]
+    legend: Sequence[tuple[str, Look]] = ()
+    notes: Sequence[str] = ()
+
+
+def check_names(known: Sequence[str], keys: Sequence[str] | None) -> None:
+    """Refuse a name that no panel has.
+
+    Raises:
+        ConfigError: there is such a name among the keys.
+    """
+    for key in keys or ():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"{near[0]}, or another of " if near else "some of "
+            raise ConfigError(f"There is no panel {key!r}.", where="--panels", fix=hint + ",".join(known))
+
+
+def chosen_panels(panels: Sequence[Panel], keys: Sequence[str] | None) -> list[Panel]:
+    """Return the panels with data, or those that a user named, in the order of the picture.
+
+    Raises:
+        ConfigError: no panel has such a name, or none of those named has data.
+    """
+    check_names([panel.key for panel in panels], keys)
+    shown = [panel for panel in panels if panel.present and (keys is None or panel.key in keys)]
+    if not shown:
+        present = ",".join(panel.key for panel in panels if panel.present)
+        raise ConfigError("None of these panels has data.", where="--panels", fix=f"leave it out, or some of {present}")
+    return shown
+
+
+def draw_sheet(sheet: Sheet, path: Path, *, panels: Sequence[str] | None = None) -> None:
+    """Draw a picture into a .png, .svg or .pdf file: the named panels, or all that have data, of which there is one at least.
+
+    Raises:
+        ConfigError: a panel that does not exist, or only panels without data.
+        UserError: another suffix, or a folder that cannot be written.
+    """
+    with drawn(sheet, panels) as picture:
+        save(picture, path)
+
+
+@contextmanager
+def drawn(sheet: Sheet, panels: Sequence[str] | None = None) -> "Iterator[Figure]":
+    """Draw a picture; it can be saved inside the with statement."""
+    chosen = chosen_panels(sheet.panels, panels)
+    rows = _rows(chosen)
+    heights = [max(panel.height for panel in row) for row in rows]
+    headline = [line for text in sheet.headline for line in wrapped(text, WIDTH / BOLD, HEADLINE)]
+    subtitle = [line for text in sheet.subtitle for line in wrapped(text, WIDTH, SUBTITLE)]
+    notes = [line for text in sheet.notes for line in wrapped(text, WIDTH, SMALL)]
+    legend = () if all(panel.rows for panel in chosen) else sheet.legend  # rows say what they are
+    words = (HEADLINE * len(headline) + SUBTITLE * (len(subtitle) + len(legend) / 3) + SMALL * len(notes)) * 1.25 / 72
+    with figure(WIDTH, sum(heights) + words + 0.8) as picture:
+        picture.supxlabel("\n".join(notes), x=LEFT, ha="left", size=SMALL, color=SOFT)
+        body = titled(picture, "\n".join(headline), "\n".join(subtitle))
+        _draw_legend(body, legend)
+        for part, row in zip(body.subfigures(len(rows), 1, squeeze=False, height_ratios=heights).flat, rows, strict=True):
+            grid = part.add_gridspec(1, len(row))
+            for column, panel in enumerate(row):
+                labelled = not (column and panel.rows and panel.rows == row[column - 1].rows)
+                panel.draw(Canvas(part=part, place=grid[0, column], labelled=labelled, inches=WIDTH / len(row)))
+        yield picture
+
+
+def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
+    """Fill rows with panels of the same rows and of similar height; a panel of a whole row has it alone."""
+    rows: list[list[Panel]] = []
+    for panel in sorted(panels, key=lambda panel: panel.whole_row):
+        row = rows[-1] if rows else []
+        alike = row and row[0].rows == panel.rows and not panel.whole_row
+        heights = [other.height for other in (*row, panel)]
+        if alike and len(row) < COLUMNS and max(heights) <= SIMILAR * min(heights):
+            row.append(panel)
+        else:
+            rows.append([panel])
+    return rows
+
+
+def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None:
+    from matplotlib.lines import Line2D
+
+    if not entries:
+        return
+    names = [name for name, _ in entries]
+    handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for _, look in entries]
+    columns = max(1, int(WIDTH / (0.9 + max(map(len, names)) * 0.075)))
+    body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
+
+
+def rest_note(named: int) -> str:
+    """Return the note about configurations without a colour of their own."""
+    return f"Grey: {named} more configurations; the {MOST_SERIES} in colour are the fastest of each workload."

@@ -10,7 +10,6 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few
 from tprimat.core.units import GIBIBYTE, percent, significant
 from tprimat.records.schema import StepRecord
-from tprimat.report.captions import headline, subtitle
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     FLOPS,
@@ -25,18 +24,21 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.comparison import Comparison, run_name
 from tprimat.report.names import Configuration, Workload, workloads
-from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
-from tprimat.report.plots.style import (
+from tprimat.report.plots import (
     SMALL,
     Bar,
+    Canvas,
     Look,
+    Panel,
+    Sheet,
     bars,
     looks_of,
+    rest_note,
     rows_height,
     thousands,
 )
 from tprimat.report.tables import plural, useful_ends
-from tprimat.report.words import open_losses
+from tprimat.report.words import open_losses, picture_headline, subtitle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +104,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     judged = [one for ranking in comparison.rankings for one in ranking.against_best if one is not None]
     notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []
     return Sheet(
-        headline=[*warning, *headline(works)],
+        headline=[*warning, *picture_headline(works)],
         subtitle=subtitle(works),
         panels=[
             _bar_panel("throughput", works, shown, throughput_panel),

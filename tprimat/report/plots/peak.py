@@ -9,7 +9,6 @@ from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.core import units
 from tprimat.core.units import TERA
 from tprimat.records.schema import Estimate
-from tprimat.report.captions import headline, subtitle
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     MATMUL_RATE,
@@ -20,11 +19,10 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.peak import MOST_MODELS, step_time
+from tprimat.report.plots import INK, SMALL, Bar, Canvas, Look, Panel, Sheet, bars, rest_note, rows_height
 from tprimat.report.plots.comparison import colours, not_counted_notes
-from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
-from tprimat.report.plots.style import INK, SMALL, Bar, Look, bars, rows_height
 from tprimat.report.tables import plural, useful_ends
-from tprimat.report.words import sentence
+from tprimat.report.words import picture_headline, sentence, subtitle
 
 MOST_PEAKS, MOST_CONFIGURATIONS = 12, 24
 """More rows than this cannot be distinguished; the table has them all."""
@@ -66,7 +64,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     notes += [CPU_CAUTION] if on_cpu else map(sentence, analysis.verdicts)
     compared = on_cpu or any(len(work.configurations) > 1 for work in works)
     return Sheet(
-        headline=[*_peaks(analysis), *(headline(works) if compared else ())],
+        headline=[*_peaks(analysis), *(picture_headline(works) if compared else ())],
         subtitle=subtitle(works),
         panels=[*_of_peaks(drawn), *_of_configurations(drawn)],
         notes=[*notes, *not_counted_notes(analysis.not_counted)],

@@ -10,7 +10,7 @@ from tprimat.analyze.scaling import Series, fit
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, readable_log_ticks, save, wrapped
+from tprimat.report.plots import MOST_SERIES, SMALL, Look, figure, looks, readable_log_ticks, save, wrapped
 from tprimat.report.scaling import cell, on_ranks, repetition
 from tprimat.report.tables import plural, useful_ends
 

@@ -17,7 +17,7 @@ from tprimat.analyze.metrics import run_metrics
 from tprimat.core.errors import UserError
 from tprimat.engines.base import Command
 from tprimat.launch.command import python_environment
-from tprimat.logs.claims import Claims
+from tprimat.logs.contents import Claims
 from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, in_bytes, matching, number
 from tprimat.logs.read import read_log
 from tprimat.records.benchmark_file import write_benchmark_file

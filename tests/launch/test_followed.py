@@ -9,7 +9,7 @@ from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import joules
 from tprimat.core.workload import Layout
 from tprimat.launch.run import run
-from tprimat.logs.formats import primus
+from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, TelemetrySample
 from tprimat.records.store import RunDirectory
@@ -30,7 +30,7 @@ def followed(tmp_path, log, *words, batch=128, data=8):
         sequence_tokens=8192,
     )
     began = datetime.now(timezone.utc).isoformat()
-    following = FollowedLog(plan, primus.DIALECT.read_line, began)
+    following = FollowedLog(plan, PRIMUS.read_line, began)
     notes = Notes()
     says = ("replay", log) if log else ()
     launch = a_launch(tmp_path, *says, *words, step_of_line=following.step_of_line, complete=following.complete)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from tprimat.config.load import load_config
 from tprimat.core.models import model_shape
-from tprimat.logs.claims import Claims
+from tprimat.logs.contents import Claims
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import DIALECTS, LogReading
 from tprimat.logs.read import evidence_of, parsed_log, run_of

@@ -5,7 +5,7 @@ from a_log import evidence_by, lines_of, run_from
 from commands import run_command
 
 from tprimat.analyze.metrics import run_metrics
-from tprimat.logs.arithmetic import arithmetic_of
+from tprimat.logs.arguments import arithmetic_of
 from tprimat.records.benchmark_file import write_benchmark_file
 
 PRINTED = {

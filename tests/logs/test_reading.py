@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tprimat.logs import lines as log_lines
-from tprimat.logs.claims import Claims
+from tprimat.logs.contents import Claims
 from tprimat.logs.failures import classify
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, 1 where the log shows a failed run."""
     from tprimat.config.load import plain_name
-    from tprimat.logs.claims import Claims
+    from tprimat.logs.contents import Claims
     from tprimat.runner.extraction import extract_log
 
     claims = Claims(

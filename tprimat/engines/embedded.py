@@ -7,11 +7,11 @@ from importlib import metadata
 from itertools import chain
 from typing import ClassVar
 
-from tprimat.core.cuda_graphs import obstacle
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.core.models import padded_vocabulary
+from tprimat.core.workload import graph_obstacle
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
@@ -204,7 +204,7 @@ def _of_fully_shard(plan: RunPlan) -> Iterator[Contradiction]:
 def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
     """Passes in which Python decides something anew, and some that no GPU has recorded."""
     work, untested, fewest = plan.workload, "It is untested.", STEPS_WITHOUT_GRAPHS + 2
-    why_not = obstacle(work, fully_shard=plan.engine_options.fully_shard, own_layers=plan.engine_options.layers == "local")
+    why_not = graph_obstacle(work, fully_shard=plan.engine_options.fully_shard, own_layers=plan.engine_options.layers == "local")
     yield plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"
     yield plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"
     why = "Stages exchange activations between passes, which is not recorded."

@@ -15,7 +15,7 @@ from tprimat.engines.base import Availability, Command, Engine, Here, Settings, 
 from tprimat.engines.megatron_arguments import Value, decided_arguments
 from tprimat.engines.primus import version_of
 from tprimat.logs.fields import LineFields
-from tprimat.logs.formats.megatron_bridge import MEGATRON_LM
+from tprimat.logs.formats.megatron import MEGATRON_LM
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 

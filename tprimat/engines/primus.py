@@ -21,7 +21,7 @@ from tprimat.core.workload import ATTENTION_ALONE
 from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_own_switches
 from tprimat.engines.megatron_arguments import Value, decided_arguments
 from tprimat.logs.fields import LineFields
-from tprimat.logs.formats import primus as log_format
+from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 
 WORK_GROUP = "tprimat"
@@ -249,7 +249,7 @@ class PrimusEngine(Engine):
 
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the console."""
-        return log_format.DIALECT.read_line(text)
+        return PRIMUS.read_line(text)
 
 
 ENGINE = PrimusEngine()

@@ -15,10 +15,9 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.limits import finite_or_none
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
-from tprimat.logs.claims import AUTO, MODEL_FLAG, Claims, check_claim
-from tprimat.logs.contents import LogContents, LoggedStep
+from tprimat.logs.contents import AUTO, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.fields import Dialect
-from tprimat.logs.formats.megatron_lm import RANK_PARAMETERS
+from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
 from tprimat.logs.times import batch_of, tokens_of

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from tprimat.core.errors import RecordError
-from tprimat.core.rows import DATA, document
+from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
 from tprimat.logs.failures import cause_in, last_exception, meaningful, pattern_of
 from tprimat.logs.fields import Dialect, LineFields, number, plain, whole
-from tprimat.logs.foreign import Foreign, foreign_of
-from tprimat.logs.formats import deepspeed, maxtext, megatron_bridge, nemo, primus, torchtitan, tprimat
-from tprimat.logs.formats.megatron_bridge import MEGATRON_LM
+from tprimat.logs.formats import deepspeed, maxtext, torchtitan
+from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
 from tprimat.records.schema import Failure, StepRecord
 
 LAST_LINES = 60
@@ -34,11 +33,11 @@ LEAST_PERCENT = 5.0
 """Of the memory in use, from which its total follows with enough digits."""
 FENCE = re.compile(r"\s*(?:```|~~~)")
 DIALECTS: tuple[Dialect, ...] = (
-    tprimat.DIALECT,
-    primus.DIALECT,
-    megatron_bridge.DIALECT,
+    TPRIMAT,
+    PRIMUS,
+    BRIDGE,
     MEGATRON_LM,
-    nemo.DIALECT,
+    NEMO,
     torchtitan.DIALECT,
     maxtext.DIALECT,
     deepspeed.DIALECT,
@@ -57,6 +56,37 @@ def dialect_of(text: str) -> Dialect | None:
     """Return the dialect of one line; None for lines that any framework may print."""
     text = plain(text)
     return next((dialect for dialect in DIALECTS if dialect.speaks(text)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign(RefuseUnknownKeys):
+    """A framework whose steps are not read."""
+
+    name: str
+    pattern: str
+    """Of its lines."""
+    why: str = "Nothing here reads its lines."
+    fix: str | None = None
+    """What its user can do instead."""
+    step: str | None = None
+    """Pattern of the number of a step, and where it says so their total."""
+    beside: bool = False
+    """It prints beside another framework, whose failure before the first step counts."""
+    outranks: bool = False
+    """Its lines look like those of a framework that is read."""
+    source: str
+
+
+@cache
+def foreign_frameworks() -> tuple[Foreign, ...]:
+    """Return all of them, specific ones before general ones."""
+    return read_rows("other_frameworks.yaml", "frameworks", Foreign)
+
+
+def foreign_of(text: str, *, outranks: bool = False) -> Foreign | None:
+    """Return the framework that wrote a line, where it is one whose steps are not read; of those that `outranks` alone."""
+    candidates = (one for one in foreign_frameworks() if one.outranks or not outranks)
+    return next((one for one in candidates if re.search(one.pattern, text)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +214,9 @@ class LogReading:
                 self._step(number)
             return None
         fields = self.dialect.read_line(line)
-        if fields is not None and self.dialect is MEGATRON_LM and megatron_bridge.DIALECT.speaks(plain(line)):
+        if fields is not None and self.dialect is MEGATRON_LM and BRIDGE.speaks(plain(line)):
             # Two ranks of Megatron-Bridge print its own line and Megatron-LM's, in any order: keep the settings that it printed.
-            self.dialect = megatron_bridge.DIALECT
+            self.dialect = BRIDGE
             if settings := self._candidates.get(self.dialect):
                 self.attempts.latest.add_settings(settings.latest)
         if fields is not None and fields.step is not None and len(self.contents.steps) < FIRST_STEPS:

@@ -12,18 +12,16 @@ from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.limits import LARGEST_WHOLE, finite_or_none
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import Workload
-from tprimat.logs.arithmetic import arithmetic_of, options_of
+from tprimat.logs.arguments import arithmetic_of, options_of
 from tprimat.logs.checks import check_claims, check_model, machine_of, model_of, shape_of, with_evidence, world_size
-from tprimat.logs.claims import AUTO, Claims, check_claim
-from tprimat.logs.contents import LogContents, LoggedStep
+from tprimat.logs.contents import AUTO, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.failures import diverging
 from tprimat.logs.fields import Dialect, number_of
-from tprimat.logs.formats.megatron_lm import RANK_PARAMETERS
+from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
-from tprimat.logs.second_line import correct_second
 from tprimat.logs.shape import packs, pads
-from tprimat.logs.times import batch_of, step_times, tokens_by_stamps, tokens_of
+from tprimat.logs.times import batch_of, correct_second, step_times, tokens_by_stamps, tokens_of
 from tprimat.records.evidence import with_facts
 from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
 

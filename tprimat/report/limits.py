@@ -3,7 +3,7 @@
 from tprimat.analyze.groups import Group, group_mean
 from tprimat.analyze.roofline import NEAR_A_LIMIT, Limit, limits, watts_per_gpu
 from tprimat.core import units
-from tprimat.core.cuda_graphs import obstacle
+from tprimat.core.workload import graph_obstacle
 from tprimat.records.schema import RunMetrics, RunRecord
 
 BUSY = 0.95
@@ -62,7 +62,7 @@ def _could_launch_graphs(run: RunRecord) -> bool:
     if not is_ours or options.get("cuda_graphs") or (machine.platform, machine.nodes) != ("cuda", 1) or run.ran.shape is None:
         return False
     own_layers = options.get("layers") == "local"
-    return obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
+    return graph_obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
 
 
 def _share(limit: Limit) -> str:

@@ -8,7 +8,7 @@ from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import load_config
 from tprimat.core.errors import MetricError, RecordError
-from tprimat.logs.claims import Claims
+from tprimat.logs.contents import Claims
 from tprimat.logs.read import Run, UnrecordedError, read_log
 from tprimat.plan.build import shape_of
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file

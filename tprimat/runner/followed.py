@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
-from tprimat.logs.claims import Claims
-from tprimat.logs.contents import Attempts
+from tprimat.logs.contents import Attempts, Claims
 from tprimat.logs.fields import LineFields
 from tprimat.logs.read import parsed_log, step_record
 from tprimat.logs.times import seconds_of

@@ -9,7 +9,7 @@ import re
 
 from tprimat.logs.arguments import argument
 from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, scaled, token_rates, whole
-from tprimat.logs.formats import megatron_lm
+from tprimat.logs.formats import megatron
 
 FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
 SWITCHES = {
@@ -66,7 +66,7 @@ DIALECT = Dialect(
     rules={
         "CurrSamplesPerSec": matching(r"global_step=(\d+)", read_timer),
         "elapsed_time_per_iteration_ms=": matching(r"iteration=\s*(\d+)/\s*(\d+)", read_iteration),
-        "elapsed time per iteration": megatron_lm.read_iteration,
+        "elapsed time per iteration": megatron.read_iteration,
         "skipped=": matching(
             r"\bstep=(\d+), skipped=\d+, lr=\[([^,\]]+)",
             lambda match: LineFields(step=count(match[1]), learning_rate=number(match[2])),

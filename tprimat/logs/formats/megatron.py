@@ -1,0 +1,273 @@
+"""Megatron-LM: the iteration line, the argument dump and the memory report (megatron/training/training.py, arguments.py).
+
+Megatron-Bridge, Primus, NeMo 2 and TPrimat print the same lines with additions, or fields in the same form.
+"""
+
+import re
+from typing import Any
+
+from tprimat.core.errors import RecordError
+from tprimat.logs.arguments import KEPT, OPTIONS, argument
+from tprimat.logs.fields import (
+    GIBIBYTE,
+    GIGABYTE,
+    LAUNCHER_PREFIX,
+    MEBIBYTE,
+    NONE,
+    Dialect,
+    LineFields,
+    count,
+    in_bytes,
+    matching,
+    number,
+    rules_of,
+    scaled,
+    token_rates,
+    whole,
+)
+from tprimat.records.schema import RunRecord
+from tprimat.records.store import RUN_LINE, from_json
+
+ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
+SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
+SIZES = {
+    "world": "world_size",
+    "data-parallel": "data_parallel",
+    "context-parallel": "context_parallel",
+    "tensor-model-parallel": "tensor_parallel",
+    "pipeline-model-parallel": "pipeline_parallel",
+}
+RANK_PARAMETERS = "parameters of rank"
+"""How the evidence of such a line begins; its end names the rank."""
+PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Split ' a: 1 | b c: 2 |' into {'a': '1', 'b c': '2'}."""
+    parts = (part.rpartition(": ") for part in text.split("|"))
+    return {name.strip(): value.strip() for name, colon, value in parts if colon}
+
+
+def read_iteration(text: str, **others: Any) -> LineFields | None:
+    """Read the iteration line of Megatron-LM and its derivatives; `others` are fields that only a derivative's line has.
+
+    `X/Y` is the value of this iteration and an average over several; the average is ignored. A time without `/Y` is itself a
+    mean since the last line that reset the timer, and the first line of a process resets nothing: see times.correct_second.
+    """
+    match = ITERATION.search(text)
+    if match is None:
+        return None
+    fields = pairs(text[match.end() :])
+    elapsed = fields.get("elapsed time per iteration (ms)")
+    others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
+    others.setdefault("peak_reserved_bytes", in_bytes(fields.get("memory(GiB)"), GIBIBYTE))  # of ms-swift
+    further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
+    counted = (whole(fields.get(f"number of {kind} iterations")) for kind in ("skipped", "nan"))
+    return LineFields(
+        step=count(match[1]),
+        total_steps=count(match[2]),
+        step_seconds=scaled(number(elapsed), 1e-3),
+        **token_rates(fields),
+        tflops_per_gpu=number(fields.get("throughput per GPU (TFLOP/s/GPU)") or fields.get("compute per GPU (TFLOP/s/GPU)")),
+        loss=number(fields.get("lm loss") or fields.get("loss")),  # programs that fine-tune print the latter
+        grad_norm=number(fields.get("grad norm")),
+        learning_rate=number(fields.get("learning rate")),
+        global_batch_sequences=whole(fields.get("global batch size")),
+        consumed_sequences=whole(fields.get("consumed samples")),
+        sequence_tokens=whole(fields.get("actual seqlen")) or None,
+        failed=any(counted),
+        arguments=({"mtp_num_layers": str(max(further))} if further else {})
+        | ({"reward": "printed"} if "reward" in fields else {}),
+        **others,
+    )
+
+
+def read_parameters(match: re.Match[str]) -> LineFields:
+    """Return the parameters of one rank, which add up where all ranks print theirs."""
+    return LineFields(evidence={f"{RANK_PARAMETERS} {match[1]}": count(match[2])})
+
+
+def read_memory(match: re.Match[str]) -> LineFields:
+    """Read '[Rank 0] (after 2 iterations) memory (MB) | allocated: … | max allocated: …': the allocator's peak so far.
+
+    MB in the log are MiB (megatron/training/utils.py, report_memory).
+    """
+    fields = pairs(match.string[match.end() :])
+    return LineFields(
+        step=count(match[1]),
+        peak_allocated_bytes=in_bytes(fields.get("max allocated"), MEBIBYTE),
+        peak_reserved_bytes=in_bytes(fields.get("max reserved"), MEBIBYTE),
+    )
+
+
+RULES = {
+    "elapsed time per iteration": read_iteration,
+    "max allocated": matching(r"\(after (\d+) iterations\) memory \(MB\)", read_memory),
+    " ..": matching(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)", lambda match: argument(match[1], match[2])),
+    "using world size": lambda text: LineFields(evidence={SIZES[name]: count(digits) for name, digits in SIZE.findall(text)}),
+    "number of parameters on": matching(  # '(tensor, gtp_remat, pipeline)' since core 0.19
+        r"number of parameters on \(tensor,[\w ,]* pipeline\) model parallel rank \(([\d, ]+)\): (\d+)", read_parameters
+    ),
+    **rules_of("megatron"),
+}
+
+
+# Megatron-Bridge (NVIDIA): the iteration line after a `Step Time` line, settings as YAML, memory in GB of 1e9 bytes.
+
+RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
+SETTINGS = ("parallel_size: ", "batch_size: ", "seq_length: ", "bf16: ", "fp8: ")
+READ = KEPT | {"moe_router_force_load_balancing", "optimizer", "recompute_granularity", "sequence_parallel"}
+
+
+def read_bridge_memory(match: re.Match[str]) -> LineFields:
+    """Read '[Rank 0] (after 2 iterations) memory (GB) | … | mem-max-allocated-gigabytes: 153.4 | …'."""
+    fields = pairs(match.string[match.end() :])
+    return LineFields(
+        step=count(match[1]),
+        peak_allocated_bytes=in_bytes(fields.get("mem-max-allocated-gigabytes"), GIGABYTE),
+        peak_reserved_bytes=in_bytes(fields.get("mem-max-reserved-gigabytes"), GIGABYTE),
+    )
+
+
+def read_section(match: re.Match[str]) -> LineFields | None:
+    """Read a key of a section such as `model`, unless it leaves its value to another section, as `comm_overlap` to `ddp`."""
+    name = RENAMED.get(match[1], match[1])
+    return argument(name, match[2]) if name in READ and not (name in OPTIONS and match[2] in NONE) else None
+
+
+SETTING = matching(r"(?:^|\s)(\w+): (\S+)\s*$", lambda match: argument(match[1], match[2]))
+# The nested keys of other models are indented further.
+SECTION = matching(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$", read_section)
+STEP_RULES = {
+    "mem-max-allocated-gigabytes": matching(r"\(after (\d+) iterations\) memory \(GB\)", read_bridge_memory),
+    **RULES,
+    # Without MODEL_ in 2025. It repeats the time of the iteration line after it with fewer digits.
+    "GPU utilization:": matching(
+        r"(?<![\d.])([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU", lambda match: LineFields(tflops_per_gpu=number(match[1]))
+    ),
+}
+MEGATRON_LM = Dialect(name="megatron-lm", signs=(("iteration", "elapsed time per iteration"),), rules=STEP_RULES)
+"""Reads the steps of Megatron-Bridge too: of two ranks, the one that prints Megatron-LM's line alone may speak first."""
+BRIDGE = Dialect(
+    name="megatron-bridge",
+    signs=(("MODEL_TFLOP/s/GPU",), ("Step Time :", "GPU utilization:"), ("mem-max-allocated-gigabytes:",)),
+    rules={
+        **STEP_RULES,
+        **rules_of("megatron-bridge"),
+        "packed_sequence_size: ": SETTING,
+        **dict.fromkeys([f"  {name}: " for name in sorted(READ | RENAMED.keys())], SECTION),
+        **dict.fromkeys(SETTINGS, SETTING),
+    },
+)
+
+
+# Primus (AMD) over Megatron or torchtitan: the iteration line behind a coloured prefix, in eight wordings. GB are GiB.
+# Sources: primus/core/utils/logger.py (prefix), primus/backends/megatron/patches/training_log/print_rank_last_patches.py (core
+# runtime), primus/modules/trainer/megatron/trainer.py (legacy).
+
+WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
+DEVICE_MEMORY = "hip mem usage/free/total/usage_ratio: "
+TYPES = ("(int)", "(float)", "(bool)", "(str)", "(list)", "(NoneType)")
+"""Of the values of the resolved module configuration: '  name   : value (type)'."""
+
+
+def read_primus_iteration(text: str) -> LineFields | None:
+    """Read the iteration line, with the world size from its prefix and the memory in use on the last rank's device.
+
+    `rocm mem usage` is ignored: Primus takes it after iterations 1 and 2 and then repeats it.
+    """
+    world = WORLD.search(text)
+    return read_iteration(
+        text,
+        evidence={"world_size": count(world[1])} if world else {},
+        device_used_bytes=in_bytes(text.partition(DEVICE_MEMORY)[2], GIBIBYTE),
+    )
+
+
+def read_row(match: re.Match[str]) -> LineFields | None:
+    """Read one row of the module configuration."""
+    if match[1] == "lora.enabled":
+        return LineFields(arguments={"peft": "lora"}) if match[2] == "True" else None
+    return argument(match[1], match[2])
+
+
+ROW = matching(r"(?<![\w.-])(lora\.enabled|\w+)\s+: (\[[^\]]*\]|\S+) \((?:int|float|bool|str|list|NoneType)\)", read_row)
+PRIMUS = Dialect(
+    name="primus",
+    signs=(("elapsed time per iteration", "rank-"), ("elapsed time per iteration", "hip mem usage")),
+    rules={"elapsed time per iteration": read_primus_iteration}
+    | dict.fromkeys(TYPES, ROW)
+    | rules_of("primus")
+    | {words: read for words, read in RULES.items() if words != "elapsed time per iteration"},
+    platform="rocm",
+)
+
+
+# NeMo 2: its progress line. Steps count from 0; values have four digits.
+
+
+def read_progress(match: re.Match[str]) -> LineFields:
+    """Read 'Training epoch 0, iteration 35/49 | lr: … | global_step: 35 | … | train_step_timing in s: 9.44 | …'."""
+    fields = pairs(match.string[match.end() :])
+    step = whole(fields.get("global_step"))
+    return LineFields(
+        step=(count(match[1]) if step is None else step) + 1,
+        total_steps=count(match[2]) + 1,
+        step_seconds=number(fields.get("train_step_timing in s")),
+        **token_rates(fields),
+        tflops_per_gpu=number(fields.get("TFLOPS_per_GPU")),
+        loss=number(fields.get("reduced_train_loss")),
+        grad_norm=number(fields.get("grad_norm")),
+        learning_rate=number(fields.get("lr")),
+        global_batch_sequences=whole(fields.get("global_batch_size")),
+        consumed_sequences=whole(fields.get("consumed_samples")),
+        peak_allocated_bytes=in_bytes(fields.get("peak_memory_usage") or fields.get("max_memory_allocated"), 1),
+        peak_reserved_bytes=in_bytes(fields.get("max_memory_reserved"), 1),
+    )
+
+
+NEMO = Dialect(
+    name="nemo",
+    signs=(("train_step_timing in s:", "iteration "),),
+    rules={
+        "Training epoch": matching(r"Training epoch \d+, iteration (\d+)/(\d+)", read_progress),
+        "parallel group ranks: [[": matching(
+            r"All (tensor|pipeline|context) (?:model )?parallel group ranks: \[\[([\d, ]+)\]",
+            lambda match: LineFields(evidence={f"{match[1]}_parallel": match[2].count(",") + 1}),
+        ),
+        **rules_of("nemo"),
+    },
+)
+
+
+# TPrimat: a line with the record of the run, then the iteration line of each step (train/step_log.py).
+
+
+def read_record(text: str) -> LineFields | None:
+    """Read 'tprimat run: {...}', which begins a run; None where it is torn."""
+    try:
+        return LineFields(run=from_json(RunRecord, text.partition(RUN_LINE)[2], where=RUN_LINE))
+    except RecordError:
+        return None
+
+
+def read_own_iteration(text: str) -> LineFields | None:
+    """Read one step. The time is of this step alone; Megatron-LM prints a mean since its last reset."""
+    fields = pairs(text)
+    return read_iteration(
+        text,
+        mean_since_reset=False,
+        peak_allocated_bytes=whole(fields.get("mem-max-allocated-bytes")),
+        peak_reserved_bytes=whole(fields.get("mem-max-reserved-bytes")),
+    )
+
+
+TPRIMAT = Dialect(
+    name="tprimat",
+    signs=((RUN_LINE + "{",), ("[tprimat ", "elapsed time per iteration")),
+    rules={
+        RUN_LINE: read_record,
+        "elapsed time per iteration": read_own_iteration,
+        **rules_of("tprimat"),
+    },
+)

@@ -28,7 +28,7 @@ layers.rms_norm = FusedRMSNorm.apply
 torch.compile = lambda function, **_: function  # hooks do not see into compiled regions; on a GPU they save the same
 
 from tprimat.megatron.model import build_chunks, transformer_config  # noqa: E402
-from tprimat.megatron.options import resolve  # noqa: E402
+from tprimat.megatron.training import resolve  # noqa: E402
 
 
 def saved_bytes(plan):

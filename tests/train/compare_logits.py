@@ -19,7 +19,7 @@ from reference_moe import ReferenceMixture  # noqa: E402
 
 from tprimat.megatron.model import build_chunks, transformer_config  # noqa: E402
 from tprimat.megatron.module import initialize_parallel_state  # noqa: E402
-from tprimat.megatron.options import resolve  # noqa: E402
+from tprimat.megatron.training import resolve  # noqa: E402
 from tprimat.plan.schema import read_plan  # noqa: E402
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tprimat.megatron import context_parallel
-from tprimat.megatron.context_parallel import attend, kernels_for
+from tprimat.megatron import attention
+from tprimat.megatron.attention import attend, kernels_for
 
 NO_GPU = "runs cuDNN's kernels: there is no GPU"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU))]
@@ -46,7 +46,7 @@ def test_two_kernels_give_what_a_mask_gives(device, before, kv_heads):
 def test_without_kernels_torch_attends_with_the_mask(monkeypatch):
     given = operands(before=32)
     wanted = differentiated(attend, given)
-    monkeypatch.setattr(context_parallel, "kernels_for", lambda *_: None)
+    monkeypatch.setattr(attention, "kernels_for", lambda *_: None)
     for ours, theirs in zip(differentiated(attend, given), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 

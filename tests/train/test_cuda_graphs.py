@@ -15,8 +15,8 @@ from repeating import RepeatingRecorder
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.core.errors import MetricError
 from tprimat.megatron import fp8
-from tprimat.megatron.evidence import untested
 from tprimat.megatron.graphs import Place, StepGraphs
+from tprimat.megatron.training import untested
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord

@@ -12,7 +12,7 @@ from megatron.core.transformer.moe.moe_utils import (
 )
 
 from tprimat.core.implementations import EMBEDDED
-from tprimat.megatron import rows
+from tprimat.megatron import experts as rows
 from tprimat.megatron.compat import grouped_matmul
 from tprimat.megatron.experts import LENGTHS, order_by_expert
 from tprimat.megatron.router import Choice, balance_loss, choose, sorted_places, within_capacity

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tprimat.megatron import fp8
-from tprimat.megatron.evidence import layers_matmul_dtype
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima, SwiGLU
 from tprimat.megatron.linear import (
@@ -18,6 +17,7 @@ from tprimat.megatron.linear import (
     with_row_maxima,
 )
 from tprimat.megatron.loss import loss_gradient
+from tprimat.megatron.training import layers_matmul_dtype
 
 HAS_FP8_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 

@@ -7,7 +7,7 @@ from planning import make_plan, train_together
 
 from tprimat.core.models import model_shape
 from tprimat.engines.embedded import ENGINE
-from tprimat.megatron.options import recorded, resolve
+from tprimat.megatron.training import recorded, resolve
 
 BF16_STATES = {
     "hardware.platforms.cpu.gpus_per_node": 1,

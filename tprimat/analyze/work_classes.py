@@ -52,7 +52,7 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
         "norm_elementwise",
         r"^kernel_cutlass_kernel_(?!\w*?(gemm|attention)\w*?_object_at)\w*?(norm|softmax|entropy|quant)\w*?_object_at",
     ),
-    # Of a mixture of experts: our row_kernels.py and Transformer Engine's; torch's and CUTLASS's products of groups.
+    # Of a mixture of experts: our kernels.py and Transformer Engine's; torch's and CUTLASS's products of groups.
     # CUTLASS's NoPermute is a parameter of any product, and FBGEMM's permute moves rows of embeddings.
     (
         "permute",

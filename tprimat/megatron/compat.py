@@ -140,9 +140,9 @@ def compiled_for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function)
 
 
-def triton_kernels(module: str, operand: Tensor) -> ModuleType | None:
-    """Return a module of our kernels for an operand on a GPU; None elsewhere, and without Triton to compile them."""
-    return _imported(f"tprimat.megatron.{module}") if operand.is_cuda else None
+def triton_kernels(operand: Tensor) -> ModuleType | None:
+    """Return kernels.py for an operand on a GPU; None elsewhere, and without Triton to compile it."""
+    return _imported("tprimat.megatron.kernels") if operand.is_cuda else None
 
 
 @cache

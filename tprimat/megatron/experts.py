@@ -2,10 +2,10 @@
 
 Each token passes a few of many experts (arXiv:1701.06538), which are spread over ranks (GShard, arXiv:2006.16668). Megatron-Core
 without Transformer Engine moves each row through masks and copies, and stops the host several times in a layer. Here each choice
-gets a place in the order of experts, by one prefix sum, and rows are written to places and added up from places (rows.py),
-without atomic additions: results do not depend on timing. The host reads how many rows ranks exchange while the device already
-gathers rows and computes the shared experts; with a single rank it reads nothing. The backward pass returns the rows' gradients
-while it computes those of the experts' weights.
+gets a place in the order of experts, by one prefix sum, and rows are written to places and added up from places, without atomic
+additions: results do not depend on timing. The host reads how many rows ranks exchange while the device already gathers rows and
+computes the shared experts; with a single rank it reads nothing. The backward pass returns the rows' gradients while it computes
+those of the experts' weights.
 
 Experts are whole on their rank: the ranks of a tensor-parallel group have different tokens (sequence parallelism), and experts
 may be spread over them as over replicas.
@@ -26,14 +26,54 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.megatron.compat import compiled_for_any_rows, grouped_matmul
+from tprimat.megatron.compat import compiled_for_any_rows, grouped_matmul, triton_kernels
 from tprimat.megatron.router import Router, Routing
-from tprimat.megatron.rows import add_up, gather, spread, weights_gradient
 from tprimat.megatron.wgrad import add_gradient, claim_first_gradient
 from tprimat.train.expert_loads import RoutingCounts
 
 LENGTHS = 16
 """Buffers for received rows are multiples of the sent rows / LENGTHS long."""
+
+
+# Rows of hidden states that move to places in another order and back: each token has k choices, and each choice its own place.
+
+
+def gather(rows: Tensor, source: Tensor) -> Tensor:
+    """Return the rows with these numbers: shape (n, hidden), and (m,) -> (m, hidden)."""
+    if kernels := triton_kernels(rows):
+        return kernels.gather(rows.contiguous(), source)  # type: ignore[no-any-return]
+    return rows.index_select(0, source)
+
+
+def spread(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Write each token's row to each of its places, times a weight: (tokens, hidden) -> (tokens x k, hidden).
+
+    Args:
+        x: shape (tokens, hidden).
+        places: shape (tokens, k).
+        weights: shape (tokens, k), fp32; None for 1.
+    """
+    if kernels := triton_kernels(x):
+        return kernels.spread(x.contiguous(), places.contiguous(), weights)  # type: ignore[no-any-return]
+    copies = x[:, None].expand(*places.shape, -1) if weights is None else (x[:, None].float() * weights[..., None]).to(x.dtype)
+    out = x.new_empty(places.numel(), x.shape[1])
+    out[places.flatten()] = copies.reshape(out.shape)
+    return out
+
+
+def add_up(rows: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Add up the rows at each token's places, each times a weight, in fp32: (tokens x k, hidden) -> (tokens, hidden)."""
+    if kernels := triton_kernels(rows):
+        return kernels.add_up(rows.contiguous(), places.contiguous(), weights)  # type: ignore[no-any-return]
+    chosen = rows[places].float()
+    return (chosen if weights is None else chosen * weights[..., None]).sum(dim=1).to(rows.dtype)
+
+
+def weights_gradient(gradient: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """Return the gradient of the weights of `add_up`, shape (tokens, k), fp32, from that of its result."""
+    if kernels := triton_kernels(rows):
+        return kernels.weights_gradient(gradient.contiguous(), rows.contiguous(), places.contiguous())  # type: ignore[no-any-return]
+    return (rows[places].float() * gradient[:, None].float()).sum(dim=-1)
 
 
 # Where each row goes.

@@ -59,7 +59,7 @@ def convert(x: Tensor, dtype: torch.dtype) -> Converted:
         the matrix and its transpose (each contiguous), and the factor that undoes the scaling, shape ().
     """
     searched = x if (maxima := row_maxima(x)) is None else maxima
-    if kernels := triton_kernels("fp8_kernels", x):
+    if kernels := triton_kernels(x):
         x = x.contiguous()
         return kernels.scaled_and_transposed(x, kernels.largest_magnitude(searched.contiguous()), dtype)  # type: ignore[no-any-return]
     return compiled(_scaled)(x, compiled(_largest)(searched), dtype)  # type: ignore[no-any-return]
@@ -165,7 +165,7 @@ class Fp8OutputProducts(Fp8Products, OutputProducts):
 
     def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
         """See OutputProducts."""
-        if kernels := triton_kernels("fp8_kernels", logits):
+        if kernels := triton_kernels(logits):
             return kernels.scaled_loss_gradient(logits, places, log_sums, GRADIENT_DTYPE)  # type: ignore[no-any-return]
         gradient = compiled(loss_gradient)(logits, places, log_sums)
         return self.prepare(with_row_maxima(gradient, torch.ones_like(log_sums)))

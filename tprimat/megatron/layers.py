@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.tensor_parallel import CheckpointWithoutOutput
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP
-from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
@@ -24,11 +23,9 @@ from torch import Tensor
 
 from tprimat.core.models import ModelShape
 from tprimat.megatron import compat
-from tprimat.megatron.attention import NormScale, RotarySelfAttention, Rotation
+from tprimat.megatron.attention import LatentAttention, NormScale, RotarySelfAttention, Rotation, SDPACoreAttention
 from tprimat.megatron.compat import compiled
-from tprimat.megatron.context_parallel import attention_over_gathered_kv, kernels_for
 from tprimat.megatron.experts import ExpertsLayer, swiglu, swiglu_gradient, swiglu_gradients
-from tprimat.megatron.latent_attention import LatentAttention
 from tprimat.megatron.linear import ColumnLinear, RowLinear, with_row_maxima
 
 
@@ -202,39 +199,7 @@ def _swiglu_backward_and_maxima(gradient: Tensor, joint: Tensor, gate_gradient: 
     return torch.maximum(_maxima(halves[0]), _maxima(halves[1]))
 
 
-# Core attention, and the spec that puts all of it together.
-
-
-class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention by torch's scaled_dot_product_attention: cuDNN, Flash or AOTriton on a GPU, a fused kernel on a CPU."""
-
-    def __init__(self, config: TransformerConfig, layer_number: int, *_: Any, **__: Any) -> None:
-        super().__init__(config=config)
-        self.layer_number = layer_number
-        self.backend: str | None = None
-        """Name of the kernels that torch selected; None before the first call."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Attend.
-
-        Args:
-            query: shape (tokens, sequences, heads of this rank, head_dim).
-            key: shape (tokens, sequences, key/value heads of this rank, head_dim).
-            value: as key.
-
-        Returns:
-            shape (tokens, sequences, heads x head_dim).
-        """
-        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        if self.config.context_parallel_size > 1:
-            kernels = kernels_for(q, v)
-            self.backend = f"{kernels.name} in two parts" if kernels else None
-            out = attention_over_gathered_kv(query, key, value)
-        else:
-            grouped = query.shape[2] != key.shape[2]
-            self.backend = self.backend or compat.attention_backend_name(q, k, v, grouped=grouped)
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+# The spec that puts all of it together.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +225,22 @@ def block_spec(
     kinds = expert_layers(config, shape, virtual_stage)
     specs = {experts: _layer_spec(shape, norm, made_of, experts=experts) for experts in set(kinds)}
     return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in kinds], layer_norm=norm)
+
+
+def transformer_engine_spec(shape: ModelShape, experts: list[bool]) -> TransformerBlockSubmodules:
+    """Return the same of Transformer Engine's layers, in place of ours; `experts` says of each whether it has some."""
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    specs = {
+        kind: get_gpt_layer_with_transformer_engine_spec(
+            num_experts=shape.experts if kind else None,
+            moe_grouped_gemm=kind,
+            qk_layernorm=shape.qk_norm or shape.kv_lora_rank is not None,
+            multi_latent_attention=shape.kv_lora_rank is not None,
+        )
+        for kind in set(experts)
+    }
+    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in experts], layer_norm=TENorm)
 
 
 def expert_layers(config: TransformerConfig, shape: ModelShape, virtual_stage: int | None) -> list[bool]:

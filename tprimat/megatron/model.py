@@ -15,16 +15,18 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.flops import layers_of_last_stage
 from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.core.workload import Layout
-from tprimat.megatron import transformer_engine
+from tprimat.megatron import compat
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
-from tprimat.megatron.fully_shard import split_like, split_over_replicas
-from tprimat.megatron.layers import Parts, block_spec, expert_layers, tell_experts_from_mlp
+from tprimat.megatron.layers import Parts, block_spec, expert_layers, tell_experts_from_mlp, transformer_engine_spec
 from tprimat.megatron.linear import LinearProducts, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.wgrad import use_accumulating_embedding
@@ -38,6 +40,8 @@ MEGATRON_ROPE_SCALING = (1.0, 4.0, 8192)
 
 PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 """By precision; under fp8 only the layers' matrix products are in 8 bits."""
+AMAX_HISTORY = 1024
+"""Steps whose largest value scales a tensor under delayed scaling; as in NeMo's recipes (nemo/collections/llm/recipes)."""
 
 
 def _refuse(shape: ModelShape) -> None:
@@ -89,7 +93,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         cross_entropy_loss_fusion=on_gpu,
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
-        **(transformer_engine.settings(plan) if options.layers == "transformer_engine" else _unfused(shape, on_gpu)),
+        **(_transformer_engines(plan) if options.layers == "transformer_engine" else _unfused(shape, on_gpu)),
         **_parallelism(plan.workload.layout),
         **_stages(plan, options),
         **_recompute(plan),
@@ -109,6 +113,31 @@ def _unfused(shape: ModelShape, on_gpu: bool) -> dict[str, Any]:
         "bias_dropout_fusion": False,
         "cross_entropy_fusion_impl": "native",
     }
+
+
+def _transformer_engines(plan: RunPlan) -> dict[str, Any]:
+    """Return what Megatron-LM sets in a TransformerConfig where Transformer Engine is installed.
+
+    Its layers are what Megatron-LM itself trains with on NVIDIA GPUs: one program with one clock then measures NVIDIA's best and
+    ours, on the same weights and batches. Every switch that is `auto` follows Megatron-LM, with Transformer Engine's fused
+    cross-entropy and Adam instead of ours.
+    """
+    fused: dict[str, Any] = {
+        "bias_activation_fusion": True,
+        "bias_dropout_fusion": True,
+        "apply_rope_fusion": plan.workload.shape.position == "rope" and plan.workload.shape.kv_lora_rank is None,
+        "cross_entropy_fusion_impl": "te",
+    }
+    if plan.engine_options.cuda_graphs:
+        # Megatron-Core records nothing for it, but tells Transformer Engine's loss not to ask the device.
+        fused |= compat.whole_step_graphs()
+    if plan.workload.matmul_dtype == "fp8":
+        fused["fp8"] = "hybrid"
+        if plan.engine_options.fp8_scaling == "current":
+            fused["fp8_recipe"] = "tensorwise"
+        else:
+            fused |= {"fp8_recipe": "delayed", "fp8_amax_history_len": AMAX_HISTORY, "fp8_amax_compute_algo": "max"}
+    return fused
 
 
 def _parallelism(layout: Layout) -> dict[str, Any]:
@@ -213,7 +242,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: EngineOption
         of_output = Fp8OutputProducts() if options.fp8_output_layer else None
         kind = partial(ChunkedLossModel, compile_regions=bool(options.compiled_regions), products=of_output)
     if options.layers == "transformer_engine":
-        spec = transformer_engine.block_spec(shape, expert_layers(config, shape, virtual_stage))
+        spec = transformer_engine_spec(shape, expert_layers(config, shape, virtual_stage))
     else:
         products = Fp8Products if plan.workload.matmul_dtype == "fp8" else LinearProducts
         linear = linear_types(products, overlapped=bool(options.overlap_tensor_parallel))
@@ -333,3 +362,51 @@ def _slice_of_drawn(matrix: Tensor, generator: torch.Generator, ranks: int, stri
         return whole
     blocks = torch.split(whole, matrix.shape[dim] // stride, dim=dim)
     return torch.cat(blocks[parallel_state.get_tensor_model_parallel_rank() :: ranks], dim=dim)
+
+
+# Weights, gradients and optimizer states split over the replicas: ZeRO-3 (arXiv:1910.02054), by torch's fully_shard (FSDP2).
+#
+# Each data-parallel and context-parallel rank keeps its rows of every weight in fp32: 16 bytes per weight with gradient and
+# moments, divided by the ranks. A layer gathers its weights in bf16 before it computes and drops them afterwards, in both passes.
+# Gradients are averaged over the ranks in fp32 after each micro-batch and added up as shards. The model is built on the meta
+# device; then each rank draws one matrix after the other whole, and keeps its rows.
+#
+# Tensors that autograd keeps stay valid, because fully_shard gathers into the same storage again. Losses and norms are those of
+# whole weights; in bf16, a weight's gradient is rounded in each micro-batch, before the sum in fp32.
+
+
+def split_over_replicas(model: GPTModel, device: torch.device) -> GPTModel:
+    """Split the weights of a model on the meta device, and return it with memory for this rank's part, but no values yet.
+
+    The model is whole on this rank: neither tensor nor pipeline parallelism, no experts.
+    """
+    mesh = DeviceMesh.from_group(parallel_state.get_data_parallel_group(with_context_parallel=True), device.type)
+    precision = MixedPrecisionPolicy(param_dtype=model.config.params_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    model.float()
+    for layer in model.decoder.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    # A tied weight belongs to the model itself, which gathers it for both passes.
+    if not model.share_embeddings_and_output_weights:
+        fully_shard(model.embedding, mesh=mesh, mp_policy=precision)
+        # The loss multiplies with the output weight after its module has returned, and the backward pass begins there.
+        ends = [model.decoder.final_layernorm, model.output_layer]
+        fully_shard(ends, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    return model.to_empty(device=device)
+
+
+def split_like(weight: Tensor, whole: Tensor) -> Tensor:
+    """Return the whole value of a weight as the weight is split: the whole itself, or this rank's part of it."""
+    if not isinstance(weight, DTensor):
+        return whole
+    return distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return what this rank has of a tensor: its rows where the tensor is split, otherwise all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def ranks_sharing(weight: Tensor) -> int:
+    """Return over how many ranks fully_shard has split a weight; 1 for a whole one."""
+    return weight.device_mesh.size() if isinstance(weight, DTensor) else 1

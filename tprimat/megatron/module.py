@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tprimat.megatron import compat, fp8
-from tprimat.megatron.context_parallel import own_pieces
+from tprimat.megatron.attention import own_pieces
 from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs
 from tprimat.megatron.linear import ChosenProducts
 from tprimat.megatron.loss import set_micro_batches

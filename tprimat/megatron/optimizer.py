@@ -20,8 +20,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from tprimat.megatron import compat
-from tprimat.megatron.fully_shard import own_part, ranks_sharing
-from tprimat.megatron.model import PARAMETER_DTYPES
+from tprimat.megatron.model import PARAMETER_DTYPES, own_part, ranks_sharing
 from tprimat.plan.schema import EngineOptions, RunPlan
 
 ROW = 32
@@ -297,7 +296,7 @@ def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamSched
 class PlainAdamW(ScheduledOptimizer):
     """An AdamW of torch or ours over the weights themselves, with the rates, decay and schedule that MegatronOptimizer has.
 
-    Over this rank's fp32 part of each weight (fully_shard.py); or over bf16 weights of a single rank without master weights, with
+    Over this rank's fp32 part of each weight (fully_shard); or over bf16 weights of a single rank without master weights, with
     gradients and moments in bf16: 8 bytes per weight instead of 18. A bf16 weight has eight bits of precision, and smaller
     updates are lost: this is for measuring speed, not for training.
     """

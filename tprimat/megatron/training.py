@@ -1,24 +1,42 @@
-"""Train a plan on the embedded engine."""
+"""Train a plan on the embedded engine: resolve its switches, let Lightning train, and say what runs."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tprimat.megatron.evidence import observe
+from tprimat.core.errors import LaunchError
+from tprimat.megatron import wgrad
+from tprimat.megatron.attention import SDPACoreAttention, WholeLinear
+from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
+from tprimat.megatron.linear import ChosenProducts, LinearProducts
+from tprimat.megatron.loss import ChunkedLossModel
+from tprimat.megatron.model import own_part, ranks_sharing
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
-from tprimat.megatron.options import recorded, resolve
+from tprimat.megatron.tp_overlap import can_overlap
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.records.environment import software_versions
-from tprimat.records.schema import RunRecord
+from tprimat.records.evidence import CAUTION, REDIRECTED
+from tprimat.records.schema import Evidence, RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train.callback import BenchmarkCallback, launched_record, lightning, note_ended, quieten
 from tprimat.train.device import local_rank
+from tprimat.train.observed import (
+    common_evidence,
+    dtype_name,
+    matmul_dtype,
+    over_all_ranks,
+    scaling_and_attention,
+    te_matmul_dtype,
+    te_modules,
+)
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
+from tprimat.train.startup import transformer_engine_is_usable
 from tprimat.train.step_log import StepLog
 
 
@@ -78,3 +96,138 @@ def _describer(plan: RunPlan, options: EngineOptions, redirected: bool) -> Any:
         )
 
     return describe
+
+
+# The switches: every `auto` becomes on or off for this device.
+
+OPTIONS = "platform_optimizations.{}.engine_options"
+
+
+def recorded(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
+    """Return the switches for the record, with the scaling of Transformer Engine's layers only where they multiply in fp8."""
+    scales = plan.workload.matmul_dtype == "fp8" and options.layers == "transformer_engine"
+    return {name: value for name, value in asdict(options).items() if scales or name != "fp8_scaling"}
+
+
+def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
+    """Resolve each `auto`: on where a GPU supports it, off on a CPU.
+
+    Raises:
+        LaunchError: an option is on and impossible here.
+    """
+    options, precision = plan.engine_options, plan.workload.matmul_dtype
+    on_gpu = device.type == "cuda"
+    ours = options.layers == "local"
+    if not ours and not transformer_engine_is_usable():
+        raise LaunchError(
+            "layers is transformer_engine, and Transformer Engine cannot be imported.",
+            why="The log says why.",
+            fix=f"pip install 'transformer-engine[pytorch]', or --set {OPTIONS.format(plan.platform)}.layers=local",
+        )
+
+    def on(requested: bool | str, default: bool) -> bool:
+        return default if isinstance(requested, str) else requested
+
+    compiles = on(options.compiled_regions, on_gpu and ours)
+    can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.accumulates_on(device)
+    exchanges = compiles and can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
+    if on_gpu and not exchanges:
+        _refuse_exchanges(plan)
+    return replace(
+        options,
+        compiled_regions=compiles,
+        streamed_cross_entropy=on(options.streamed_cross_entropy, (on_gpu and ours) or options.fp8_output_layer),
+        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
+        compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",
+        distributed_optimizer=options.distributed_optimizer and options.optimizer_states == "fp32",
+        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
+        and plan.workload.layout.tensor > 1
+        and ours
+        and precision != "fp8",
+        gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
+    )
+
+
+def _refuse_exchanges(plan: RunPlan) -> None:
+    """Refuse a plan that asks for tensor ranks to read each other's memory."""
+    if plan.engine_options.overlap_tensor_parallel is True and plan.workload.layout.tensor > 1:
+        raise LaunchError(
+            "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
+            why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
+            fix=f"--set {OPTIONS.format(plan.platform)}.overlap_tensor_parallel=auto",
+        )
+
+
+# Evidence of what runs, read from the weights, the buffers, the layers and the batches.
+
+
+def observe(module: MegatronModule, redirected: bool) -> Evidence:
+    """Return evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
+    parts, modules = [part for chunk in module.chunks for part in chunk.modules()], te_modules(module.chunks)
+    parameter = next(module.chunks[0].parameters())
+    gradient = getattr(parameter, "main_grad", parameter.grad)
+    # The dtype of a part says nothing of the one in which its weight is gathered.
+    computed = module.watch.weight_dtype or (parameter.dtype if own_part(parameter) is parameter else None)
+    dtype = scaling = attends = None
+    if computed is not None and modules:
+        dtype = te_matmul_dtype(modules, computed, fp8_asked=module.config.fp8 is not None)
+    elif computed is not None:
+        dtype = layers_matmul_dtype(_kernels(parts), computed)
+    if dtype == "fp8":
+        scaling, attends = scaling_and_attention(modules) if modules else ("current", None)
+    return common_evidence(
+        module.chunks,
+        module.config,
+        module.observed,
+        module.watch,
+        parameter_dtype=None if computed is None else dtype_name(computed),
+        matmul_dtype=dtype,
+        output_layer_dtype="fp8" if _output_layer_in_fp8(module, parts) else None,
+        attention_dtype=attends,
+        fp8_scaling=scaling,
+        gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
+        weights_split_over=ranks_sharing(parameter),
+        attention="Transformer Engine" if modules else _attention(parts),
+        optimizer=module.megatron_optimizer.description,
+        data=None if module.sequences is None else module.sequences.description,
+        notes=(*((REDIRECTED,) if redirected else ()), *untested(module)),
+    )
+
+
+def _attention(parts: Sequence[torch.nn.Module]) -> str:
+    """Return the attention call, and the kernels behind it once a layer has run."""
+    chosen = (part.backend for part in parts if isinstance(part, SDPACoreAttention) and part.backend)
+    return ", ".join(("torch scaled_dot_product_attention", *list(chosen)[:1]))
+
+
+def untested(module: MegatronModule) -> tuple[str, ...]:
+    """Return a caution where CUDA graphs run what no GPU has been seen to record."""
+    if module.graphs is None or module.plan.workload.matmul_dtype != "fp8" or module.plan.workload.layout.tensor == 1:
+        return ()
+    return (f"{CAUTION}CUDA graphs in fp8 over tensor ranks are untested: compare the losses with those of a run without.",)
+
+
+def _output_layer_in_fp8(module: MegatronModule, parts: Sequence[torch.nn.Module]) -> bool:
+    """Whether the output layer, which may be on another rank, has multiplied in fp8."""
+    if not module.options.fp8_output_layer:
+        return False
+    products = (part.output_products for part in parts if isinstance(part, ChunkedLossModel))
+    times = sum(product.products for product in products if isinstance(product, Fp8OutputProducts))
+    return bool(over_all_ranks(times, module.device))
+
+
+def _kernels(parts: Sequence[Any]) -> list[LinearProducts]:
+    """Return what the layers multiply with, routers and experts apart."""
+    contexts = [part.tp_context for part in parts if isinstance(part, ChosenProducts)]
+    return [context.products for context in (*contexts, *(part.alone for part in parts if isinstance(part, WholeLinear)))]
+
+
+def layers_matmul_dtype(kernels: Sequence[LinearProducts], weights: torch.dtype) -> str | None:
+    """Return the dtype of the layers' products; None for fp8 kernels that have not run yet, before the first step.
+
+    fp8 only if every linear layer has multiplied in it; attention never does, and the output layer has a field of its own.
+    """
+    products = [kernel.products if isinstance(kernel, Fp8Products) else None for kernel in kernels]
+    if products and all(products):
+        return "fp8"
+    return None if products and all(number == 0 for number in products) else matmul_dtype(weights)

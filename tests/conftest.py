@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.launch.process_tree import MARKER
-from tprimat.launch.reaper import Reaper
+from tprimat.launch.process_tree import MARKER, Reaper
 
 TESTS = Path(__file__).parent
 gc.disable()  # until all tests are imported: torch and Megatron-Core create many objects and no garbage

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "hardware": {"core", "records"},
     "logs": {"core", "records"},
     "engines": {"core", "plan", "records", "logs", "predict"},
-    "launch": {"core", "plan", "records", "engines", "hardware"},
+    "launch": {"core", "plan", "records", "logs", "engines", "hardware"},
     "train": {"core", "plan", "records"},
     "megatron": {"core", "plan", "records", "train"},
     "nemo": {"core", "plan", "records", "train", "engines"},

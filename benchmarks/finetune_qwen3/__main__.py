@@ -19,7 +19,7 @@ from benchmarks.finetune_qwen3.section import section
 from benchmarks.finetune_qwen3.torchtune_recipes import torchtune_refusal
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.hardware.nodes import this_machine
-from tprimat.launch.command import DEFAULT_LIMIT_SECONDS
+from tprimat.launch.process import DEFAULT_LIMIT_SECONDS
 from tprimat.records.store import write_atomically
 
 PAGE_NAME = "finetune_qwen3.md"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.engines.base import Command
-from tprimat.launch.command import python_environment
+from tprimat.launch.process import python_environment
 from tprimat.records.schema import Machine
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,8 +26,7 @@ from benchmarks.finetune_qwen3.torchtune_recipes import (
 from tprimat.core.errors import LaunchError
 from tprimat.core.workload import Workload
 from tprimat.engines.base import Command
-from tprimat.launch.command import DEFAULT_LIMIT_SECONDS, run_command
-from tprimat.launch.process import Ending
+from tprimat.launch.process import DEFAULT_LIMIT_SECONDS, Ending, run_command
 from tprimat.logs.failures import classify
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results

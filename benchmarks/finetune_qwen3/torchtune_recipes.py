@@ -16,7 +16,7 @@ from benchmarks.finetune_qwen3.embedded import MODEL, SEQUENCE_TOKENS, SEQUENCES
 from tprimat.analyze.metrics import run_metrics
 from tprimat.core.errors import UserError
 from tprimat.engines.base import Command
-from tprimat.launch.command import python_environment
+from tprimat.launch.process import python_environment
 from tprimat.logs.contents import Claims
 from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, in_bytes, matching, number
 from tprimat.logs.read import read_log

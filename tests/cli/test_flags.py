@@ -1,13 +1,12 @@
 """Flags that every command has, what a mistyped one is answered with, and the flags that name what to run."""
 
 import json
-from importlib import import_module
 
 import pytest
 from commands import run_command
 
 from tprimat import __version__
-from tprimat.cli.main import COMMANDS, main, module_name, parser_of
+from tprimat.cli.main import COMMANDS, command_named, main, parser_of
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_several_strategies_and_models_are_run_one_after_the_other():
 
 
 def test_flags_stay_few():
-    parsers = {name: parser_of(import_module(module_name(name)), name) for name in COMMANDS}
+    parsers = {name: parser_of(command_named(name), name) for name in COMMANDS}
     flags = {name: [one for one in parser._actions if one.option_strings] for name, parser in parsers.items()}
     counted = {name: len(several) - len(("--help", "--version")) for name, several in flags.items()}
     assert counted["run"] <= 28

@@ -11,8 +11,7 @@ from tprimat.hardware.gpus import users_of, visible_gpus
 from tprimat.runner import run as training
 from tprimat.runner import schedule as engine
 from tprimat.runner.cells import Cell
-from tprimat.runner.grid import sweep_requests
-from tprimat.runner.request import RunRequest, with_values
+from tprimat.runner.request import RunRequest, sweep_requests, with_values
 from tprimat.runner.schedule import Schedule, interleaved, is_result
 from tprimat.runner.session import prepare
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.cli import sweep
+from tprimat.cli import run as command
 from tprimat.cli.main import start
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Five pictures take longer than the rest of a test that does not look at them."""
-    monkeypatch.setattr(sweep, "draw", lambda picture, words: True)
+    monkeypatch.setattr(command, "draw", lambda picture, words: True)
 
 
 def run(*arguments):

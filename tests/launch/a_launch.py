@@ -16,11 +16,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from changes import record as record_of  # noqa: E402
 
 from tprimat.engines.base import Command  # noqa: E402
-from tprimat.launch.run import Launch, run  # noqa: E402
-from tprimat.launch.watchdog import Limits  # noqa: E402
+from tprimat.launch.run import (  # noqa: E402
+    Launch,
+    Limits,
+    run,
+)
 from tprimat.records.schema import Machine  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
-from tprimat.runner.cause import cause_of  # noqa: E402
 
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 
@@ -68,7 +70,6 @@ def a_launch(folder, *words, limits=None, **fields):
         "record": first_record(),
         "limits": Limits(**{**far, **(limits or {})}),
         "grace_seconds": 2.0,
-        "cause": cause_of,
     }
     return Launch(**{**given, **fields})
 

@@ -5,7 +5,7 @@ import pytest
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, this_machine, told_nodes
-from tprimat.launch.torchrun import RENDEZVOUS, torchrun
+from tprimat.launch.process import RENDEZVOUS, torchrun
 
 AMD_SMI = {
     "gpu_data": [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from a_launch import wait_for
 
-from tprimat.launch.collectives import RankRecord, missing_ranks, parse_record, read_record, take_records
+from tprimat.launch.hang import RankRecord, missing_ranks, parse_record, read_record, take_records
 
 RECORDED = json.loads((Path(__file__).parent / "flight_records.json").read_text())
 

@@ -13,7 +13,7 @@ from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, TelemetrySample
 from tprimat.records.store import RunDirectory
-from tprimat.runner.followed import FollowedLog
+from tprimat.runner.logs import FollowedLog
 
 LOGS = ROOT / "tests" / "logs"
 

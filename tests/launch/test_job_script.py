@@ -9,9 +9,8 @@ import pytest
 from commands import run_command
 
 from tprimat.core.errors import ConfigError, LaunchError
-from tprimat.launch.slurm import Job, script
 from tprimat.runner.request import RunRequest
-from tprimat.runner.submit import job_of
+from tprimat.runner.submit import Job, job_of, script
 
 ECHO = """\
 import json, sys

@@ -12,8 +12,8 @@ import uuid
 import pytest
 
 from tprimat.hardware.nodes import Nodes
+from tprimat.launch.process import torchrun
 from tprimat.launch.rendezvous import open_listener, stay_on_the_loopback
-from tprimat.launch.torchrun import torchrun
 
 RANK = """
 import json, os, socket, struct, sys, time

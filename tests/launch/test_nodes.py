@@ -16,13 +16,12 @@ from a_launch import ROOT, wait_for
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.agreement import Ended, Group, Hello, Member
-from tprimat.launch.run import Seen
+from tprimat.launch.run import Seen, cause_of
 from tprimat.logs.failures import classify, earliest
 from tprimat.plan.schema import read_plan
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Failure, NodeRecord
 from tprimat.records.store import RunDirectory
-from tprimat.runner.cause import cause_of
 from tprimat.runner.nodes import refuse_unlike
 
 NODE = str(Path(__file__).parent / "a_node.py")

@@ -9,8 +9,8 @@ from a_launch import ROOT, TRAINER, Notes, a_launch, leftovers, wait_for
 
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
+from tprimat.launch.process import torchrun
 from tprimat.launch.run import run
-from tprimat.launch.torchrun import torchrun
 from tprimat.records.store import RunDirectory
 
 

@@ -10,10 +10,9 @@ from planning import make_plan
 
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process
-from tprimat.launch.run import run
-from tprimat.launch.stacks import Stack, culprit
-from tprimat.launch.torchrun import torchrun
-from tprimat.launch.watchdog import Limits, Watchdog
+from tprimat.launch.hang import Stack, culprit
+from tprimat.launch.process import torchrun
+from tprimat.launch.run import Limits, Watchdog, run
 from tprimat.plan.schema import write_plan
 
 

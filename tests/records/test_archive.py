@@ -11,8 +11,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.errors import RecordError
 from tprimat.records.archive import unpacked, write_archive
 from tprimat.records.discover import load_results, probes_in
-from tprimat.runner.analysis import read_results
-from tprimat.runner.export import packed
+from tprimat.runner.analysis import packed, read_results
 
 RUNS = Path(__file__).parents[1] / "runs"
 

@@ -1,17 +1,18 @@
 """The command `tprimat`, and the one place where every command starts and ends.
 
-A command is a module of this package with `add_arguments(parser)` and `run(options) -> int`. The docstring is the description.
+A command is a module of this package, or a class in one, with `add_arguments(parser)` and `run(options) -> int`. Its docstring is
+the description.
 """
 
 import argparse
 import difflib
+import inspect
 import itertools
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NoReturn
 
 from tprimat import __version__
@@ -36,7 +37,15 @@ COMMANDS = {
     "export": "write one row per run for notebooks and spreadsheets",
     "archive": "pack results for others: records and the report",
 }
-"""Each in the module of its name, with _ for -."""
+SHARED = {
+    "sweep": "run",
+    "doctor": "checks",
+    "validate": "checks",
+    "extract": "files",
+    "export": "files",
+    "archive": "files",
+}
+"""Command -> the module that holds it as a class; each other one is the module of its name."""
 MODULE_HINT = "make install, or pip install -r requirements.txt"
 
 
@@ -120,7 +129,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         check_words(words)
-        command = import_module(module_name(name))
+        command = command_named(name)
         options = parser_of(command, prog).parse_args(words, argparse.Namespace(words=words))
         status: int = command.run(options)
         if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
@@ -166,9 +175,10 @@ def _suggest(name: str, options: argparse.Namespace) -> None:
         print(f"\n{screen_of(sys.stderr).paint(line, 'quiet')}", file=sys.stderr)
 
 
-def module_name(command: str) -> str:
-    """Return the module of a command."""
-    return f"tprimat.cli.{command.replace('-', '_')}"
+def command_named(name: str) -> Any:
+    """Return the module or the class of a command."""
+    module = import_module(f"tprimat.cli.{SHARED.get(name, name)}")
+    return getattr(module, name.capitalize()) if name in SHARED else module
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -190,9 +200,9 @@ def check_words(words: Sequence[str]) -> None:
             raise ConfigError(f"{shown} is not UTF-8 text.", where=place, fix="rename it, or choose another one")
 
 
-def parser_of(command: ModuleType, prog: str) -> Parser:
+def parser_of(command: Any, prog: str) -> Parser:
     """Return a command's parser."""
-    parser = Parser(prog=prog, description=command.__doc__, epilog=getattr(command, "EPILOG", None))
+    parser = Parser(prog=prog, description=inspect.getdoc(command), epilog=getattr(command, "EPILOG", None))
     command.add_arguments(parser)
     return parser
 

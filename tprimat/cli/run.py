@@ -1,6 +1,8 @@
 """Train Megatron models under a parallelism strategy and measure every step."""
 
 import argparse
+import contextlib
+import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -8,17 +10,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.cells import HOW, SETTABLE, add_request, draw, print_document, refuse_nothing, request_of, show
 from tprimat.cli.common import print_json
-from tprimat.config.options import WHAT
-from tprimat.core.errors import ConfigError
+from tprimat.config.options import DEGREES, OPTIONS, WHAT, WORKLOAD, hints, names_listed, option_of
+from tprimat.core.errors import ConfigError, UserError
+from tprimat.engines import AUTO, ENGINE_NAMES
 
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
-    from tprimat.runner.cells import CellResult
+    from tprimat.runner.cells import CellResult, Entry
     from tprimat.runner.request import RunRequest
     from tprimat.runner.session import Session
 
+HOW = "how"
+SETTABLE = f"--set KEY=VALUE sets any key of the configuration, and these:\n{names_listed(OPTIONS)}"
 EPILOG = f"""examples:
   ./benchmark.py                                         both models, minimal_communication
   ./benchmark.py --model llama --parallel balanced --runs 3
@@ -123,7 +127,7 @@ def _train(options: argparse.Namespace, request: "RunRequest") -> int:
 def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
     """Make the runs of --sweep: first what cannot run and why, then the runs, the ranking and one picture."""
     from tprimat.runner.cells import planned
-    from tprimat.runner.grid import sweep_requests
+    from tprimat.runner.request import sweep_requests
     from tprimat.runner.schedule import complete, exit_status, run_cells
 
     entries = planned(sweep_requests(request, options.sweep))
@@ -147,10 +151,9 @@ def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
 
 def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     """Hand the runs to SLURM, or with --dry-run print the script that it would get."""
-    from tprimat.launch.slurm import script
     from tprimat.records.sharing import masked_command
     from tprimat.runner.auto import layouts_to_measure
-    from tprimat.runner.submit import job_of, submit
+    from tprimat.runner.submit import job_of, script, submit
 
     if request.is_auto:
         layouts_to_measure(request)  # refuses what the job would refuse
@@ -164,7 +167,7 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
 def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> None:
     from tprimat.report.summary import summary
     from tprimat.report.tables import screen_of
-    from tprimat.runner.combine import combined
+    from tprimat.runner.cells import combined
 
     runs = [result.run for result in results if result.run is not None]
     if not runs:
@@ -186,11 +189,11 @@ def _relative(path: Path) -> Path:
 
 def _show_plans(session: "Session", *, as_json: bool) -> int:
     """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
-    from tprimat.cli.doctor import show_checks
+    from tprimat.cli.checks import show_checks
     from tprimat.records.environment import masked_environment
     from tprimat.records.sharing import without_secrets
     from tprimat.records.store import as_document
-    from tprimat.runner.dry_run import check_session, command_shown
+    from tprimat.runner.checks import check_session, command_shown
     from tprimat.runner.run import announcement
 
     checks = list(check_session(session))
@@ -226,3 +229,151 @@ def _report(options: argparse.Namespace) -> int:
     output = options.output_dir or environment_choices().output_directory
     words = [word for text in options.settings if text.startswith("probes=") for word in ("--set", text)]
     return start("report", "tprimat report", [output, "--output", str(Path(output, "report.html")), *words])
+
+
+# The five strategies, one folder each.
+
+MODELS = {"llama": ("llama",), "qwen": ("qwen",), "both": ("llama", "qwen")}
+DECIDED_HERE = (option_of("model"), option_of("parallel"), *DEGREES)
+MODEL_HINT = "./run_all_configs.sh llama, qwen or both; ./benchmark.py --model for any other"
+PICTURES = Path("all_outputs")
+
+
+class Sweep:
+    """Run each of the five strategies of config.yaml in its own folder, then compare them.
+
+    ./run_all_configs.sh                      both models: output-00 to output-04, all_outputs/compare-00.png to compare-04.png
+    ./run_all_configs.sh llama --steps 3      flags of ./benchmark.py are passed on
+    ./run_all_configs.sh qwen --fresh         also run what an earlier call has completed
+    """
+
+    EPILOG = SETTABLE
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags of a run that this command does not decide, and those of the sweep."""
+        add_request(parser, "sweep")
+        decided = dict.fromkeys((f"--{option.name}" for option in DECIDED_HERE), "./benchmark.py") | {"--model": MODEL_HINT}
+        parser.set_defaults(hints=parser.get_default("hints") | decided)
+        parser.add_argument("models", nargs="?", choices=tuple(MODELS), default="both", help="default: both")
+        parser.add_argument("--fresh", action="store_true", help="also run what an earlier call has completed")
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0 when every cell has a run that counts, 130 after Ctrl-C, 143 after SIGTERM, else 1.
+
+        Raises:
+            ConfigError: --set gives what this command decides.
+            UserError: no cell can run here.
+        """
+        from tprimat.runner.cells import planned
+        from tprimat.runner.request import RunRequest, strategy_requests
+        from tprimat.runner.schedule import complete, exit_status, run_cells
+
+        request = request_of(options, "sweep", "./run_all_configs.sh")
+        for option in DECIDED_HERE:
+            field = option.field or option.name
+            if getattr(request, field) != getattr(RunRequest(), field):
+                where, fix = f"--set {option.name}", MODEL_HINT if option.name == "model" else "./benchmark.py"
+                raise ConfigError(f"{where} is not for this command.", where=where, fix=fix)
+        entries = planned(strategy_requests(request, MODELS[options.models]))
+        refuse_nothing(entries)
+        cells = [cell for entry in entries for cell in entry.cells]
+        results = run_cells(cells, resume=not options.fresh)
+        success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
+        counting = list(dict.fromkeys(result.cell.label for result in results if result.counts))
+        probes = [word for place in request.probes for word in ("--set", f"probes={place}")]
+        for folder in sorted(counting):
+            success &= draw(PICTURES / f"compare-{folder.removeprefix('output-')}.png", ["--results-dir", folder, *probes])
+        if options.json:
+            print_document(results)
+        else:
+            show(entries, results)
+            print(f"\nside by side: ./compare.py --results-dir {' '.join(sorted(counting))}", file=sys.stderr)
+        return exit_status(results, success=success)
+
+
+# What both commands share: the flags that make a request, and the table of many runs.
+
+
+def add_request(parser: argparse.ArgumentParser, command: str) -> dict[str, argparse._ArgumentGroup]:
+    """Add the flags that make a request, and return their groups."""
+    parser.set_defaults(hints=hints(OPTIONS))
+    groups = {title: parser.add_argument_group(title) for title in (WHAT, WORKLOAD, HOW)}
+    for option in (option for option in OPTIONS if command in option.commands):
+        choices = (AUTO, *ENGINE_NAMES) if option.name == "engine" else option.choices
+        shown = {"choices": choices} if choices else {"metavar": option.metavar}
+        groups[option.group].add_argument(option.flag, help=option.help or None, **shown)
+    how = groups[HOW]
+    how.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
+    how.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration, or below"
+    )
+    how.add_argument("--force", action="store_true", help="start even what is predicted not to fit, or an unknown Megatron-Core")
+    how.add_argument("--json", action="store_true", help="print the summary as one JSON document")
+    return groups
+
+
+def request_of(options: argparse.Namespace, command: str, program: str) -> "RunRequest":
+    """Return what the flags of `add_request` ask for.
+
+    Raises:
+        ConfigError: a value is none of its option.
+    """
+    from tprimat.records.sharing import masked_command
+    from tprimat.runner.request import RunRequest, with_settings, with_values
+
+    typed = {option.name: getattr(options, option.name) for option in OPTIONS if command in option.commands}
+    request = with_settings(RunRequest(config=options.config, force=options.force), options.settings)
+    request = with_values(request, ((name, text) for name, text in typed.items() if text is not None), "--")
+    return replace(request, command=masked_command((program, *sys.argv[1:])))
+
+
+def refuse_nothing(entries: "Sequence[Entry]") -> None:
+    """Name what cannot run here with its reason, each once, and refuse to go on where that is everything.
+
+    Raises:
+        UserError: none of the entries can run here.
+    """
+    reasons: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if (refusal := entry.refusal) is not None:
+            reasons.setdefault(str(UserError(refusal.what, fix=refusal.fix)), []).append(entry)
+    nothing = not any(entry.cells for entry in entries)
+    if nothing and len(reasons) == 1 and entries[0].refusal:
+        raise entries[0].refusal
+    for reason, stopped in reasons.items():
+        names = ", ".join(f"{entry.model} {entry.label if '=' in entry.label else entry.strategy}" for entry in stopped)
+        print(f"{names}: cannot run here. {reason}", file=sys.stderr)
+    if nothing:
+        what = f"None of the {len(entries)} runs can start here."
+        raise ConfigError(what, why="Each is refused above.", fix="a way out that is named there")
+
+
+def print_document(results: "Sequence[CellResult]") -> None:
+    """Print each run with its metrics, and each configuration with its mean, as one JSON document."""
+    from tprimat.report.summary import document
+    from tprimat.runner.cells import combined_document
+
+    runs = [result.run for result in results if result.run is not None]
+    rows = document([(run.record, run.metrics, run.benchmark_file, run.log) for run in runs])
+    print_json({**rows, "combined": combined_document(runs)})
+
+
+def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]") -> None:
+    """Print the ranking of all runs, and the table of all cells."""
+    from tprimat.report.tables import screen_of
+    from tprimat.runner.cells import combined, table
+
+    screen = screen_of(sys.stdout)
+    if winners := combined([result.run for result in results if result.run is not None], screen):
+        print("\n" + winners)
+    print("\n" + table(entries, results, screen))
+
+
+def draw(picture: Path, words: Sequence[str]) -> bool:
+    """Draw the picture of a comparison, whose words were said already; return whether that was possible."""
+    from tprimat.cli.main import start
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return start("compare", "compare.py", [*words, "--output", str(picture)]) == 0

@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import LOOPBACK, Nodes
-from tprimat.launch.collectives import RankRecord
+from tprimat.launch.hang import RankRecord, Stack
+from tprimat.launch.process import free_port
 from tprimat.launch.rendezvous import open_listener
-from tprimat.launch.stacks import Stack
-from tprimat.launch.torchrun import free_port
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Failure, NodeRecord
 from tprimat.records.store import from_json, to_json

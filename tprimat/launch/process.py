@@ -5,8 +5,11 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
+import sys
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +21,9 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
+from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process_tree
-from tprimat.launch.process_tree import Shutdown
-from tprimat.launch.reaper import Reaper
+from tprimat.launch.process_tree import Reaper, Shutdown
 from tprimat.records.schema import Failure
 from tprimat.records.store import cannot_write
 
@@ -320,3 +323,71 @@ class Supervisor:
             self._output.feed(chunk)
         self._closed = not chunk
         return chunk
+
+
+# One command, or one module on several ranks of this machine, to its end.
+
+
+DEFAULT_LIMIT_SECONDS = 900.0
+
+
+def run_command(command: Command, on_line: Callable[[str], None], limit_seconds: float = DEFAULT_LIMIT_SECONDS) -> Ending:
+    """Run a command until its last process has ended or the time limit has passed, and pass on its output line by line."""
+    ends = time.monotonic() + limit_seconds
+
+    def tick(now: float) -> Failure | None:
+        return Failure(outcome="timed_out", cause=f"No end within {limit_seconds:.0f} s.") if now > ends else None
+
+    with Interrupts() as interrupts:
+        return Supervisor(Child(command, GRACE_SECONDS), Output((), on_line, on_line), interrupts).run(tick)
+
+
+def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:
+    """Run a module under torchrun with one process per rank, and leave no process behind.
+
+    Returns:
+        Why the ranks failed; None where all ended well.
+
+    Raises:
+        LaunchError: torchrun cannot be started.
+        SystemExit: a signal asked for an end.
+    """
+    argv = (*torchrun(Nodes(), ranks), "-m", module, *arguments)
+    ending = run_command(Command(argv=argv, environment=python_environment(ranks)), on_line)
+    if ending.stop_signal:
+        raise SystemExit(128 + ending.stop_signal)
+    if ending.stopped:
+        return ending.stopped.cause
+    return f"torchrun ended with status {ending.exit_code}." if ending.exit_code else None
+
+
+def python_environment(ranks: int = 1) -> dict[str, str]:
+    """Return the variables with which a child finds this Python's modules and each rank gets a fair share of the cores."""
+    cores = max(1, (os.cpu_count() or 1) // ranks)  # torchrun alone would give each rank one
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
+
+
+# torchrun.
+
+
+RENDEZVOUS = Path(__file__).with_name("rendezvous.py")
+"""torchrun with a store that does not listen on every interface."""
+
+
+def torchrun(nodes: Nodes, ranks_per_node: int) -> tuple[str, ...]:
+    """Return the beginning of a command line that starts `ranks_per_node` Python processes on this node; the script follows.
+
+    On a single node every socket stays on the loopback, and torchrun takes a free port. Failed ranks are not restarted.
+    """
+    start = (sys.executable, str(RENDEZVOUS), f"--nproc-per-node={ranks_per_node}", "--max-restarts=0")
+    if nodes.count == 1:
+        return (*start, "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0")
+    endpoint = f"--rdzv-endpoint={nodes.master_address}:{nodes.master_port}"
+    return (*start, f"--nnodes={nodes.count}", endpoint, f"--rdzv-conf=rank={nodes.rank}")
+
+
+def free_port(address: str = "") -> int:
+    """Return a TCP port that nobody listens on at this moment, at an IP address or at all of them."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+        server.bind((address, 0))
+        return int(server.getsockname()[1])

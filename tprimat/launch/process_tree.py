@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -144,3 +146,66 @@ def count_oom_kills() -> int:
     except OSError:
         return 0
     return int(counter[1]) if counter else 0
+
+
+# A small helper process that stops the run if the launcher itself is killed with SIGKILL.
+
+
+START = "import sys; sys.path.insert(0, sys.argv[1]); from tprimat.launch.process_tree import main; main()"
+DISMISSED = b"."
+
+
+class Reaper:
+    """The launcher's handle on the helper process."""
+
+    def __init__(self, marker: str, grace_seconds: float) -> None:
+        reading, self._writing = os.pipe()
+        package_root = str(Path(__file__).parents[2])
+        # -I and -S skip PYTHON* variables and site-packages, for a quick start. In its own session, signals to our group miss it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", START, package_root, str(reading), marker, str(grace_seconds)],
+            pass_fds=(reading,),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(reading)
+
+    def tell(self, root: int) -> None:
+        """Name the first process of the run, whose process group is asked to stop first."""
+        self._write(f"{root}\n".encode())
+
+    def dismiss(self) -> None:
+        """End the helper: the run has ended, or did not start."""
+        self._write(DISMISSED)
+        self.release()
+
+    def release(self) -> None:
+        """Let the helper stop the run, and wait until it has."""
+        os.close(self._writing)
+        self._process.wait()
+
+    def _write(self, words: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the helper itself was killed
+            os.write(self._writing, words)
+
+
+def main() -> None:
+    """Wait until the launcher dismisses us or dies; stop the run if it died."""
+    reading, marker, grace = sys.argv[2:5]
+    told = b""
+    while words := os.read(int(reading), 64):
+        told += words
+        if told.endswith(DISMISSED):
+            return
+    first = int(told) if told.endswith(b"\n") else None
+
+    def leader() -> int | None:
+        return first if first is not None and first in members(marker, first) else None
+
+    shutdown = Shutdown(marker, leader, float(grace))
+    while not shutdown.advance():
+        time.sleep(0.05)
+    if first is not None:
+        remove_leftovers(first)

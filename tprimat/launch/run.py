@@ -2,7 +2,9 @@
 
 import dataclasses
 import signal
+import statistics
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,14 +14,13 @@ from typing import Protocol
 from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu
+from tprimat.hardware.nodes import TimeLimit
 from tprimat.hardware.sampler import Telemetry
-from tprimat.hardware.slurm import TimeLimit
-from tprimat.launch.agreement import Ended, Group, LostNodeError
-from tprimat.launch.collectives import missing_ranks, take_records
+from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
+from tprimat.launch.hang import culprit, missing_ranks, save, take_records, take_stacks
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
-from tprimat.launch.stacks import culprit, save, take_stacks
-from tprimat.launch.watchdog import Limits, Watchdog
+from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
 from tprimat.records.schema import Failure, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
 
@@ -29,6 +30,87 @@ PIECE_BYTES = 4 << 20
 OTHER_NODES_SECONDS = 12.0
 """For the other nodes to report their end, beyond the grace period of their ranks."""
 HINT = "stacks.txt in the run's folder shows where each rank waits"
+USUAL_STEPS = 1000
+"""The newest steps, whose median time is the usual one."""
+
+
+# Time limits: when a run must be stopped.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a run may take to start, to make a step, and in total."""
+
+    startup_timeout_seconds: float
+    """Until the first step has ended."""
+    hang_factor: float
+    hang_minimum_seconds: float
+    run_timeout_seconds: float | None = None
+
+
+class Watchdog:
+    """Decide whether a run is still alive. All times are seconds on the launcher's monotonic clock."""
+
+    def __init__(self, limits: Limits, started: float, planned_steps: int | None = None) -> None:
+        self.limits = limits
+        self.started = started
+        self.planned_steps = planned_steps
+        self._last_step: int | None = None
+        self._last_progress = started
+        self._step_seconds: deque[float] = deque(maxlen=USUAL_STEPS)
+        self._gaps: deque[float] = deque(maxlen=USUAL_STEPS)
+
+    def saw_step(self, step: int, step_seconds: float, now: float) -> None:
+        """Record that a step has ended."""
+        if self._last_step is not None:
+            self._gaps.append(now - self._last_progress)
+        self._last_step, self._last_progress = step, now
+        self._step_seconds.append(step_seconds)
+
+    @property
+    def hang_seconds(self) -> float:
+        """Longest time without a finished step.
+
+        Based on the reported step times or the gaps between the reports, whichever is longer: a framework that reports every
+        tenth step is not hung at the ninth.
+        """
+        usual = max(statistics.median(self._step_seconds), statistics.median(self._gaps or [0.0]))
+        return max(self.limits.hang_factor * usual, self.limits.hang_minimum_seconds)
+
+    def verdict(self, now: float) -> Failure | None:
+        """Return why the run must be stopped, or None. Called several times a second."""
+        limits = self.limits
+        if limits.run_timeout_seconds is not None and now - self.started > limits.run_timeout_seconds:
+            return Failure(
+                outcome="timed_out",
+                cause=f"The run took longer than run_timeout_seconds ({limits.run_timeout_seconds:g} s); {self._progress()}.",
+                hint="raise benchmarking.run_timeout_seconds, or ask for fewer steps",
+            )
+        if self._last_step is None:
+            if now - self._last_progress <= limits.startup_timeout_seconds:
+                return None
+            return Failure(
+                outcome="timed_out",
+                cause=f"No step finished within startup_timeout_seconds ({limits.startup_timeout_seconds:g} s) of the start.",
+                hint="the log shows how far it got; raise benchmarking.startup_timeout_seconds if it only compiles or downloads",
+            )
+        if now - self._last_progress <= self.hang_seconds:
+            return None
+        median = statistics.median(self._step_seconds)
+        return Failure(
+            outcome="hung",
+            cause=f"No step for {now - self._last_progress:.0f} s, while a step takes {median:.3g} s; {self._progress()}.",
+        )
+
+    def _progress(self) -> str:
+        if self._last_step is None:
+            return "no step finished"
+        if self._last_step == self.planned_steps:
+            return f"all {self._last_step} steps finished, but the processes did not end"
+        return f"the last was step {self._last_step}" + (f" of {self.planned_steps}" if self.planned_steps else "")
+
+
+# A run and its end.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +145,6 @@ class Launch:
     record: RunRecord
     """The first record, with outcome 'running'. Written before the start; it stays if the worker dies before writing its own."""
     limits: Limits
-    cause: Callable[[Seen], Failure | None]
-    """Finds why the run did not complete; None: it did."""
     grace_seconds: float = GRACE_SECONDS
     logs: tuple[Path, ...] = ()
     """Files that get a copy of the output besides directory.log_file; each is appended to."""
@@ -310,7 +390,7 @@ class Attempt:
                 words.append(missing_ranks([record for end in ends for record in end.collectives]))
             hint = stopped.hint or (HINT if any(stack.text for stack in here.stacks) else None)
             stopped = dataclasses.replace(stopped, cause=" ".join(filter(None, words)), hint=hint)
-        return self._launch.cause(
+        return cause_of(
             Seen(
                 exit_code=ending.exit_code,
                 lines=[*self._output.tail, *error_log_lines(self._launch.error_logs)],
@@ -347,3 +427,29 @@ def error_log_lines(patterns: Iterable[str]) -> list[str]:
                 continue
             lines += data.decode("utf8", errors="replace").splitlines()
     return lines
+
+
+def cause_of(seen: Seen) -> Failure | None:
+    """Return why a run did not complete; None: it did."""
+    stopped = seen.stopped
+    # The ranks may have died of the signal before the launcher stopped them, and another node may have had it first.
+    stops = (stopped, *(ended.failure for ended in seen.elsewhere.values()))
+    signalled = stopped is None or any(stop is not None and stop.outcome == "interrupted" for stop in stops)
+    if seen.signal is not None and seen.exit_code != 0 and signalled:
+        return stopped_by(seen.signal.name, seen.seconds_left)
+    for name, ended in seen.elsewhere.items():
+        if ended.failure is not None:
+            return dataclasses.replace(ended.failure, cause=f"{name}: {ended.failure.cause}")
+    if seen.gone is not None:
+        return seen.gone
+    if stopped is not None and stopped.kind != PART_FAILED:
+        return add_log_hint(stopped, seen.lines) if stopped.outcome in {"hung", "timed_out"} else stopped
+    here = classify(seen.exit_code, seen.lines, seen.steps, oom_killed=seen.oom_killed)
+    failures = [] if here is None else [(here, seen.lines)]
+    for name, ended in seen.elsewhere.items():
+        there = classify(ended.exit_code, ended.lines, seen.steps) if ended.exit_code else None
+        if there is not None:
+            failures.append((dataclasses.replace(there, cause=f"{name}: {there.cause}"), ended.lines))
+    if failures:
+        return earliest(failures)
+    return None if seen.planned_steps is None else ended_early(seen.steps, seen.planned_steps)

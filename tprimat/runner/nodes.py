@@ -16,9 +16,8 @@ from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.agreement import POLL_SECONDS, Ended, Group, Hello, Leave, LostNodeError, Member, Part
-from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor
+from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor, torchrun
 from tprimat.launch.run import stopped_ranks
-from tprimat.launch.torchrun import torchrun
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
 from tprimat.records.schema import Failure, NodeRecord

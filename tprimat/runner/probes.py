@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.launch.command import run_ranks
+from tprimat.launch.process import run_ranks
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.lock import locked
 from tprimat.records.schema import ProbeRecord

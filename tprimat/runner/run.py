@@ -12,11 +12,9 @@ from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import absolute_path
 from tprimat.core.errors import MetricError, RecordError
 from tprimat.engines.base import engine_named
-from tprimat.hardware.nodes import Nodes, gpus_of_ranks
-from tprimat.hardware.slurm import job_name
+from tprimat.hardware.nodes import Nodes, gpus_of_ranks, job_name
 from tprimat.launch.agreement import Group
-from tprimat.launch.run import Launch, run
-from tprimat.launch.watchdog import Limits
+from tprimat.launch.run import Launch, Limits, run
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
@@ -24,8 +22,7 @@ from tprimat.records.discover import probes_in
 from tprimat.records.environment import variables_of_run
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.runner.cause import cause_of
-from tprimat.runner.followed import FollowedLog
+from tprimat.runner.logs import FollowedLog
 from tprimat.runner.nodes import command_on, this_node
 from tprimat.runner.prediction import out_of_memory_hint
 from tprimat.runner.progress import Progress
@@ -89,7 +86,6 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
         record=record,
         limits=Limits(**{one.name: getattr(benchmarking, one.name) for one in dataclasses.fields(Limits)}),
         planned_steps=plan.steps,
-        cause=cause_of,
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
         logs=(log,),
         heading=announcement(plan),

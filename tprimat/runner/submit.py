@@ -1,9 +1,13 @@
-"""Hand the runs of a call to SLURM: write a script that makes the same call on the job's nodes, and submit it."""
+"""Hand the runs of a call to SLURM: write a script that makes the same call on the job's nodes, and submit it.
 
+Manuals of sbatch and srun, 22.05 and later.
+"""
+
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tprimat.config.schema import SlurmOptions
@@ -11,12 +15,51 @@ from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.engines.base import start_command
 from tprimat.hardware.nodes import this_machine
-from tprimat.launch import slurm
-from tprimat.launch.slurm import Job
 from tprimat.records.lock import holder_of
 from tprimat.records.store import write_atomically
 from tprimat.runner.request import RunRequest, layout_name
 from tprimat.runner.session import Session, prepare
+
+SRUN = ("srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
+"""Starts a command once on every node, with all cores of the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to submit."""
+
+    name: str
+    directory: Path
+    """Working directory."""
+    log: str
+    """File for the output, in which %j is the number of the job."""
+    nodes: int
+    gpus_per_node: int | None
+    """None: no GPUs are asked for."""
+    options: tuple[str, ...] = ()
+    """More options of sbatch, such as --partition=gpu."""
+    command: tuple[str, ...]
+    """Starts a launcher on every node."""
+
+
+def script(job: Job) -> str:
+    """Return the script for sbatch. Every word is quoted, so that the shell has nothing to expand."""
+    options = [
+        f"--job-name={job.name}",
+        f"--chdir={job.directory}",
+        f"--output={job.log}",
+        "--open-mode=append",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        *([] if job.gpus_per_node is None else [f"--gpus-per-node={job.gpus_per_node}"]),
+        "--requeue",
+        *job.options,
+    ]
+    if broken := [option for option in options if not option.isprintable()]:
+        raise LaunchError(f"{broken[0]!r} is not an option of sbatch.", why="An option is one line of its script.")
+    return "\n".join(
+        ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), "", f"exec {shlex.join(job.command)}", ""]
+    )
 
 
 def job_of(request: RunRequest, words: Sequence[str]) -> tuple[Job, Session]:
@@ -44,7 +87,7 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[Job, Session]:
         nodes=plan.nodes,
         gpus_per_node=None if plan.platform == "cpu" else plan.gpus_per_node,
         options=tuple(sbatch_options(options)),
-        command=(*slurm.SRUN, *start_command(), *of_the_job(words), *explicit),
+        command=(*SRUN, *start_command(), *of_the_job(words), *explicit),
     )
     return job, session
 
@@ -80,7 +123,7 @@ def submit(request: RunRequest, words: Sequence[str]) -> int:
     """
     job, session = job_of(request, words)
     path = session.output / "slurm.sh"
-    write_atomically(path, slurm.script(job), private=True)  # its command may hold what the user gave by --set
+    write_atomically(path, script(job), private=True)  # its command may hold what the user gave by --set
     if (holder := holder_of(session.output)) is not None:
         print(
             f"warning: {session.output} is in use by {holder}; the new job fails if that still runs when it starts",

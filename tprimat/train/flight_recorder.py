@@ -1,7 +1,7 @@
 """Write torch's flight recorder to a file when the launcher asks for it, while the main thread hangs in a collective.
 
 torch records the collectives that each rank has entered and left. In a hang, the records of all ranks together show which rank
-is missing from which collective; `launch/collectives.py` reads them. SIGUSR2 asks. It is blocked in every thread, and one thread
+is missing from which collective; `launch/hang.py` reads them. SIGUSR2 asks. It is blocked in every thread, and one thread
 waits for it: a Python signal handler would have to wait until the main thread comes back from the collective.
 """
 

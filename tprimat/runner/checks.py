@@ -1,20 +1,25 @@
-"""Check a session as a run would, without starting or writing anything."""
+"""Check plans without starting or writing anything: those of a session, and every cell of a configuration."""
 
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from tprimat.config.load import LoadedConfig, Setting, read_config
+from tprimat.config.schema import Size
 from tprimat.core import units
-from tprimat.core.accelerators import BACKEND_OF
-from tprimat.core.errors import LaunchError
+from tprimat.core.accelerators import BACKEND_OF, PlatformName
+from tprimat.core.errors import LaunchError, UserError
+from tprimat.engines import FALLBACK
 from tprimat.engines.base import Command, Here, engine_named
 from tprimat.hardware.health import Check, check_disk
 from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks
+from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import predict_memory
 from tprimat.runner.nodes import command_on
 from tprimat.runner.prediction import least_bytes, planned_workload
-from tprimat.runner.session import Session
+from tprimat.runner.session import Session, plan_run
 
 FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT)
 """What a plan shows where MASTER_ADDR is not set."""
@@ -84,3 +89,47 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
         fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)
     return Check(name=name, status="ok", finding=f"{what}; a GPU has {units.gibibytes(room)}")
+
+
+# Every model x platform x strategy of a configuration.
+
+
+PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")
+Place = tuple[str, PlatformName, str]
+"""Model, platform, strategy."""
+
+
+def check_configuration(config: Path | None, gpus: int | None) -> Iterator[tuple[Place, RunPlan | UserError]]:
+    """Plan each cell of a configuration, by default TPrimat's own and with the number of GPUs that it states.
+
+    `gpus` says how many GPUs a node has instead; on a CPU the processes stay those of the configuration.
+
+    Raises:
+        ConfigError: the file itself is wrong.
+    """
+    for platform in PLATFORM_ORDER:
+        size: Size = "tiny" if platform == "cpu" else "full"
+        settings = []
+        if gpus and platform != "cpu":
+            settings.append(Setting(("hardware", "platforms", platform, "gpus_per_node"), gpus, "--gpus"))
+        loaded = read_config(config, size=size, settings=settings)
+        if platform in loaded.config.hardware.platforms:
+            for strategy in loaded.config.parallelism:
+                for model in loaded.config.models:
+                    yield (model, platform, strategy), _planned(loaded, model, platform, strategy, size)
+
+
+def _planned(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: str, size: Size) -> RunPlan | UserError:
+    request = PlanRequest(
+        model=model,
+        strategy=strategy,
+        platform=platform,
+        size=size,
+        engine=FALLBACK,
+        engine_reason="",
+        gpus_found=None,
+    )
+    try:
+        return plan_run(loaded, request)
+    except UserError as error:
+        return error

@@ -1,0 +1,107 @@
+"""The commands that check: this machine, and a configuration."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tprimat.cli.common import print_json
+from tprimat.core.errors import MissingLayoutError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tprimat.hardware.health import Check
+    from tprimat.report.tables import Meaning
+
+STATUS: "dict[str, Meaning]" = {"ok": "winner", "absent": "quiet", "problem": "refused"}
+
+
+class Doctor:
+    """Check this machine: Python, torch, GPUs, frameworks, shared memory, disk, SLURM; and say what to do.
+
+    tprimat doctor
+    tprimat doctor --output-dir /scratch/results --json
+
+    exit status: 0, or 1 if no engine can train
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument(
+            "--output-dir", type=Path, metavar="PATH", help="where results would go (default: $OUTPUT_DIR, ./output)"
+        )
+        parser.add_argument("--json", action="store_true", help="print the checks as one JSON document")
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0 some engine can train, 1 none can."""
+        from tprimat.config.load import environment_choices
+        from tprimat.runner.doctor import examine
+
+        choices = environment_choices()
+        checks, can_train = examine(options.output_dir or Path(choices.output_directory), choices.primus_path)
+        if options.json:
+            print_json({"can_train": can_train, "checks": [dataclasses.asdict(check) for check in checks]})
+            return 0 if can_train else 1
+        show_checks(checks)
+        problems = sum(check.status == "problem" for check in checks)
+        verdict = "This machine can train" if can_train else "Nothing can train here"
+        print(f"\n{verdict}; {problems or 'no'} problem{'' if problems == 1 else 's'} found.")
+        return 0 if can_train else 1
+
+
+def show_checks(checks: "Iterable[Check]") -> None:
+    """Print checks: status (in colour on a terminal), name and finding, and what to do below it."""
+    from tprimat.report.tables import screen_of
+
+    screen = screen_of(sys.stdout)
+    for check in checks:
+        name = f"{check.status:<8} {check.name:<19} "
+        text = screen.prose(name + check.finding, len(name))
+        print(screen.paint(check.status, STATUS[check.status]) + text[len(check.status) :])
+        if check.fix:
+            print(screen.prose(f"{'':<{len(name)}}try: {check.fix}", len(name) + len("try: ")))
+
+
+class Validate:
+    """Check every model x platform x strategy of a configuration."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
+        parser.add_argument(
+            "--gpus", type=int, metavar="N", help="GPUs per node, ignored on a CPU (default: from the file, otherwise 8)"
+        )
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0 all cells are valid, 1 some are not."""
+        from tprimat.plan.schema import RunPlan
+        from tprimat.report.tables import screen_of
+        from tprimat.runner.checks import check_configuration
+        from tprimat.runner.run import announcement
+
+        cells, screen = list(check_configuration(options.config, options.gpus)), screen_of(sys.stdout)
+        alike: dict[tuple[str | None, ...], list[UserError]] = {}
+        left_out = 0
+        for (model, platform, strategy), plan in cells:
+            name = f"{model:<10} {platform:<6} {strategy:<22} "
+            if isinstance(plan, RunPlan):
+                layout = announcement(plan).partition("Parallelism: ")[2]
+                print(screen.prose(f"{name}valid: {layout} on {plan.workload.layout.world_size}", len(name)))
+            elif isinstance(plan, MissingLayoutError):
+                left_out += 1
+                print(screen.prose(f"{name}left out: {plan.what}", len(name)))
+            else:
+                alike.setdefault((plan.what, plan.why, plan.fix), []).append(plan)
+                print(screen.prose(f"{name}not valid: {plan.what}", len(name), "refused"))
+        for errors in alike.values():
+            more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
+            print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
+        failures, defined = sum(map(len, alike.values())), len(cells) - left_out
+        print(f"{defined - failures} of {defined} valid" + (f", {left_out} left out" if left_out else ""))
+        return 1 if failures else 0

@@ -1,0 +1,121 @@
+"""The commands for files of others: logs in, records out."""
+
+import argparse
+from itertools import chain
+from pathlib import Path
+
+from tprimat.cli.common import add_counting, add_results_dir, positive, read, results_dirs
+from tprimat.core.errors import ConfigError
+from tprimat.logs.parse import NAMES
+
+LOG_HELP = f"the log, plain or gzipped, of {', '.join(NAMES)}; - for standard input"
+MODEL_HELP = "llama, qwen, another model of config.yaml or of the table, or auto: as the log's arguments describe it"
+README = """Results of training runs, packed by TPrimat.
+
+report.html                            opens in any browser, offline
+./compare.py --results-dir THIS.tar.gz compares them, also with other results
+"""
+
+
+class Extract:
+    """Turn a training log of Primus, Megatron-LM or another known framework into a benchmark file."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument("--log-file", required=True, metavar="PATH", help=LOG_HELP)
+        parser.add_argument("--model-name", required=True, metavar="NAME", help=MODEL_HELP)
+        parser.add_argument("--num-gpus", type=positive, metavar="N", help="GPUs on all nodes (default: from the log)")
+        parser.add_argument("--num-nodes", type=positive, metavar="N", help="nodes (default: 1 for up to 8 GPUs)")
+        parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (default: from the log)")
+        parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens per sequence (default: from the log)")
+        parser.add_argument("--gpu", metavar="NAME", help="the accelerator that ran (default: from the log)")
+        parser.add_argument("--output", type=Path, metavar="PATH", help="default: benchmark_PLATFORM_MODEL.json next to the log")
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0, 1 where the log shows a failed run."""
+        from tprimat.config.load import plain_name
+        from tprimat.logs.contents import Claims
+        from tprimat.runner.logs import extract_log
+
+        claims = Claims(
+            model=plain_name(options.model_name, "--model-name"),
+            gpus=options.num_gpus,
+            nodes=options.num_nodes,
+            global_batch_sequences=options.global_batch_size,
+            sequence_tokens=options.sequence_length,
+            accelerator=options.gpu,
+        )
+        return extract_log(options.log_file, claims, output=options.output)
+
+
+class Export:
+    """Write one row per run, with every field, for notebooks, spreadsheets and W&B. docs/results.md explains the columns.
+
+    tprimat export --to csv runs.csv
+    tprimat export --to wandb-offline wandb                 then: wandb sync wandb/wandb/offline-run-*
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument("path", type=Path, metavar="PATH", help="where to write: a file, or a folder of W&B")
+        parser.add_argument("--to", required=True, choices=("csv", "json", "wandb-offline"), help="format")
+        add_results_dir(parser, "./output")
+        add_counting(parser)
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0; 1 where a file of results was damaged, after the others were written."""
+        from tprimat.records.store import write_atomically
+        from tprimat.report.export import as_json, comma_separated, rows_of
+        from tprimat.report.tables import plural
+        from tprimat.runner.analysis import places_of, to_wandb
+
+        folders = results_dirs(options) or [Path("output")]
+        results = read(options, folders, to_share=True)
+        places = places_of(results.measured, folders)
+        rows = [row | {"path": place} for row, place in zip(rows_of(results.measured), places, strict=True)]
+        written = len(rows)
+        if options.to == "wandb-offline":
+            written = to_wandb(results.measured, rows, options.path)
+        else:
+            write_atomically(options.path, comma_separated(rows) if options.to == "csv" else as_json(rows))
+        print(f"{options.path}: {plural(written, 'run')}" + (f" of {len(rows)}" if written < len(rows) else ""))
+        return 1 if results.problems else 0
+
+
+class Archive:
+    """Pack records and the report into one file for others, without what must stay here: logs, secrets, hosts and folders.
+
+    tprimat archive output results.tar.gz
+    tprimat archive h100 mi300x both.tar.gz
+
+    Other machines read it as it is: ./compare.py --results-dir results.tar.gz
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders or files with results")
+        parser.add_argument("output", type=Path, metavar="OUT.tar.gz", help="where to write")
+        add_counting(parser)
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0; 1 where a file was damaged, which the report names."""
+        from tprimat.records.archive import is_archive, write_archive
+        from tprimat.records.discover import probes_in
+        from tprimat.report.tables import plural
+        from tprimat.runner.analysis import packed, report_page
+
+        if not is_archive(options.output):
+            raise ConfigError(f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix="results.tar.gz")
+        results = read(options, options.results, to_share=True)
+        probes, _ = probes_in(options.results)  # what is damaged is among the problems
+        texts = [("README.txt", README), ("report.html", report_page(results))]
+        write_archive(options.output, chain(texts, packed(results.measured, probes, options.results)))
+        size = options.output.stat().st_size / 1e6
+        print(f"{options.output}: {plural(len(results.measured), 'run')} and the report, {size:.1f} MB")
+        return 1 if results.problems else 0

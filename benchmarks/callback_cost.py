@@ -34,7 +34,8 @@ from tprimat.config.load import Setting, read_config  # noqa: E402
 from tprimat.megatron.module import MegatronModule, MegatronStrategy  # noqa: E402
 from tprimat.megatron.training import resolve  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
-from tprimat.train.callback import BenchmarkCallback, lightning, quieten  # noqa: E402
+from tprimat.train.callback import BenchmarkCallback  # noqa: E402
+from tprimat.train.compat import lightning, quieten  # noqa: E402
 
 
 class StepEnds(lightning.Callback):

@@ -101,7 +101,7 @@ def test_a_rank_starts_again_with_the_variables_of_its_recipe(tmp_path):
     program = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from tprimat.bridge.run import restart_with
+from tprimat.bridge import restart_with
 os.environ.setdefault("STARTS", "0")
 os.environ["STARTS"] = str(int(os.environ["STARTS"]) + 1)
 restart_with({{"NCCL_NVLS_ENABLE": "0", "NVTE_FWD_LAYERNORM_SM_MARGIN": "20"}})

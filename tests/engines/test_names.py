@@ -60,7 +60,7 @@ def test_the_check_finds_comparisons_and_lets_other_uses_pass():
         'engine in {"megatron", "nemo"}',
         'SLOW = ("primus",)\nprint(engine in SLOW)',
         'match engine:\n    case "torchtitan":\n        pass',
-        'TRAINERS = {"nemo": "tprimat.nemo.run"}',
+        'TRAINERS = {"nemo": "tprimat.nemo"}',
     ):
         assert comparisons(source)
     assert not comparisons('engine == "auto"; PlanRequest(engine="megatron"); {"--engine": "nemo"}')

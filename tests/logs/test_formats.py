@@ -13,7 +13,7 @@ from tprimat.logs.contents import LogContents
 from tprimat.logs.parse import DIALECTS, NAMES, dialect_of
 from tprimat.plan.build import build_plan
 from tprimat.records.schema import StepRecord
-from tprimat.train.step_log import iteration_line
+from tprimat.train.rank import iteration_line
 
 
 def test_every_log_says_where_it_comes_from_and_its_dialect_is_recognised():

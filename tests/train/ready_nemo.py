@@ -19,9 +19,10 @@ bootstrap.redirect_to_cpu()
 from megatron.core import tensor_parallel  # noqa: E402
 from nemo.lightning import megatron_init  # noqa: E402
 
+from tprimat import nemo  # noqa: E402
 from tprimat.megatron.layers import Parts, block_spec  # noqa: E402
 from tprimat.megatron.linear import LinearProducts, linear_types  # noqa: E402
-from tprimat.nemo import recipe, run  # noqa: E402
+from tprimat.nemo import recipe  # noqa: E402
 
 
 class NoStream:
@@ -77,4 +78,4 @@ startup.resume_garbage_collection()
 
 
 def train(plan):
-    run.train(plan)
+    nemo.train(plan)

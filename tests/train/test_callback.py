@@ -22,7 +22,7 @@ from planning import LIGHTLY
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
-from tprimat.train.callback import AnyTrainer
+from tprimat.train.rank import AnyTrainer
 from utils import BenchmarkCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")

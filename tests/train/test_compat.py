@@ -13,7 +13,7 @@ from tprimat.megatron import compat
 
 PACKAGE = Path(compat.__file__).parents[1]
 PACKAGES = ("megatron", "nemo", "train")
-ANY_ENGINE = {PACKAGE / "train" / "flight_recorder.py", PACKAGE / "train" / "compat.py"}
+ANY_ENGINE = {PACKAGE / "train" / "worker.py", PACKAGE / "train" / "compat.py"}
 """These do without a name that torch or Lightning does not have."""
 COMPAT = {PACKAGE / "megatron" / "compat.py", *ANY_ENGINE}
 FILES = [file for name in PACKAGES for file in sorted((PACKAGE / name).rglob("*.py")) if file not in COMPAT]

@@ -21,7 +21,7 @@ def as_a_rank():
     """The large packages that a rank of the embedded engine has imported; then a metric, and answers to later questions."""
     engine = "import tprimat.megatron.training; print([name for name in OPTIONAL_PACKAGES if name in sys.modules]); "
     asks = "from lightning_utilities.core.imports import RequirementCache, package_available; "
-    works = "from tprimat.train.callback import lightning; from torchmetrics import MeanMetric; metric = MeanMetric(); "
+    works = "from tprimat.train.compat import lightning; from torchmetrics import MeanMetric; metric = MeanMetric(); "
     says = "metric.update(3.0); print(metric.compute().item(), bool(RequirementCache('yaml')), package_available('yaml'))"
     return printed(ALONE + engine + works + asks + says)
 

@@ -1,1 +1,58 @@
-"""The engine bridge inside torchrun: Megatron-Bridge's own recipes and its pretrain()."""
+"""Train a plan with a recipe of Megatron-Bridge and its own pretrain(). Importing this module imports nothing of Bridge."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from tprimat.megatron import bootstrap
+from tprimat.plan.schema import RunPlan
+from tprimat.records.store import RunDirectory
+from tprimat.train import startup
+from tprimat.train.rank import note_ended
+
+RESTARTED = "TPRIMAT_RECIPE_VARIABLES"
+"""Set where this rank has started again with the variables of its recipe."""
+
+
+def train(plan: RunPlan) -> None:
+    """Train a plan on this rank of torchrun.
+
+    Raises:
+        LaunchError: this Bridge lacks the recipe.
+    """
+    # Before anything imports megatron.core.
+    usable = find_spec(startup.TRANSFORMER_ENGINE) is not None and startup.transformer_engine_is_usable()
+    bootstrap.offer_wgrad_extension()  # NVIDIA's container has Apex's
+    redirected = bootstrap.redirect_to_cpu()
+    from tprimat.bridge import compat
+
+    compat.skip_dataset_helpers()
+    if redirected:
+        compat.redirect_to_cpu()
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    from tprimat.bridge.callback import Reporter
+    from tprimat.bridge.recipe import build_config
+
+    cfg = build_config(plan, on_gpu=not redirected, transformer_engine=usable)
+    if not redirected:
+        restart_with({name: str(value) for name, value in cfg.env_vars.items()})
+    startup.resume_garbage_collection()
+    reporter = Reporter(plan, cfg, redirected=redirected)
+    pretrain(cfg, forward_step, callbacks=[reporter])
+    if int(os.environ.get("RANK", "0")) == 0:
+        note_ended(RunDirectory(Path(plan.run_directory)))
+
+
+def restart_with(variables: dict[str, str]) -> None:
+    """Start this rank's program again with the variables that its recipe wants and the user has not set.
+
+    Libraries read some of them when they are loaded, and only then; Bridge's own launchers set them before Python starts.
+    """
+    missing = {name: value for name, value in variables.items() if name not in os.environ}
+    if missing and RESTARTED not in os.environ:
+        os.environ.update(missing, **{RESTARTED: "1"})
+        sys.stdout.flush()
+        os.execv(sys.executable, sys.orig_argv)

@@ -1,6 +1,5 @@
 """Bridge's training loop as seen by BenchmarkCallback, and evidence of what it runs."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,17 +8,14 @@ import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core import parallel_state
 
-from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import RunPlan
-from tprimat.records.environment import software_versions
 from tprimat.records.evidence import REDIRECTED
 from tprimat.records.schema import RunRecord
-from tprimat.train.callback import BenchmarkCallback, launched_record
-from tprimat.train.device import local_rank
-from tprimat.train.expert_loads import mean_loads
-from tprimat.train.first_batch import FirstBatchHook
-from tprimat.train.profiler import profiling_callbacks, slowed_steps
-from tprimat.train.step_log import StepLog
+from tprimat.train.callback import BenchmarkCallback
+from tprimat.train.layer_watch import mean_loads
+from tprimat.train.observed import FirstBatchHook
+from tprimat.train.profiler import profiling_callbacks
+from tprimat.train.rank import StepLog, local_rank, running_record
 
 LOSS = "lm loss"
 """Bridge's name of the loss of a step, which the last pipeline stage has."""
@@ -91,14 +87,7 @@ class Reporter(Callback):  # type: ignore[misc]
             data=self.cfg.dataset.description,
             notes=notes,
         )
-        return replace(
-            launched_record(self.plan),
-            software=software_versions(),
-            profiled_steps=slowed_steps(self.plan),
-            evidence=evidence,
-            engine_options=self.batch.running_options(self.context.model[0].ddp_config),
-            mismatches=mismatches(self.plan, evidence),
-        )
+        return running_record(self.plan, evidence, self.batch.running_options(self.context.model[0].ddp_config))
 
 
 class _Trainer:

@@ -35,7 +35,7 @@ class BridgeEngine(WorkerEngine):
     """Bridge's recipes in our worker."""
 
     name: ClassVar[str] = "bridge"
-    trainer: ClassVar[str | None] = "tprimat.bridge.run"
+    trainer: ClassVar[str | None] = "tprimat.bridge"
     automatic_on: ClassVar[PlatformName | None] = "nvidia"
     automatic_if_it_fits: ClassVar[bool] = True
 

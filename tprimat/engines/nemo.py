@@ -46,7 +46,7 @@ class NemoEngine(WorkerEngine):
     """NeMo's recipes in our worker."""
 
     name: ClassVar[str] = "nemo"
-    trainer: ClassVar[str | None] = "tprimat.nemo.run"
+    trainer: ClassVar[str | None] = "tprimat.nemo"
     automatic_on: ClassVar[PlatformName | None] = "nvidia"
     automatic_if_it_fits: ClassVar[bool] = True
 

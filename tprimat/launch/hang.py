@@ -1,6 +1,6 @@
 """Where the ranks of a hung run stand: in which collective one is missing, and the stacks of all, before they are stopped.
 
-`train/flight_recorder.py` writes what torch's flight recorder holds on each rank. gloo records collectives alone, NCCL also what
+`train/worker.py` writes what torch's flight recorder holds on each rank. gloo records collectives alone, NCCL also what
 passes between two ranks.
 """
 
@@ -17,7 +17,7 @@ from tprimat.launch import process_tree
 from tprimat.launch.process_tree import in_signal_set, rank_of, state_of
 
 FOLDER = "flight-recorder"
-"""As tprimat/train/flight_recorder.py names it, which is not imported: launchers stay free of torch."""
+"""As tprimat/train/worker.py names it, which is not imported: launchers stay free of torch."""
 ANSWER_SECONDS = 3.0
 """A rank that has not answered by then never will: something holds Python's lock."""
 WAITING_SECONDS = 1.0

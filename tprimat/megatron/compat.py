@@ -34,8 +34,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from tprimat.train.callback import LIGHTNING, lightning
-from tprimat.train.compat import changed, require
+from tprimat.train.compat import LIGHTNING, changed, lightning, require
 
 # Functions of torch.
 

@@ -31,7 +31,7 @@ from tprimat.megatron.linear import LinearProducts, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.wgrad import use_accumulating_embedding
 from tprimat.plan.schema import EngineOptions, RunPlan
-from tprimat.train.expert_loads import watch_routers
+from tprimat.train.layer_watch import watch_routers
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Used by Megatron-LM, GPT-2 and Llama; divided by sqrt(2 layers) for the two projections back into the residual stream."""

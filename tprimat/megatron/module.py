@@ -27,10 +27,10 @@ from tprimat.megatron.optimizer import MegatronOptimizer, PlainAdamW, ScheduledO
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train import startup
-from tprimat.train.callback import LOADS, lightning
+from tprimat.train.callback import LOADS
+from tprimat.train.compat import lightning
 from tprimat.train.data import GlobalBatches, Sequences, open_sequences
-from tprimat.train.expert_loads import SUMS, load_sums
-from tprimat.train.layer_watch import LayerWatch
+from tprimat.train.layer_watch import SUMS, LayerWatch, load_sums
 from tprimat.train.observed import ObservedBatch, name_of_tokens
 
 

@@ -18,14 +18,12 @@ from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.model import own_part, ranks_sharing
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.tp_overlap import can_overlap
-from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import EngineOptions, RunPlan
-from tprimat.records.environment import software_versions
 from tprimat.records.evidence import CAUTION, REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.records.store import RunDirectory
-from tprimat.train.callback import BenchmarkCallback, launched_record, lightning, note_ended, quieten
-from tprimat.train.device import local_rank
+from tprimat.train.callback import BenchmarkCallback
+from tprimat.train.compat import lightning, quieten
 from tprimat.train.observed import (
     common_evidence,
     dtype_name,
@@ -35,9 +33,9 @@ from tprimat.train.observed import (
     te_matmul_dtype,
     te_modules,
 )
-from tprimat.train.profiler import profiling_callbacks, slowed_steps
+from tprimat.train.profiler import profiling_callbacks
+from tprimat.train.rank import StepLog, local_rank, note_ended, running_record
 from tprimat.train.startup import transformer_engine_is_usable
-from tprimat.train.step_log import StepLog
 
 
 def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
@@ -86,14 +84,7 @@ def _describer(plan: RunPlan, options: EngineOptions, redirected: bool) -> Any:
         evidence = observe(module, redirected)
         # Before the first step, what was asked for: a run that is killed never comes here again.
         graphs = module.graphs is not None and (module.graphs.recorded or trainer.global_step == 0)
-        return replace(
-            launched_record(plan),
-            software=software_versions(),
-            profiled_steps=slowed_steps(plan),
-            engine_options=recorded(plan, replace(options, cuda_graphs=graphs)),
-            evidence=evidence,
-            mismatches=mismatches(plan, evidence),
-        )
+        return running_record(plan, evidence, recorded(plan, replace(options, cuda_graphs=graphs)))
 
     return describe
 

@@ -7,7 +7,6 @@ so that measuring adds no synchronisation inside a step. Each step is on disk be
 
 import contextlib
 import errno
-import logging
 import math
 import operator
 import os
@@ -17,8 +16,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,98 +26,13 @@ from torch.distributed.tensor import DTensor
 
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.limits import LARGEST_REAL, LARGEST_WHOLE
-from tprimat.core.workload import Workload
-from tprimat.plan.evidence import first_record
-from tprimat.plan.schema import RunPlan
-from tprimat.records.environment import software_versions, tuning_variables
+from tprimat.records.environment import tuning_variables
 from tprimat.records.evidence import graded
 from tprimat.records.schema import Evidence, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, cannot_write
 from tprimat.train import startup
-from tprimat.train.compat import last_logged
-from tprimat.train.device import Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
-from tprimat.train.step_log import StepLog
-
-LIGHTNING = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
-"""Either of its names; NeMo's is `lightning.pytorch`."""
-lightning: Any = import_module(LIGHTNING)
-
-
-def callback_bases() -> tuple[type[Any], ...]:
-    """Return the Callback class of each installed Lightning: a Trainer accepts only callbacks of its own package."""
-    bases: list[type[Any]] = [lightning.Callback]
-    if LIGHTNING == "pytorch_lightning" and find_spec("lightning") is not None:
-        from lightning.pytorch import Callback
-
-        bases.append(Callback)
-    return tuple(bases)
-
-
-def quieten() -> None:
-    """Keep Lightning's advice out of the training log. Importing Lightning sets the levels, so call this afterwards."""
-    for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def launched_record(plan: RunPlan) -> RunRecord:
-    """Return the launcher's record, or a new one, with torch's name of the accelerator."""
-    machine = describe_machine(plan.nodes, plan.gpus_per_node)
-    try:
-        record = RunDirectory(Path(plan.run_directory)).read_run()
-    except RecordError:
-        started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        return first_record(plan, machine, started_at)
-    seen = record.machine
-    return replace(
-        record,
-        machine=replace(machine, power_limit_watts=seen.power_limit_watts, driver=seen.driver),
-        start_up=startup.seconds_since(record.started_at) if record.started_at else {},
-    )
-
-
-def note_ended(directory: RunDirectory, outcome: Outcome = "completed", cause: str | None = None) -> None:
-    """Write how the run ended; if our launcher runs, it later writes the final outcome."""
-    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    directory.write_run(replace(directory.read_run(), outcome=outcome, cause=cause, ended_at=ended_at))
-
-
-class AnyTrainer:
-    """Describes a run of any Lightning Trainer, from what the Trainer knows; the start is noted once."""
-
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-        self.started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-    def describe(self, trainer: Any, pl_module: Any) -> RunRecord:
-        """Return machine, software, the module's name and the Trainer's dtype. Layout and batch are unknown and stay absent."""
-        nodes = int(trainer.num_nodes)
-        return RunRecord(
-            run_id=self.run_id,
-            model=type(pl_module).__name__,
-            strategy=None,
-            engine=LIGHTNING,
-            workload=Workload(matmul_dtype=requested_dtype(str(trainer.precision))),
-            machine=(machine := describe_machine(nodes, max(1, int(trainer.world_size) // nodes))),
-            nodes=(this_node(machine),) if nodes == 1 else (),
-            software=software_versions(),
-            started_at=self.started_at,
-            clock="step_end",
-            outcome="running",
-        )
-
-
-def requested_dtype(precision: str) -> str | None:
-    """Return the dtype of the matmuls under a Trainer's precision, such as bf16-mixed; None where it does not say."""
-    if precision.startswith("32"):
-        return "tf32" if torch.cuda.is_available() and _multiplies_in_tf32() else "fp32"
-    return {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}.get(precision)
-
-
-def _multiplies_in_tf32() -> bool:
-    """Whether fp32 matmuls run in TF32. The older question raises an error where the newer setting was used (torch 2.9)."""
-    setting = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    return torch.get_float32_matmul_precision() != "highest" if setting is None else setting == "tf32"
-
+from tprimat.train.compat import callback_bases, last_logged
+from tprimat.train.rank import AnyTrainer, StepLog, Timestamp, note_ended, read_peak_memory, record_timestamp
 
 SHORTEST_SECONDS = 1e-9
 """The shortest step that a record can hold."""

@@ -4,8 +4,11 @@ Where Lightning lacks one, a public name does, with less.
 """
 
 import inspect
+import logging
 from collections.abc import Collection
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 from tprimat.core.errors import LaunchError
@@ -53,6 +56,29 @@ def require(package: str, owner: Any, name: str, parameters: tuple[str, ...] | N
     if parameters is not None and tuple(inspect.signature(attribute).parameters)[: len(parameters)] != parameters:
         raise changed(package, place, "has a function with other parameters")
     return attribute
+
+
+# Lightning.
+
+LIGHTNING = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
+"""Either of its names; NeMo's is `lightning.pytorch`."""
+lightning: Any = import_module(LIGHTNING)
+
+
+def callback_bases() -> tuple[type[Any], ...]:
+    """Return the Callback class of each installed Lightning: a Trainer accepts only callbacks of its own package."""
+    bases: list[type[Any]] = [lightning.Callback]
+    if LIGHTNING == "pytorch_lightning" and find_spec("lightning") is not None:
+        from lightning.pytorch import Callback
+
+        bases.append(Callback)
+    return tuple(bases)
+
+
+def quieten() -> None:
+    """Keep Lightning's advice out of the training log. Importing Lightning sets the levels, so call this afterwards."""
+    for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def last_logged(trainer: Any, names: Collection[str]) -> list[tuple[str, str, Any]]:

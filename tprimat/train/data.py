@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from tprimat.core.errors import LaunchError
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import cannot_write
-from tprimat.train.device import local_rank
+from tprimat.train.rank import local_rank
 
 MOCK_TOKENS = 4096
 """Tokens that mock data uses of a larger vocabulary: few enough for a short run to learn which."""

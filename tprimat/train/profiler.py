@@ -22,7 +22,7 @@ from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.errors import RecordError
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import cannot_write
-from tprimat.train.callback import callback_bases
+from tprimat.train.compat import callback_bases
 
 RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 

@@ -240,7 +240,7 @@ NEMO = Dialect(
 )
 
 
-# TPrimat: a line with the record of the run, then the iteration line of each step (train/step_log.py).
+# TPrimat: a line with the record of the run, then the iteration line of each step (train/rank.py).
 
 
 def read_record(text: str) -> LineFields | None:

@@ -34,9 +34,7 @@ from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E402
 from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.core.flops import parameters  # noqa: E402
-from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Layout, Workload  # noqa: E402
-from tprimat.engines import MODULES  # noqa: E402
-from tprimat.engines.base import Settings, engine_named  # noqa: E402
+from tprimat.core.workload import FullWorkload  # noqa: E402
 from tprimat.predict import predict  # noqa: E402
 from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage  # noqa: E402
 from tprimat.predict.time import predict_time  # noqa: E402
@@ -46,6 +44,7 @@ from tprimat.records.store import read_text  # noqa: E402
 from tprimat.report.plan import layout_name  # noqa: E402
 from tprimat.report.tables import plural, table  # noqa: E402
 from tprimat.runner.analysis import read_results  # noqa: E402
+from tprimat.runner.explain import recorded_workload  # noqa: E402
 from tprimat.runner.planning import rates_of  # noqa: E402
 
 PAGE = ROOT / "benchmarks" / "results" / "accuracy.md"
@@ -72,46 +71,6 @@ MACHINES = {"a100": "A100 SXM 80GB", "h100": "H100 SXM", "gb200": "GB200"}
 LARGE_BYTES, SMALL_BYTES = 4e9, 1e9
 LARGE_MODEL, LARGE_MODELS = 5e9, "5 billion parameters and more"
 CALCULON, MEGATRON = "calculon", "Megatron-LM's estimator"
-
-
-def known_layout(ran: Workload) -> Layout | None:
-    """Return how a model was split; None where TP, PP or DP is not known. Other degrees are 1 where nothing is said."""
-    if None in (ran.tensor_parallel, ran.pipeline_parallel, ran.data_parallel):
-        return None
-    facts = {attribute: value for name, attribute in DEGREES.items() if (value := getattr(ran, name)) is not None}
-    if facts.get("virtual_pipeline") == 1:
-        del facts["virtual_pipeline"]
-    return Layout(**{"sequence_parallel": (ran.tensor_parallel or 1) > 1, **facts})
-
-
-def recorded_workload(run: RunRecord) -> FullWorkload | None:
-    """Return the workload of a run that was measured; None where its record does not say all of it."""
-    ran, layout = run.ran, known_layout(run.ran)
-    if run.engine not in MODULES or ran.shape is None or layout is None or None in (ran.accumulation_steps, ran.sequence_tokens):
-        return None
-    te = run.evidence.transformer_engine if run.evidence is not None else None
-    settings = Settings(shape=ran.shape, options=run.engine_options, transformer_engine=te)
-    code = engine_named(run.engine).implementation(settings)
-    dtype = PRECISIONS.get(ran.matmul_dtype or "")
-    if code is None or dtype is None:
-        return None
-    if layout.tensor == 1:  # a switch without effect must not tell two runs apart
-        code = replace(code, overlaps_tensor_parallel=False)
-    return FullWorkload(
-        **layout.facts,
-        shape=ran.shape,
-        micro_batch_sequences=ran.micro_batch_sequences,
-        global_batch_sequences=ran.global_batch_sequences or 1,
-        sequence_tokens=ran.sequence_tokens or 1,
-        matmul_dtype=dtype,
-        recompute=ran.recompute or "none",
-        recompute_modules=ran.recompute_modules,
-        recompute_layers=ran.recompute_layers,
-        optimizer_states="bf16" if run.engine_options.get("optimizer_states") == "bf16" else "fp32",
-        distributed_optimizer=ran.distributed_optimizer is not False,
-        expert_tensor_parallel=1 if ran.shape.experts else None,
-        implementation=code,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -317,7 +317,7 @@ def stragglers(run: RunRecord) -> list[Finding]:
 
 def held_back(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> dict[str, float]:
     """Return what held clocks back, with its share of the readings during the steady steps; of all where no reading is theirs."""
-    within = _during(samples, steady) or samples
+    within = during(samples, steady) or samples
     counts = Counter(reason for sample in within for reason in sample.throttle_reasons if _is_one_of(THROTTLING, reason))
     return {reason: count / len(within) for reason, count in sorted(counts.items())}
 
@@ -327,11 +327,11 @@ def gpu_busy(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -
 
     It is NVML's and AMD SMI's utilization, which says nothing of how well a kernel uses a GPU.
     """
-    return _mean(sample.utilization for sample in _during(samples, steady))
+    return _mean(sample.utilization for sample in during(samples, steady))
 
 
-def _during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> Sequence[TelemetrySample]:
-    """Return the readings during the steady steps; none where the steps do not say when they were."""
+def during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> Sequence[TelemetrySample]:
+    """Return the readings during some consecutive steps; none where the steps do not say when they were."""
     first, last = steady[0].ended_at_seconds, steady[-1].ended_at_seconds
     if first is None or last is None:
         return ()

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -30,8 +30,20 @@ RANGES: tuple[tuple[WorkClass, re.Pattern[str]], ...] = (
 )
 """Marks of ranges whose small kernels belong to a class."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
-SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("begins", "f8")])
-"""One span: its kind counts in CLASSES, its name in the names of all spans; `begins` is 0 for the later parts of an event."""
+SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("begins", "f8"), ("joins", "i8")])
+"""One span: its kind counts in CLASSES, its name in the names of all spans; `begins` is 0 for the later parts of an event; `joins`
+counts in JOINED, the last of which is unknown."""
+JOINED: tuple[tuple[str, str], ...] = (
+    ("replicas", r"data_parallel|partial"),
+    ("experts", r"expert|deep_ep|dpsk::ep|hybrid_ep|mori::|epdispatch|epcombine"),
+    ("tensor", r"tensor|symm_mem|symmetric_memory|memcpy ptop|userbuffers|multimem|cross_device_reduce"),
+    ("context", r"context"),
+    ("pipeline", r"pipeline|embedding"),
+    ("", r""),
+)
+"""The ranks that communication joins: what their group's description, which Kineto copies from NCCL's, or a kernel's name shows."""
+LOADING = re.compile(r"enumerate\(DataLoader\)#")
+"""Marks a host that waits for torch's loader."""
 Spans = npt.NDArray[np.void]
 """Of dtype SPAN, shape (n,)."""
 NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"
@@ -67,6 +79,8 @@ class TraceEvent(NamedTuple):
     """Process and thread, or device and stream."""
     correlation: int | None = None
     """Joins a launch on the host and its work on the device."""
+    group: str = ""
+    """Description of the ranks that communicate."""
 
 
 def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
@@ -90,8 +104,10 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
         raise ValueError(f"{event['name']!r} starts at {event['ts']} and takes {event['dur']}")
     details = event.get("args")
     call = details.get("correlation") if isinstance(details, dict) else None
+    group = str(details.get("Process Group Description", "")) if isinstance(details, dict) else ""
     thread = (event.get("pid"), event.get("tid"))
-    return TraceEvent(event["cat"], str(event["name"]), start / 1e6, end / 1e6, thread, call if isinstance(call, int) else None)
+    call = call if isinstance(call, int) else None
+    return TraceEvent(event["cat"], str(event["name"]), start / 1e6, end / 1e6, thread, call, group)
 
 
 def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
@@ -108,8 +124,16 @@ def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     work = [event for event in events if event.category in DEVICE_WORK]
     place = {name: number for number, name in enumerate(dict.fromkeys(event.name for event in work))}
     kinds = (_kind(event, launches.get(event.correlation, event), ranges) for event in work)
-    cells = [(event.start, event.end, CLASSES.index(kind), place[event.name], 1) for event, kind in zip(work, kinds, strict=True)]
+    cells = [
+        (event.start, event.end, CLASSES.index(kind), place[event.name], 1, _joins(event))
+        for event, kind in zip(work, kinds, strict=True)
+    ]
     return np.array(cells, dtype=SPAN), list(place)
+
+
+def _joins(event: TraceEvent) -> int:
+    words = f"{event.group} {event.name}".lower()
+    return next(number for number, (_, pattern) in enumerate(JOINED) if re.search(pattern, words))
 
 
 Ranges = Mapping[tuple[tuple[Any, Any], WorkClass], Sequence[tuple[float, float]]]
@@ -246,6 +270,10 @@ class ProfileSummary:
     idle_seconds: float
     """In which no kernel runs."""
     idle_share: float
+    exchanges: dict[str, float] = field(default_factory=dict)
+    """Exposed communication by the ranks that it joins: tensor, context, experts, pipeline, replicas, as far as the trace tells."""
+    data_seconds: float = 0.0
+    """Of the idle time, while the host waits for torch's loader."""
     top: tuple[KernelTime, ...]
     notes: tuple[str, ...]
 
@@ -272,7 +300,9 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
     if not parts:
         raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")
     origin = trace.get("tprimat")
-    return _summary(origin if isinstance(origin, dict) else {}, parts, notes, _top(parts, names, top))
+    loading = np.array([(event.start, event.end, 0, 0, 0, 0) for event in events if LOADING.match(event.name)], dtype=SPAN)
+    waits = sum(covered(np.append(part, inside(loading, one.start, one.end))) - covered(part) for one, part in parts) / len(parts)
+    return _summary(origin if isinstance(origin, dict) else {}, parts, notes, _top(parts, names, top), waits)
 
 
 Part = tuple[StepWindow, Spans]
@@ -284,7 +314,7 @@ def _mean_step(parts: Sequence[Part]) -> float:
 
 
 def _summary(
-    origin: dict[str, Any], parts: Sequence[Part], notes: tuple[str, ...], top: tuple[KernelTime, ...]
+    origin: dict[str, Any], parts: Sequence[Part], notes: tuple[str, ...], top: tuple[KernelTime, ...], loading: float
 ) -> ProfileSummary:
     count, step = len(parts), _mean_step(parts)
     own = {kind: sum(_own_seconds(part)[kind] for _, part in parts) / count for kind in ORDER}
@@ -313,6 +343,8 @@ def _summary(
         exposed_communication_seconds=own["communication"],
         idle_seconds=idle,
         idle_share=idle / step,
+        exchanges={name: sum(_exposed(part)[name] for _, part in parts) / count for name, _ in JOINED if name},
+        data_seconds=loading,
         top=top,
         notes=notes,
     )
@@ -326,6 +358,13 @@ def _own_seconds(part: Spans) -> dict[WorkClass, float]:
     """Return the time that each class adds to that of the classes before it."""
     reached = [covered(_of(part, ORDER[:number])) for number in range(len(ORDER) + 1)]
     return {kind: reached[number + 1] - reached[number] for number, kind in enumerate(ORDER)}
+
+
+def _exposed(part: Spans) -> dict[str, float]:
+    """Return the exposed communication of each group of ranks, where several overlap of the first."""
+    computed, exchanged = _of(part, COMPUTE), _of(part, ("communication",))
+    reached = [covered(np.append(computed, exchanged[exchanged["joins"] < number])) for number in range(len(JOINED) + 1)]
+    return {name: reached[number + 1] - reached[number] for number, (name, _) in enumerate(JOINED)}
 
 
 def covered(spans: Spans) -> float:

@@ -37,6 +37,7 @@ Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ROW_UNITS: Units = {
     "dense_tflops": ("dense_flops", 1e12),
+    "boost_mhz": ("boost_clock_hertz", 1e6),
     "sparse_tflops": ("sparse_flops", 1e12),
     "memory_gib": ("memory_bytes", GIBIBYTE),
     "usable_gib": ("reported_bytes", GIBIBYTE),
@@ -69,6 +70,8 @@ class Accelerator(RefuseUnknownKeys):
     """What people type instead, where several variants share it."""
     dense_flops: Mapping[Dtype, float]
     """dtype -> FLOP/s without structured sparsity; absent where the chip lacks the dtype."""
+    boost_clock_hertz: float | None = None
+    """At which the peaks are counted; a chip may run faster while it draws little power. None: not known."""
     sparse_flops: Mapping[Dtype, float] = field(default_factory=dict)
     """dtype -> FLOP/s with 2:4 sparsity as printed, to read figures that were divided by it; our own figures use dense peaks."""
     memory_bytes: int

@@ -1,4 +1,4 @@
-"""The table of what steps spend their time on, from summaries of traces (`tprimat trace --json`)."""
+"""The table of what steps spend their time on, from summaries of traces (`trace` in the JSON of tprimat explain)."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,21 @@ from tprimat.analyze.trace import ProfileSummary
 from tprimat.core import units
 from tprimat.records.store import from_json
 from tprimat.report.tables import table
-from tprimat.report.trace import RARE, WORDS
+
+WORDS = {
+    "matmul": "matmul",
+    "expert_matmul": "experts' matmul",
+    "router": "router",
+    "permute": "permutation of tokens",
+    "attention": "attention",
+    "norm_elementwise": "norm and elementwise",
+    "optimizer": "optimizer",
+    "other": "other computation",
+    "communication": "communication, exposed",
+    "memory_copy": "memory copies, exposed",
+}
+RARE = {"expert_matmul", "router", "permute"}
+"""Of models with experts: shown only where there was such work."""
 
 
 def read_summary(path: Path) -> ProfileSummary:

@@ -179,6 +179,26 @@ def test_exposed_communication_and_idle_time_are_what_one_reads_from_the_timelin
     assert summary.notes == ()
 
 
+def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_time_by_the_loader():
+    groups = ("TENSOR_MODEL_PARALLEL_GROUP", "EXPERT_DATA_PARALLEL_GROUP", "PIPELINE_MODEL_PARALLEL_GROUP", "")
+    exchanges = [
+        {**event("kernel", name, 10 * at, 10 * at + 10, NETWORK), "args": {"Process Group Description": group}}
+        for at, (name, group) in enumerate(zip((REDUCE, REDUCE, "ncclDevKernel_SendRecv", REDUCE), groups, strict=True))
+    ]
+    symmetric = event("kernel", "c10d::symmetric_memory::barrier_kernel", 40, 45, NETWORK)
+    loading = event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 43, 50, "host")
+    summary = summarise(
+        {"traceEvents": [event("kernel", GEMM, 0, 5), *exchanges, symmetric, loading, event("kernel", GEMM, 60, 61)]}
+    )
+    assert {name: seconds for name, seconds in summary.exchanges.items() if seconds} == {
+        "tensor": milliseconds(10 - 5 + 5),
+        "replicas": milliseconds(10),
+        "pipeline": milliseconds(10),
+    }
+    assert summary.exposed_communication_seconds == milliseconds(40)
+    assert (summary.idle_seconds, summary.data_seconds) == (milliseconds(15), milliseconds(5))
+
+
 def test_a_step_in_which_training_failed_does_not_count():
     summary = summarise({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
     assert ([step.number for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))

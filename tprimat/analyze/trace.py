@@ -31,8 +31,8 @@ RANGES: tuple[tuple[WorkClass, re.Pattern[str]], ...] = (
 """Marks of ranges whose small kernels belong to a class."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
 SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("begins", "f8"), ("joins", "i8")])
-"""One span: its kind counts in CLASSES, its name in the names of all spans; `begins` is 0 for the later parts of an event; `joins`
-counts in JOINED, the last of which is unknown."""
+"""One span: its kind counts in CLASSES, its name in the names of all spans, `joins` in JOINED, of which the last is unknown;
+`begins` is 0 for the later parts of an event."""
 JOINED: tuple[tuple[str, str], ...] = (
     ("replicas", r"data_parallel|partial"),
     ("experts", r"expert|deep_ep|dpsk::ep|hybrid_ep|mori::|epdispatch|epcombine"),
@@ -41,7 +41,7 @@ JOINED: tuple[tuple[str, str], ...] = (
     ("pipeline", r"pipeline|embedding"),
     ("", r""),
 )
-"""The ranks that communication joins: what their group's description, which Kineto copies from NCCL's, or a kernel's name shows."""
+"""The ranks that communication joins, by the description of their group, which Kineto copies, or by the kernel's name."""
 LOADING = re.compile(r"enumerate\(DataLoader\)#")
 """Marks a host that waits for torch's loader."""
 Spans = npt.NDArray[np.void]
@@ -271,7 +271,7 @@ class ProfileSummary:
     """In which no kernel runs."""
     idle_share: float
     exchanges: dict[str, float] = field(default_factory=dict)
-    """Exposed communication by the ranks that it joins: tensor, context, experts, pipeline, replicas, as far as the trace tells."""
+    """Exposed communication by the ranks that it joins (tensor, context, experts, pipeline, replicas), where the trace tells."""
     data_seconds: float = 0.0
     """Of the idle time, while the host waits for torch's loader."""
     top: tuple[KernelTime, ...]

@@ -130,7 +130,7 @@ def _clock(result: RunResult, metrics: RunMetrics) -> tuple[str, float]:
     if not clocks or accelerator is None or accelerator.boost_clock_hertz is None:
         return "", 0.0
     mean, boost = float(np.mean(clocks)), accelerator.boost_clock_hertz
-    held = ", ".join(f"{reason} in {share:.0%}" for reason, share in (metrics.held_back or {}).items())
+    held = ", ".join(f"{reason} in {share * 100:.0f} %" for reason, share in (metrics.held_back or {}).items())
     words = f"telemetry: {mean / 1e6:,.0f} MHz of {boost / 1e6:,.0f}{f'; {held} of the readings' if held else ''}"
     return words, max(0.0, boost / mean - 1)
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
     "scaling": "show what more GPUs gain",
     "report": "write one HTML page about any number of runs",
-    "trace": "show what one training step spends its time on",
+    "explain": "say where the throughput of a run went, from the GPU's peak to what was measured",
     "extract": "read the log of another framework (./extract_primus_metrics.py)",
     "probe": "measure how fast this machine is, from single operations to small training loops",
     "models": "list models, accelerators and published results",
@@ -158,6 +158,7 @@ NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
     "run": lambda options: (
         () if options.dry_run or options.report else ("compare", "--results-dir", options.output_dir or "output")
     ),
+    "explain": lambda options: ("compare", "--results-dir", options.run, "--published"),
     "compare": lambda options: ("report", *itertools.chain.from_iterable(options.results_dir or [["output"]])),
     "report": lambda options: ("archive", *options.results, "results.tar.gz"),
     "models": lambda options: ("plan", "--model", "llama", "--accelerator", "H100 SXM", "--gpus", 8),

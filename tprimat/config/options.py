@@ -240,6 +240,7 @@ REMOVED = {
     "peak-picture": "peak --picture",
     "submit": "run --launcher slurm",
     "suite": "probe all",
+    "trace": "explain RUN, which reads the trace that the run left",
     "benchmarking.micro_batch_memory_bytes": "remove the key; tprimat plan names the largest micro-batch that fits",
     "benchmarking.run_timeout_flag": "remove the key; messages name run_timeout_seconds",
     "slurm.container": "remove the key; a job script of your own starts ./benchmark.py in its container (docs/clusters.md)",

@@ -1,6 +1,6 @@
 """Names of configurations and of the work that they share: one name each, in tables, sentences, pictures and pages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.compare import Ranking
@@ -18,6 +18,7 @@ from tprimat.analyze.traits import (
     sequence_words,
     tokens_per_step,
 )
+from tprimat.analyze.waterfall import Known, LossName
 from tprimat.core import units
 from tprimat.core.published import SPELLING
 from tprimat.records.schema import RunRecord
@@ -149,3 +150,32 @@ def _facts(ranking: Ranking, more: Sequence[str] = ()) -> dict[str, str]:
         facts |= {"": model_and_shape(run), "accelerator": None if several else accelerator_name(run), "shape": None}
         facts |= {key: TRAITS[key].label(run) for key in more if key not in {*facts, "model"}}
     return {key: fact for key, fact in facts.items() if fact and key not in ranking.question.varying}
+
+
+LOSS_NAMES: Mapping[LossName, str] = {
+    "clock": "clock below the peak's",
+    "products": "products below the peak",
+    "attention": "attention",
+    "memory": "norms, elementwise, copies",
+    "tensor": "TP communication",
+    "context": "CP communication",
+    "experts": "EP communication",
+    "pipeline": "PP communication",
+    "replicas": "DP communication",
+    "exchange": "communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+    "recompute": "recomputation",
+    "uneven": "uneven ranks or experts",
+    "host": "GPU idle, host late",
+    "data": "GPU idle, data late",
+    "rest": "not explained",
+}
+"""Part of a step -> its name in a waterfall. Communication counts as far as it is exposed."""
+KNOWN_BY: Mapping[Known, str] = {
+    "run": "measured in this run",
+    "machine": "measured on this machine",
+    "predicted": "predicted",
+    "rest": "what is left",
+}
+"""How a part is known -> the same in words."""

@@ -1,55 +1,67 @@
-"""Say where the throughput of a run went: its trace, its prediction by part, and its waterfall."""
+"""Say where the throughput of a run went: its trace, its prediction by part, its waterfall, and what would help."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.probes import setting_of
 from tprimat.analyze.trace import ProfileSummary, summarise
-from tprimat.analyze.waterfall import REPEATED, Expected, Waterfall, waterfall
-from tprimat.core.accelerators import find_accelerator
+from tprimat.analyze.waterfall import REPEATED, Expected, LossName, waterfall
+from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError
-from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Layout, Workload
+from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Layout, Workload, graph_obstacle
 from tprimat.engines import MODULES
 from tprimat.engines.base import Settings, engine_named
+from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import Rates
 from tprimat.predict.time import predict_time
+from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.schema import ProbeRecord, RunRecord
 from tprimat.records.store import from_json, read_bytes
 from tprimat.records.trace import read_document, trace_of
+from tprimat.report.explain import Advice, Explanation, largest
 from tprimat.runner.planning import rates_of
 
 SUMMARY_FILE = "trace.json"
 """Of a run whose trace was replaced by its summary, which is a thousand times smaller; in the run's folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
-    """A run, where its time went, and what its prediction depends on."""
-
-    measured: Measured
-    waterfall: Waterfall
-    trace: ProfileSummary | None
-    workload: FullWorkload | None
-    """None: its record does not say all of it, or nothing predicts its engine."""
-    rates: Rates | None
-
-
-def explained(measured: Measured, probes: Sequence[ProbeRecord], *, traced: bool = True) -> Explained:
-    """Return where the time of a run went; `traced`: by its trace, if it left one.
+def newest(measured: Sequence[Measured], place: Path) -> Measured:
+    """Return the newest run that has metrics.
 
     Raises:
-        MetricError: the run has no steady steps.
+        MetricError: none has.
+    """
+    speeds = [one for one in measured if one.metrics is not None]
+    if not speeds:
+        why = next((one.not_counted for one in measured), None)
+        raise MetricError("There is no step to explain.", where=str(place), why=why, fix="a run with steady steps")
+    return max(speeds, key=lambda one: one.result.run.started_at or "")
+
+
+def explained(measured: Measured, place: Path, more: Sequence[Path] = (), trace_file: Path | None = None) -> Explanation:
+    """Return where the time of a run went.
+
+    Args:
+        measured: the run.
+        place: what the user named; probes beside it count.
+        more: further places of probes.
+        trace_file: of torch's profiler; None: the one that the run left, if any.
+
+    Raises:
+        RecordError: its trace is damaged, or a place holds no probes.
+        MetricError: it has no steady steps.
     """
     if measured.metrics is None:
-        raise MetricError("There is nothing to explain.", where=str(measured.result.path), why=measured.not_counted)
-    run = measured.result.run
+        raise MetricError("There is no step to explain.", where=str(measured.result.path), why=measured.not_counted)
+    run, (probes, _) = measured.result.run, probes_in([place, measured.result.path, *check_probes(more)])
     workload, rates = recorded_workload(run), _rates(run, probes)
     expected = _expected(run, workload, rates)
-    trace = trace_of_run(measured.result.path, run.run_id) if traced else None
+    trace = trace_of_run(run, measured.result.path) if trace_file is None else _summary(trace_file)
     parts = waterfall(measured.result, measured.metrics, trace, expected)
-    return Explained(measured=measured, waterfall=parts, trace=trace, workload=workload, rates=rates)
+    found = Explanation(measured=measured, parts=parts, trace=trace, workload=workload, rates=rates)
+    return replace(found, advice=_advice(found))
 
 
 def _rates(run: RunRecord, probes: Sequence[ProbeRecord]) -> Rates | None:
@@ -69,33 +81,126 @@ def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None
             return None
         source = f"predicted before the run, by {run.prediction.rates}"
         return Expected(parts=run.prediction.time, known_by="predicted", source=source)
-    whole = predict_time(workload, rates).parts
-    once = predict_time(replace(workload, recompute="none", recompute_modules=None, recompute_layers=None), rates).parts
+    kept = replace(workload, recompute="none", recompute_modules=None, recompute_layers=None)
+    whole, once = ({str(part): value for part, value in predict_time(work, rates).parts.items()} for work in (workload, kept))
     return Expected(
-        parts=dict(whole) | {part: once[part] for part in REPEATED},  # type: ignore[index]
-        again={part: whole[part] - once[part] for part in REPEATED},  # type: ignore[index]
+        parts=whole | {part: once[part] for part in REPEATED},
+        again={part: whole[part] - once[part] for part in REPEATED},
         known_by="machine" if rates.measured else "predicted",
         source=rates.source,
     )
 
 
-def trace_of_run(place: Path, run_id: str) -> ProfileSummary | None:
+def trace_of_run(run: RunRecord, place: Path) -> ProfileSummary | None:
     """Return the summary of the trace that a run left, in its folder or in the folder of its results; None: it left none.
 
     Raises:
         RecordError: the trace is damaged.
         MetricError: it holds no kernel.
     """
+    if run.machine.platform == "cpu":  # its traces hold no kernels
+        return None
     if (place / SUMMARY_FILE).is_file():
         return from_json(ProfileSummary, read_bytes(place / SUMMARY_FILE), where=str(place / SUMMARY_FILE))
-    files = traces_of(place.parent.parent if place.is_dir() else place.parent, run_id)
-    return summarise(trace_of(read_document(files[0]), files[0])) if files else None
+    files = traces_of(place.parent.parent if place.is_dir() else place.parent, run.run_id)
+    return _summary(files[0]) if files else None
+
+
+def _summary(file: Path) -> ProfileSummary:
+    return summarise(trace_of(read_document(file), file))
 
 
 def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:
     """Return the traces of a run: under the name for Chrome's viewer, else under the one for TensorBoard (train/profiler.py)."""
     named = sorted(output.glob(f"profile_*_{run_id}*.json"))
     return tuple(named or sorted((output / "profiler" / run_id).glob("rank_0.*.json")))
+
+
+# What would help.
+
+PROFILE = "--set profiling.enabled=true times the kernels"
+KERNELS = "the kernels below take it"
+LOOKS: Mapping[LossName, str] = {
+    "clock": "python3 -m tprimat doctor shows heat and the power limit; what needs less energy a token keeps a higher clock",
+    "products": "python3 -m tprimat probe gemm measures products alone",
+    "attention": "python3 -m tprimat probe attention measures the kernels that could compute it",
+    "uneven": "python3 -m tprimat doctor checks the GPUs; between experts, the router decides",
+    "host": PROFILE,
+    "data": "--set data=mock shows the speed without loading",
+}
+"""Where to look where no prediction helps."""
+GRAPHS = "--set platform_optimizations.nvidia.engine_options.cuda_graphs=true launches a micro-batch at once"
+LEAST_GAIN = 0.005
+
+
+def _advice(found: Explanation) -> tuple[Advice, ...]:
+    """Return what would make each of the largest parts smaller: what gains most by prediction and fits, else where to look."""
+    run, work, rates = found.measured.result.run, found.workload, found.rates
+    accelerator = find_accelerator(run.machine.accelerator)
+    gains: list[tuple[float, tuple[LossName, ...], str]] = []
+    if work is not None and rates is not None and accelerator is not None:
+        now = predict_time(work, rates).tokens_per_second_per_gpu
+        for names, words, other in _changes(work, accelerator):
+            if predict_memory(other).device_bytes <= accelerator.usable_bytes:
+                gains.append((predict_time(other, rates).tokens_per_second_per_gpu / now - 1, names, words))
+    advice = []
+    for loss in largest(found.parts):
+        gain, _, words = max((one for one in gains if loss.name in one[1]), default=(0.0, (), ""))
+        if gain < LEAST_GAIN:
+            words = LOOKS.get(loss.name, PROFILE if found.trace is None else KERNELS)
+            words = GRAPHS if loss.name == "host" and _could_launch_graphs(run) else words
+        advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= LEAST_GAIN else None))
+    return tuple(advice)
+
+
+def _changes(work: FullWorkload, accelerator: Accelerator) -> Iterator[tuple[tuple[LossName, ...], str, FullWorkload]]:
+    """Yield what could be done: the parts that it is meant for, the flags, and the workload that they make."""
+    micro, batch, layout = work.micro_batch, work.global_batch_sequences, work.layout
+    if work.accumulation % 2 == 0:
+        names: tuple[LossName, ...] = ("products", "tensor", "experts", "host", "replicas")
+        yield names, f"--micro-batch-size {2 * micro}", replace(work, micro_batch_sequences=2 * micro)
+    if micro % 2 == 0:
+        yield ("bubble",), f"--micro-batch-size {micro // 2}", replace(work, micro_batch_sequences=micro // 2)
+    larger = replace(work, global_batch_sequences=2 * batch)
+    yield ("replicas", "optimizer", "bubble"), f"--global-batch-size {2 * batch}", larger
+    if work.recompute != "none":
+        kept = replace(work, recompute="none", recompute_modules=None, recompute_layers=None)
+        yield ("recompute",), f"--set platform_optimizations.{accelerator.vendor.lower()}.recompute=none", kept
+    if work.matmul_dtype == "bf16" and "fp8" in accelerator.dense_flops:
+        yield ("products",), "--precision fp8", replace(work, matmul_dtype="fp8")
+    degrees: tuple[tuple[LossName, str, str, int], ...] = (
+        ("tensor", "--tp", "tensor_parallel", layout.tensor),
+        ("pipeline", "--pp", "pipeline_parallel", layout.pipeline),
+        ("bubble", "--pp", "pipeline_parallel", layout.pipeline),
+        ("context", "--set cp=", "context_parallel", layout.context),
+    )
+    for name, flag, degree, ranks_ in degrees:
+        data = 2 * layout.data
+        if ranks_ % 2 == 0 and batch % (data * micro) == 0:
+            changed = {degree: ranks_ // 2, "data_parallel": data, "virtual_pipeline": None, "chunk_layers": None}
+            half = replace(work, **changed)  # type: ignore[arg-type]
+            yield (
+                (name,),
+                f"{flag}{'' if flag.endswith('=') else ' '}{ranks_ // 2}",
+                replace(half, sequence_parallel=half.layout.tensor > 1),
+            )
+    if layout.expert % 2 == 0:
+        yield ("experts",), f"--set ep={layout.expert // 2}", replace(work, expert_parallel=layout.expert // 2)
+
+
+def work_platform(accelerator: Accelerator) -> str:
+    """Return the platform of an accelerator, as keys of the configuration name it."""
+    return accelerator.vendor.lower()
+
+
+def _could_launch_graphs(run: RunRecord) -> bool:
+    """Whether the embedded engine could launch a run's micro-batches as CUDA graphs, and did not."""
+    options, machine = run.engine_options, run.machine
+    is_ours = "compiled_regions" in options  # a switch of that engine alone
+    if not is_ours or options.get("cuda_graphs") or (machine.platform, machine.nodes) != ("cuda", 1) or run.ran.shape is None:
+        return False
+    own_layers = options.get("layers") == "local"
+    return graph_obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
 
 
 # What a record says of its workload, in full.

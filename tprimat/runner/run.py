@@ -22,6 +22,7 @@ from tprimat.records.discover import probes_in
 from tprimat.records.environment import variables_of_run
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
+from tprimat.runner.explain import traces_of
 from tprimat.runner.logs import FollowedLog
 from tprimat.runner.nodes import command_on, this_node
 from tprimat.runner.prediction import out_of_memory_hint
@@ -129,7 +130,7 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
         unmeasured=unmeasured,
         benchmark_file=written,
         log=log,
-        traces=traces_of(session, record),
+        traces=traces_of(session.output, record.run_id),
     )
 
 
@@ -137,12 +138,6 @@ def load_run(session: Session, record: RunRecord) -> TrainingRun:
     """Read an earlier run with its steps, and write its benchmark file again: another run may have replaced it."""
     steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
     return finish(session, record, steps, log_path(session, record.model))
-
-
-def traces_of(session: Session, record: RunRecord) -> tuple[Path, ...]:
-    """Return the traces of a run: under the name for Chrome's viewer, else under the one for TensorBoard (train/profiler.py)."""
-    named = sorted(session.output.glob(f"profile_*_{record.run_id}*.json"))
-    return tuple(named or sorted((session.output / "profiler" / record.run_id).glob("rank_0.*.json")))
 
 
 def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> tuple[RunMetrics | None, str | None]:

@@ -1,0 +1,92 @@
+"""tprimat explain as a user starts it, on recorded runs."""
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+from tprimat.cli.main import COMMANDS, module_name, parser_of
+
+ROOT = Path(__file__).parents[2]
+H200, H100 = ROOT / "benchmarks/records/h200", ROOT / "benchmarks/records/h100"
+DP2 = H200 / "in-turn-four-programs/megatron/dp_mbs4/1"
+RECOMPUTED = H100 / "in-turn-two-gpus/megatron/dp_mbs4_full/1"
+EXPERTS = H100 / "in-turn-four-gpus/megatron/moe_ep4/1"
+STEP = {"ph": "X", "cat": "gpu_user_annotation", "name": "ProfilerStep#5", "ts": 0, "dur": 2_700_000, "pid": 0, "tid": 7}
+KERNELS = (("nvjet_tst_192x192", 0, 2_200_000), ("ncclDevKernel_ReduceScatter_Sum_f32", 2_150_000, 150_000))
+
+
+def explain(*words):
+    done = run_command("explain", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def document(*words):
+    return json.loads(explain(*words, "--json"))
+
+
+def parts(answer):
+    return {loss["name"]: loss for loss in answer["losses"]}
+
+
+@pytest.mark.parametrize(
+    ("run", "probes", "known"),
+    [
+        (DP2, H200 / "probes-1gpu", {"clock": "run", "products": "machine", "host": "run", "rest": "rest"}),
+        (DP2, None, {"clock": "run", "products": "predicted", "attention": "predicted"}),
+        (RECOMPUTED, H100, {"recompute": "machine", "replicas": "machine"}),
+        (EXPERTS, H100, {"uneven": "run", "experts": "machine"}),
+        (ROOT / "tests/runs/mi300x", None, {"rest": "rest"}),
+    ],
+)
+def test_the_parts_are_the_step_and_each_says_how_it_is_known(run, probes, known):
+    answer = document(run, *(("--set", f"probes={probes}") if probes else ()))
+    found = parts(answer)
+    assert abs(answer["at_peak_seconds"] + sum(loss["seconds"] for loss in found.values()) - answer["step_seconds"]) < 1e-9
+    if answer["peak_flops"]:
+        assert abs(answer["peak_flops"] - sum(loss["flops"] for loss in found.values()) - answer["flops"]) < 1e3
+    assert {name: found[name]["known_by"] for name in known} == known
+    assert len(answer["advice"]) == min(3, sum(loss["seconds"] > 0 and name != "rest" for name, loss in found.items()))
+
+
+def test_the_text_says_what_held_the_clock_what_helps_and_when_parts_are_more_than_the_step():
+    text = explain(DP2, "--set", f"probes={H200 / 'probes-1gpu'}")
+    assert text.startswith("llama dp_mbs4, megatron, bf16 on 2 x H200 SXM: 587 of 989.4 TFLOP/s per GPU, 59.4 %; 2.60 s a step")
+    assert "telemetry: 1,418 MHz of 1,830; power cap in 100 % of the readings" in text
+    text = explain(RECOMPUTED, "--in", "ms")
+    assert "recomputation, 7" in text
+    assert "% tokens/s, predicted)" in text
+    assert "more than the step lost: " in explain(EXPERTS, "--set", f"probes={H100}")
+
+
+def test_a_trace_takes_the_place_of_the_prediction(tmp_path):
+    events = [STEP] + [
+        {"ph": "X", "cat": "kernel", "name": name, "ts": at, "dur": size, "pid": 0, "tid": at} for name, at, size in KERNELS
+    ]
+    shutil.copytree(DP2, tmp_path / "output")
+    (run,) = (tmp_path / "output/runs").iterdir()
+    (tmp_path / "output" / f"profile_cuda_llama_{run.name}.json").write_text(json.dumps({"traceEvents": events}))
+    answer = document(run)
+    found = parts(answer)
+    assert answer["trace"]["exposed_communication_seconds"] == pytest.approx(0.1)
+    assert (found["replicas"]["seconds"], found["replicas"]["known_by"]) == (pytest.approx(0.1), "run")
+    # The profiled step waited 0.4 s; a steady one takes 2.60 s, of which the kernels leave 0.30.
+    assert found["host"]["seconds"] == pytest.approx(answer["step_seconds"] - 2.3)
+    assert abs(found["rest"]["seconds"]) < 1e-9
+    assert ["nvjet_tst_192x192", "2.20", "s"] in map(str.split, explain(run).splitlines())
+
+
+def test_what_cannot_be_explained_is_refused_with_a_reason(tmp_path):
+    done = run_command("explain", tmp_path / "nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: There is no file or folder {tmp_path / 'nothing'}.")
+
+
+def test_all_commands_together_have_at_most_110_flags():
+    parsers = [parser_of(import_module(module_name(name)), name) for name in COMMANDS]
+    flags = [action.option_strings for parser in parsers for action in parser._actions if action.option_strings]
+    assert sum(not {"--help", "--version"} & set(names) for names in flags) <= 110

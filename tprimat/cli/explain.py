@@ -1,0 +1,39 @@
+"""Say where the throughput of a run went: a waterfall from the GPU's dense peak to what was measured, and what would help.
+
+tprimat explain output                              the newest run in a folder of results
+tprimat explain output/runs/RUN --in ms             in milliseconds of a step
+tprimat explain output/runs/RUN --set probes=DIR    with what probes measured on this machine
+
+Parts come from the trace of a run with the profiler (--set profiling.enabled=true), else from telemetry, the times of the ranks,
+and a prediction by probes of the machine or published rates. Together they are the step.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tprimat.cli.common import add_counting, counted, print_json, read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or folder, file or archive with results")
+    parser.add_argument("--in", choices=("tflops", "ms"), default="tflops", dest="unit", help="TFLOP/s per GPU, or ms of a step")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="of torch's profiler: .json or .json.gz (what the run left)")
+    parser.add_argument("--json", action="store_true", help="print all numbers as one JSON document")
+    add_counting(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0."""
+    from tprimat.report.explain import document, text
+    from tprimat.report.tables import screen_of
+    from tprimat.runner.explain import explained, newest
+
+    measured = newest(read(options, [options.run]).measured, options.run)
+    found = explained(measured, options.run, counted(options)["probes"], options.trace)
+    if options.json:
+        print_json(document(found))
+    else:
+        print(text(found, options.unit, screen_of(sys.stdout)))
+    return 0

@@ -2,13 +2,10 @@
 
 import json
 import shutil
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from commands import run_command
-
-from tprimat.cli.main import COMMANDS, module_name, parser_of
 
 ROOT = Path(__file__).parents[2]
 H200, H100 = ROOT / "benchmarks/records/h200", ROOT / "benchmarks/records/h100"
@@ -84,9 +81,3 @@ def test_what_cannot_be_explained_is_refused_with_a_reason(tmp_path):
     done = run_command("explain", tmp_path / "nothing")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: There is no file or folder {tmp_path / 'nothing'}.")
-
-
-def test_all_commands_together_have_at_most_110_flags():
-    parsers = [parser_of(import_module(module_name(name)), name) for name in COMMANDS]
-    flags = [action.option_strings for parser in parsers for action in parser._actions if action.option_strings]
-    assert sum(not {"--help", "--version"} & set(names) for names in flags) <= 110

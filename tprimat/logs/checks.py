@@ -15,7 +15,7 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.limits import finite_or_none
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
-from tprimat.logs.contents import AUTO, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
+from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.parse import LogReading
@@ -54,44 +54,44 @@ def world_size(evidence: Mapping[str, Any]) -> int | None:
 
 def with_evidence(claims: Claims, evidence: Evidence) -> Claims:
     """Return what the log states about batch and GPUs, else what is claimed."""
-    return replace(
-        claims,
-        gpus=evidence.world_size or claims.gpus,
-        global_batch_sequences=evidence.workload.global_batch_sequences or claims.global_batch_sequences,
-        sequence_tokens=evidence.workload.sequence_tokens or claims.sequence_tokens,
+    seen = evidence.workload
+    batch, sequence = seen.global_batch_sequences, seen.sequence_tokens
+    return Claims(gpus=evidence.world_size, global_batch_sequences=batch, sequence_tokens=sequence).over(claims)
+
+
+def logged_claims(contents: LogContents) -> Claims:
+    """Return what the log states of what a caller may claim, or the record that TPrimat printed in it."""
+    if (run := contents.run) is None:
+        return Claims(
+            gpus=world_size(contents.evidence),
+            global_batch_sequences=contents.evidence.get("global_batch_sequences"),
+            sequence_tokens=contents.evidence.get("sequence_tokens"),
+            accelerator=contents.accelerator,
+        )
+    return Claims(
+        model=run.model,
+        gpus=run.machine.gpus,
+        nodes=run.machine.nodes,
+        global_batch_sequences=run.ran.global_batch_sequences,
+        sequence_tokens=run.ran.sequence_tokens,
+        accelerator=run.machine.accelerator,
     )
 
 
 def check_claims(reading: LogReading, claims: Claims) -> None:
-    """Check every claim that the log, or the record that TPrimat printed in it, has a value for.
+    """Check every claim that the log has a value for.
 
     Raises:
         ConfigError: the log says something else; names the line.
     """
-    contents, run = reading.contents, reading.contents.run
-    evidence, line = contents.evidence, contents.evidence_line.get
-    stated: dict[str, tuple[int | str | None, int | str | None, int | None]] = {
-        "--num-gpus": (claims.gpus, world_size(evidence), line("world_size") or line("tensor_parallel")),
-        "--global-batch-size": (
-            claims.global_batch_sequences,
-            evidence.get("global_batch_sequences"),
-            line("global_batch_sequences"),
-        ),
-        "--sequence-length": (claims.sequence_tokens, evidence.get("sequence_tokens"), line("sequence_tokens")),
-    }
-    if run is not None:
-        stated = {
-            MODEL_FLAG: (None if claims.model == AUTO else claims.model, run.model, None),
-            "--num-gpus": (claims.gpus, run.machine.gpus, None),
-            "--num-nodes": (claims.nodes, run.machine.nodes, None),
-            "--global-batch-size": (claims.global_batch_sequences, run.ran.global_batch_sequences, None),
-            "--sequence-length": (claims.sequence_tokens, run.ran.sequence_tokens, None),
-        }
-    for flag, (claimed, logged, number) in stated.items():
-        check_claim(flag, claimed, logged, f"{reading.name}:{number}" if number else reading.name)
-    claimed, logged = claims.accelerator, run.machine.accelerator if run else contents.accelerator
-    if claimed and (find_accelerator(claimed) is not find_accelerator(logged) or find_accelerator(claimed) is None):
-        check_claim("--gpu", claimed, logged, f"{reading.name}:{line('accelerator')}" if line("accelerator") else reading.name)
+    logged, line = logged_claims(reading.contents), reading.contents.evidence_line.get
+    same_device = find_accelerator(claims.accelerator) is find_accelerator(logged.accelerator) is not None
+    for name, flag in FLAGS.items():
+        number = (line("world_size") or line("tensor_parallel")) if name == "gpus" else line(name)
+        if not (name == "accelerator" and same_device):
+            check_claim(
+                flag, getattr(claims, name), getattr(logged, name), f"{reading.name}:{number}" if number else reading.name
+            )
     check_device(reading, claims)
 
 

@@ -4,7 +4,7 @@ Frameworks repeat lines and spread a step over several lines; schedulers start a
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tprimat.core.errors import ConfigError
@@ -31,6 +31,21 @@ class Claims:
     """Where batch or sequence length are not known; no flag states it."""
     accelerator: str | None = None
 
+    def over(self, other: "Claims") -> "Claims":
+        """Return these claims, with what they do not state from others."""
+        stated = {one.name: getattr(self, one.name) for one in fields(Claims)}
+        return replace(other, **{name: value for name, value in stated.items() if value not in {None, AUTO}})
+
+
+FLAGS = {
+    "model": MODEL_FLAG,
+    "gpus": "--num-gpus",
+    "nodes": "--num-nodes",
+    "global_batch_sequences": "--global-batch-size",
+    "sequence_tokens": "--sequence-length",
+    "accelerator": "--gpu",
+}
+
 
 def check_claim(flag: str, claimed: int | str | None, logged: int | str | None, where: str) -> None:
     """Refuse a flag that the log contradicts.
@@ -38,7 +53,7 @@ def check_claim(flag: str, claimed: int | str | None, logged: int | str | None, 
     Raises:
         ConfigError: both state something, and not the same.
     """
-    if claimed is None or logged is None or claimed == logged:
+    if claimed in {None, AUTO, logged} or logged in {None, AUTO}:
         return
     raise ConfigError(
         f"{flag} {claimed} contradicts the log, which says {logged}.",

@@ -13,7 +13,16 @@ from tprimat.core.limits import LARGEST_WHOLE, finite_or_none
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import Workload
 from tprimat.logs.arguments import arithmetic_of, options_of
-from tprimat.logs.checks import check_claims, check_model, machine_of, model_of, shape_of, with_evidence, world_size
+from tprimat.logs.checks import (
+    check_claims,
+    check_model,
+    logged_claims,
+    machine_of,
+    model_of,
+    shape_of,
+    with_evidence,
+    world_size,
+)
 from tprimat.logs.contents import AUTO, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.failures import diverging
 from tprimat.logs.fields import Dialect, number_of
@@ -122,12 +131,7 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
     contents = reading.contents  # of the likeliest dialect, where the run failed before a line showed it
     check_claims(reading, claims)
     if (record := contents.run) is not None:
-        ours = Claims(
-            gpus=record.machine.gpus,
-            global_batch_sequences=record.ran.global_batch_sequences,
-            sequence_tokens=record.ran.sequence_tokens,
-        )
-        steps, _, notes = parsed_log(contents, ours)
+        steps, _, notes = parsed_log(contents, logged_claims(contents))
     else:
         steps, record = claimed_run(reading, dialect, claims, known, log)
         notes = record.evidence.notes if record.evidence else ()

@@ -41,6 +41,19 @@ COLUMNS = (("raw_loss_values", "loss_values"), ("raw_learning_rates", "learning_
 ABSENT = ("", "n/a", "unknown", "none")
 
 
+COUNTS: dict[str, tuple[str, ...]] = {
+    "tensor_parallel": ("tensor_model_parallel_size", "tensor_parallel_size"),
+    "pipeline_parallel": ("pipeline_model_parallel_size", "pipeline_parallel_size"),
+    "virtual_pipeline": ("virtual_pipeline_model_parallel_size",),
+    "context_parallel": ("context_parallel_size",),
+    "data_parallel": ("data_parallel_size",),
+    "micro_batch_sequences": ("micro_batch_size",),
+    "global_batch_sequences": ("global_batch_size",),
+    "sequence_tokens": ("sequence_length",),
+}
+"""Field of a workload -> its names in files."""
+
+
 def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunResult:
     """Read a run from a file's JSON object; the hash of its bytes becomes the run's id, so that a copy counts once.
 
@@ -49,17 +62,16 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunR
     Raises:
         RecordError: no step times, an unknown platform, or values of the wrong kind.
     """
-    reader = _Reader(document, path)
-    steps = _steps(reader)
-    digest = hashlib.sha256(content).hexdigest()
+    reader, digest = _Reader(document, path), hashlib.sha256(content).hexdigest()
+    steps, model = _steps(reader), _model(reader)
     notes = ["read from a file of another program, which does not prove what ran"]
-    model = _model(reader)
     machine = _machine(reader, notes)
     peak = reader.find("peak_memory_allocated_gb")
     if peak is not None and not any(step.peak_allocated_bytes for step in steps):
         notes.append(f"peak memory of the whole run {peak} GB; none by step")
     dtype, stack = reader.text("matmul_dtype", "precision"), reader.text("software_stack") or "software"
     versions = {"torch": reader.text("pytorch_version"), stack: reader.text("software_version")}
+    counts: dict[str, Any] = {field: reader.whole(*names) for field, names in COUNTS.items()}
     run = RunRecord(
         run_id=f"foreign-{digest[:16]}",
         model=model,
@@ -68,14 +80,7 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunR
         workload=Workload(
             shape=model_shape(MODELS[model]) if model in MODELS else None,
             matmul_dtype=dtype if dtype in DTYPES else None,  # names of mixed precision are ambiguous
-            tensor_parallel=reader.whole("tensor_model_parallel_size", "tensor_parallel_size"),
-            pipeline_parallel=reader.whole("pipeline_model_parallel_size", "pipeline_parallel_size"),
-            virtual_pipeline=reader.whole("virtual_pipeline_model_parallel_size"),
-            context_parallel=reader.whole("context_parallel_size"),
-            data_parallel=reader.whole("data_parallel_size"),
-            micro_batch_sequences=reader.whole("micro_batch_size"),
-            global_batch_sequences=reader.whole("global_batch_size"),
-            sequence_tokens=reader.whole("sequence_length"),
+            **counts,
         ),
         machine=machine,
         software={name: version for name, version in versions.items() if version is not None},
@@ -85,15 +90,14 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunR
         evidence=Evidence(source="log", notes=tuple(notes)),
         source=LogSource(path=str(path), sha256=digest, dialect="benchmark json"),
     )
+    return RunResult(run=checked(RunRecord, run, path), steps=steps, path=path, stated_tokens_per_second=_stated_rate(document))
+
+
+def _stated_rate(document: Mapping[str, Any]) -> float | None:
     metrics = document.get("performance_metrics")
     rate = metrics.get("tokens_per_second") if isinstance(metrics, Mapping) else None
     known = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < LARGEST_REAL
-    return RunResult(
-        run=checked(RunRecord, run, path),
-        steps=steps,
-        path=path,
-        stated_tokens_per_second=rate if known else None,
-    )
+    return rate if known else None
 
 
 class _Reader:

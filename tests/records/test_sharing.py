@@ -17,7 +17,18 @@ from tprimat.records.store import as_document, checked
 SECRETS = {
     "logged in with hf_" + "abcdefghijklmnopqrstuvwxyz012345": "abcdefghij",
     "AWS_ACCESS_KEY_ID=" + "AKIA" + "IOSFODNN7EXAMPLE": "IOSFODNN7",
-    "Authorization: Digest abc.def-ghi_jkl": "abc.def",
+    'Authorization: Digest username="al", response="Zq7xK9"': "Zq7xK9",
+    "authorization: token hunter2": "hunter2",
+    "sshpass -p hunter2 ssh node1": "hunter2",
+    "docker login -u me -p hunter2 registry": "hunter2",
+    "https://hooks.slack.com/services/T01/B02/hunter2": "hunter2",
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nhunter2": "hunter2",
+    "key '-----BEGIN EC PRIVATE KEY-----\\nhunter2\\n-----END EC PRIVATE KEY-----'": "hunter2",
+    "users: - user: client-key-data: hunter2": "hunter2",
+    "the password is hunter2": "hunter2",
+    "accepted Zq7xK9vLm2Rt5wYb of alice@example.com": "Zq7xK9",
+    "mail to alice@example.com": "alice",
+    "peer at fe80:1:2:3:4:5 is gone": "fe80",
     "curl -H 'Bearer abc.def-ghi_jkl'": "abc.def",
     "https://alice:hunter2@registry.example.com/x": "hunter2",
     "postgres://alice:p@ss@db/x": "p@ss",
@@ -33,7 +44,7 @@ SECRETS = {
 }
 HARMLESS = (
     "step 10 | tokens: 262144 | loss 2.31 | num_tokens=4096, key value heads: 8, KeyError: 'x', forward_pass: 12.3 ms",
-    "driver 570.86.15, torch 2.7.0+cu128, localhost, 127.0.0.1:29500, commit 0123456789abcdef0123456789abcdef01234567",
+    "driver 570.86.15, torch 2.7.0+cu128, localhost, 127.0.0.1:29500",
     "/dev/shm, /proc/self/status, /opt/rocm/lib/librccl.so, 1/2/3, https://huggingface.co/meta-llama/Llama-3.1-8B",
     "--num-tokens 5 --tokenizer abc --key-value 3",
 )

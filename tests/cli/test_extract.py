@@ -154,7 +154,7 @@ def test_a_log_that_is_cut_or_holds_zero_bytes_leaves_a_record_that_says_so(log,
         (b"", NO_LINE),
         (bytes(range(256)) * 100, "is not a text log"),
         ("iteration 1".encode("utf-16"), "is not a text log"),
-        (b"\x1f\x8bnot gzip at all", "gzip stream is damaged"),
+        (b"\x1f\x8bnot gzip at all", "is a damaged gzip file"),
         (b"hello\nworld\n", NO_LINE),
         (
             b"Yesterday it said `torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.31 GiB`.\n",

@@ -6,10 +6,11 @@ import math
 import time
 
 import pytest
-from a_log import reading_of
+from a_log import iterations, reading_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tprimat.core.errors import RecordError
 from tprimat.logs import lines as log_lines
 from tprimat.logs.contents import Claims
 from tprimat.logs.failures import classify
@@ -19,6 +20,30 @@ from tprimat.logs.read import parsed_log, sequence_from_rates
 from tprimat.records.store import to_json
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def read_all(path):
+    reading = LogReading(name="train.log")
+    for batch in LogLines(path=str(path)).batches():
+        reading.add(batch)
+    return reading.contents.steps
+
+
+def test_a_flipped_bit_of_a_gzip_file_changes_no_step_unsaid(tmp_path):
+    lines = iterations(1, [2.0 + number / 7 for number in range(12)])
+    good, path = gzip.compress("\n".join([*lines, ""]).encode(), mtime=0), tmp_path / "train.log"
+    path.write_bytes(good)
+    whole, refused = read_all(path), 0
+    for bit in range(80, 8 * len(good), 7):  # the header holds nothing that counts
+        path.write_bytes(bytes(byte ^ (1 << bit % 8) * (place == bit // 8) for place, byte in enumerate(good)))
+        log = LogLines(path=str(path))
+        try:
+            for _ in log.batches():
+                pass
+            assert log.why_truncated or read_all(path) == whole, bit
+        except RecordError as error:
+            refused += "is a damaged gzip file" in error.what
+    assert refused > len(good) // 2
 
 
 def decimals(low, high, places):

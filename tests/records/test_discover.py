@@ -84,16 +84,20 @@ def test_a_run_with_a_folder_and_a_benchmark_file_counts_once_from_its_folder(tm
     assert nested.path.is_dir()
 
 
-@pytest.mark.parametrize("left", [5, 0])
-def test_a_folder_that_lost_steps_is_named_and_the_benchmark_file_of_its_run_counts(tmp_path, left):
+@pytest.mark.parametrize("left", [5, 0, None])
+def test_a_folder_that_lost_or_doubled_steps_is_named_and_the_benchmark_file_of_its_run_counts(tmp_path, left):
     shutil.copytree(RUNS / "cpu", tmp_path / "cpu")
     (original,), _ = load_results([tmp_path / "cpu"])
     write_benchmark_file(tmp_path / "cpu" / "benchmark_cpu_llama.json", original.run, original.steps, None)
     file = original.path / "steps.jsonl"
-    file.write_text("".join(f"{line}\n" for line in file.read_text().split("\n")[:left]) + '{"step": 6, "step_sec')
+    if left is None:
+        file.write_text(file.read_text() * 2)
+    else:
+        file.write_text("".join(f"{line}\n" for line in file.read_text().split("\n")[:left]) + '{"step": 6, "step_sec')
     (found,), (problem,) = load_results([tmp_path / "cpu"])
     assert (found.run, found.steps) == (original.run, original.steps)
-    assert problem.what == f"{original.path} holds {left} of the {len(original.steps)} steps of its run."
+    doubled = f"{file} has step 1 after step {len(original.steps)}."
+    assert problem.what in {f"{original.path} holds {left} of the {len(original.steps)} steps of its run.", doubled}
 
 
 @pytest.mark.parametrize(
@@ -130,14 +134,20 @@ def test_a_path_that_is_not_there_is_a_problem_and_the_others_are_read(tmp_path)
 
 
 def test_two_runs_of_one_name_are_both_named_and_a_copy_read_from_a_log_is_none(tmp_path):
-    for place, factor in (("a", 1.0), ("b", 1.0002), ("c", 1.05)):
+    for place, factor, name in (
+        ("a", 1.0, "loss"),
+        ("b", 1.0002, "step_seconds"),
+        ("c", 1.05, "step_seconds"),
+        ("d", 1.05, "loss"),
+    ):
         shutil.copytree(RUNS / "cpu", tmp_path / place)
         file = next((tmp_path / place).rglob("steps.jsonl"))
         steps = [json.loads(line) for line in file.read_text().splitlines()]
-        lines = [json.dumps(step | {"step_seconds": factor * step["step_seconds"]}) for step in steps]
+        lines = [json.dumps(step | {name: factor * step[name]}) for step in steps]
         file.write_text("\n".join(lines) + "\n")
-    (kept,), (problem,) = load_results([tmp_path])
-    assert problem.what == f"{kept.path} and {tmp_path}/c/runs/cpu-llama-0 are two runs named cpu-llama-0."
+    (kept,), problems = load_results([tmp_path])
+    other = [f"{tmp_path}/{place}/runs/cpu-llama-0" for place in "cd"]
+    assert [one.what for one in problems] == [f"{kept.path} and {path} are two runs named cpu-llama-0." for path in other]
 
 
 def test_a_name_that_leads_elsewhere_is_refused_where_it_is_read(tmp_path):

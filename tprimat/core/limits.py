@@ -12,7 +12,11 @@ from pydantic_core import PydanticCustomError
 LARGEST_DOCUMENT = 256 * 2**20
 """Bytes of a JSON document, which is read as a whole: ten times those of a run of a hundred thousand steps."""
 LARGEST_UNPACKED = 4 * 2**30
-"""Bytes of an archive or of a trace, packed or unpacked."""
+"""Bytes of an archive, a trace or a file of lines, packed or unpacked."""
+LARGEST_RATIO = 500
+"""Times its size that a packed file may unpack to, which text of records and logs never does."""
+FREE_OF_RATIO = 64 * 2**20
+"""Bytes that may be unpacked whatever the ratio."""
 LARGEST_WHOLE = 2**53
 """The largest whole number up to which floating point is exact."""
 LARGEST_REAL = 1e100
@@ -33,6 +37,11 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, int | float) and not (abs(value) <= LARGEST_REAL and math.isfinite(value)):
         raise PydanticCustomError("size", "Input should be a finite number up to 1e100")
     return value
+
+
+def most_unpacked(packed: int) -> int:
+    """Return the bytes that so many packed ones may unpack to."""
+    return min(LARGEST_UNPACKED, max(FREE_OF_RATIO, LARGEST_RATIO * packed))
 
 
 def finite_or_none(value: float | None) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tprimat.core.errors import RecordError
+from tprimat.core.limits import most_unpacked
 from tprimat.records.store import without_waiting
 
 CHUNK_BYTES = 1 << 20
@@ -38,7 +39,7 @@ class LogLines:
         """Yield whole lines, batch by batch.
 
         Raises:
-            RecordError: the file is missing, unreadable or not text.
+            RecordError: the file is missing, unreadable, damaged or not text.
         """
         try:
             if self.path == "-":
@@ -86,12 +87,36 @@ class LogLines:
             )
 
     def _chunks(self, file: io.BufferedReader) -> Iterator[bytes]:
-        packed = file.peek(2).startswith(GZIP_MAGIC)
-        source = gzip.GzipFile(fileobj=file) if packed else file
+        """Yield what is in the file, of a gzip file unpacked; one that is cut short may still be written."""
+        if not file.peek(2).startswith(GZIP_MAGIC):
+            yield from iter(lambda: file.read1(CHUNK_BYTES), b"")
+            return
+        packed, unpacked = _Counted(file), 0
         try:
-            while data := source.read1(CHUNK_BYTES):
-                yield data
+            with gzip.GzipFile(fileobj=packed) as source:
+                while data := source.read1(CHUNK_BYTES):
+                    unpacked += len(data)
+                    if unpacked > most_unpacked(packed.bytes):
+                        raise self._refused("unpacks to far more than text does", "It may be a bomb.")
+                    yield data
         except EOFError:
             self._cut("its gzip stream is cut short")
-        except (gzip.BadGzipFile, zlib.error):
-            self._cut("its gzip stream is damaged")
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise self._refused("is a damaged gzip file", f"{error}. Steps in it may be wrong.") from error
+
+    def _refused(self, what: str, why: str) -> RecordError:
+        return RecordError(f"{self.name} {what}.", where=self.name, why=why, fix="copy the file again")
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts the bytes that are read."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self.file = file
+        self.bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Read as the file does."""
+        data = self.file.read(size)
+        self.bytes += len(data)
+        return data

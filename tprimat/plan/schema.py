@@ -22,7 +22,7 @@ from tprimat.core.rows import RefuseUnknownKeys
 from tprimat.core.workload import FullWorkload
 from tprimat.records.environment import masked_environment
 from tprimat.records.schema import RunPrediction
-from tprimat.records.store import from_json, read_text, to_json, write_atomically
+from tprimat.records.store import from_json, json_document, read_bytes, to_json, write_atomically
 
 __all__ = [
     "EngineOptions",
@@ -120,17 +120,11 @@ def read_plan(path: Path) -> RunPlan:
     if not path.exists():
         fix = "./benchmark.py writes it when it starts the run; --dry-run only names the place"
         raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
-    return from_json(RunPlan, _without_removed_options(read_text(path)), where=str(path))
-
-
-def _without_removed_options(text: str) -> str:
-    """Leave out the options that older plans name and that are gone; anything damaged stays for `from_json` to report."""
-    try:
-        document = json.loads(text)
+    document = json_document(read_bytes(path), path)
+    if isinstance(document, dict):  # without what older plans name and that is gone
         for former in FORMER_FIELDS:
             document.pop(former, None)
         for section, option in (name.split(".") for name in REMOVED if "." in name):
-            (document.get(section) or {}).pop(option, None)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return text
-    return json.dumps(document)
+            if isinstance(options := document.get(section), dict):
+                options.pop(option, None)
+    return from_json(RunPlan, json.dumps(document), where=str(path))

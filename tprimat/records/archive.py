@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from tprimat.core.errors import RecordError
-from tprimat.core.limits import LARGEST_UNPACKED
+from tprimat.core.limits import most_unpacked
 from tprimat.records.store import NO_ROOM, cannot_write
 
 SUFFIXES = (".tar.gz", ".tgz")
@@ -27,11 +27,12 @@ def is_archive(path: Path) -> bool:
 
 
 @contextmanager
-def unpacked(path: Path, most: int = LARGEST_UNPACKED) -> Iterator[Path]:
+def unpacked(path: Path, most: int | None = None) -> Iterator[Path]:
     """Unpack the results of an archive into a temporary folder: regular files only, and none outside the folder (PEP 706).
 
     Raises:
-        RecordError: not an archive, damaged, too large, or with a path that leads outside; or there is no room.
+        RecordError: not an archive, damaged, too large (by default, for its size), or with a path that leads outside; or there is
+            no room.
     """
     try:
         spare = tempfile.TemporaryDirectory(prefix="tprimat-")
@@ -42,7 +43,7 @@ def unpacked(path: Path, most: int = LARGEST_UNPACKED) -> Iterator[Path]:
         folder = Path(name)
         try:
             with gzip.open(path) as packed, tarfile.open(fileobj=packed, mode="r|") as members:
-                _extract_results(members, folder, path, most)
+                _extract_results(members, folder, path, most or most_unpacked(path.stat().st_size))
                 while packed.read(1 << 20):  # the checksum stands at the end, behind that of the archive
                     pass
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
@@ -57,10 +58,10 @@ def unpacked(path: Path, most: int = LARGEST_UNPACKED) -> Iterator[Path]:
 def _extract_results(members: tarfile.TarFile, folder: Path, archive: Path, most: int) -> None:
     size = 0
     for member in members:
+        size += member.size
+        if size > most:
+            raise RecordError(f"{archive} unpacks to more than {most:,} bytes.", where=str(archive))
         if member.isreg() and any(fnmatch(PurePosixPath(member.name).name, pattern) for pattern in RESULTS):
-            size += member.size
-            if size > most:
-                raise RecordError(f"{archive} unpacks to more than {most:,} bytes.", where=str(archive))
             members.extract(member, folder, set_attrs=False, filter="data")
 
 

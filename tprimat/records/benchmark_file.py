@@ -18,7 +18,7 @@ from tprimat.core.limits import Fraction
 from tprimat.core.rows import RefuseUnknownKeys, adapter
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.sharing import shareable
-from tprimat.records.store import as_document, checked, write_atomically
+from tprimat.records.store import as_document, checked, rising, write_atomically
 from tprimat.records.upgrade import upgraded_metrics
 
 
@@ -208,7 +208,7 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
         RecordError: they do not fit this schema version.
     """
     run = checked(RunRecord, document["run"], path)
-    steps = checked(tuple[StepRecord, ...], document["steps"], path)
+    steps = rising(checked(tuple[StepRecord, ...], document["steps"], path), path)
     return RunResult(run=run, steps=steps, path=path, stated=_stated(document))
 
 

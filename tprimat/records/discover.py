@@ -37,7 +37,7 @@ def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordErr
             former = results.setdefault(result.run.run_id, result)
             if former is not result and not _is_copy(former, result):
                 what = f"{former.path} and {result.path} are two runs named {result.run.run_id}."
-                why = "Their step times differ. The first one counts."
+                why = "Their steps differ. The first one counts."
                 problems.append(RecordError(what, where=str(result.path), why=why, fix="another run_id in one of them"))
             elif len(former.steps) < len(result.steps):
                 what = f"{former.path} holds {len(former.steps)} of the {len(result.steps)} steps of its run."
@@ -47,15 +47,18 @@ def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordErr
     return list(results.values()), problems
 
 
-PRINTED_SECONDS = 1e-3
-"""To which a log, from which a copy may have been read, rounds the time of a step."""
+PRINTED = 1e-3
+"""To which a log, from which a copy may have been read, rounds the time of a step and its loss."""
 
 
 def _is_copy(former: RunResult, result: RunResult) -> bool:
-    """Return whether two results of one name have the same step times, as far as both have any."""
-    seconds = ({step.step: step.step_seconds for step in one.steps} for one in (former, result))
-    one, other = seconds
-    return all(math.isclose(one[step], other[step], rel_tol=1e-3, abs_tol=PRINTED_SECONDS) for step in one.keys() & other.keys())
+    """Return whether two results of one name have the same numbers, as far as both have any."""
+    one, other = ({step.step: step for step in each.steps} for each in (former, result))
+    common = one.keys() & other.keys()
+    names = ("step_seconds", "loss", "tokens")
+    pairs = ((getattr(one[step], name), getattr(other[step], name)) for step in common for name in names)
+    known = (pair for pair in pairs if None not in pair)
+    return bool(common or not one or not other) and all(math.isclose(*pair, rel_tol=PRINTED, abs_tol=PRINTED) for pair in known)
 
 
 def _in_place(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:

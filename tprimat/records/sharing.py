@@ -15,7 +15,7 @@ MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out
 
 # Secrets in command lines, sentences and URLs, by what stands before them.
 
-VALUE = r"""(?!["']?\[secret)(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;&)\]}]+)"""
+VALUE = r"""(?!["']?\[(?:secret|value))(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;&)\]}]+)"""
 SECRETS = (
     (re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S), MASKED),
     # https://user:password@host, https://token@host

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -210,6 +211,19 @@ def as_document(value: Any) -> Any:
     return adapter(type(value)).dump_python(value, mode="json")
 
 
+def rising(steps: tuple[StepRecord, ...], path: Path) -> tuple[StepRecord, ...]:
+    """Return the steps of a file, whose numbers rise.
+
+    Raises:
+        RecordError: they do not, as in a file that was appended to itself.
+    """
+    for former, later in pairwise(steps):
+        if later.step <= former.step:
+            what = f"{path} has step {later.step} after step {former.step}."
+            raise RecordError(what, where=str(path), why="Each step stands once, in order.", fix="copy the file again")
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The folder of one run."""
@@ -272,9 +286,9 @@ class RunDirectory:
         """Read the record and the steps of a run.
 
         Raises:
-            RecordError: one of them is damaged, or steps are missing that the run had when it completed.
+            RecordError: one of them is damaged, steps repeat, or are missing that the run had when it completed.
         """
-        run, steps = self.read_run(), self.read_steps()
+        run, steps = self.read_run(), rising(self.read_steps(), self.steps_file)
         if run.outcome == "completed" and len(steps) < (run.steps_recorded or 0):
             raise RecordError(
                 f"{self.path} holds {len(steps)} of the {run.steps_recorded} steps of its run.",

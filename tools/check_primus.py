@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tprimat.config.load import Setting, read_config  # noqa: E402
-from tprimat.engines.megatron_arguments import decided_arguments  # noqa: E402
 from tprimat.engines.primus import ENGINE, INSTEAD, MODULE, experiment  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
+from tprimat.plan.megatron_names import parser_arguments  # noqa: E402
 from tprimat.plan.schema import PrimusStart, RunPlan  # noqa: E402
 
 AMD = ("platform_optimizations", "amd")
@@ -180,7 +180,7 @@ def complaints(reader: Reader, plan: RunPlan, further: Sequence[str]) -> Iterato
     except Exception as error:  # noqa: BLE001 - Primus raises bare ones
         yield f"Primus refuses the experiment: {error}"
         return
-    intended = {**experiment(plan)["modules"][MODULE]["overrides"], **decided_arguments(plan)}  # type: ignore[index]
+    intended = {**experiment(plan)["modules"][MODULE]["overrides"], **parser_arguments(plan)}  # type: ignore[index]
     for key, value in intended.items():
         if key in presets and not same(arrived.get(key), value):
             yield f"{key} is {value!r} and arrives as {arrived.get(key)!r}"

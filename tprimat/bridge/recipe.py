@@ -21,6 +21,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
 from tprimat.engines.bridge import model_kind, recipe_name
+from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 from tprimat.train.data import Sequences, open_sequences
 
@@ -46,7 +47,6 @@ def build_config(plan: RunPlan, *, on_gpu: bool, transformer_engine: bool) -> An
         LaunchError: this Bridge has no such recipe.
     """
     cfg, layout = recipe_of(plan), plan.workload.layout
-    _set_layout(cfg.model, plan)
     _set_model(cfg.model, plan)
     cfg.mixed_precision = _precision(plan, cfg)
     _set_training(cfg, plan, on_gpu=on_gpu)
@@ -122,65 +122,35 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
 
 def model_fields(shape: ModelShape) -> dict[str, Any]:
     """Return a shape in the names of Megatron-Core's TransformerConfig and of Bridge's provider."""
-    fields: dict[str, Any] = {
-        "num_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "ffn_hidden_size": shape.ffn,
-        "num_attention_heads": shape.heads,
-        "num_query_groups": shape.kv_heads,
-        "kv_channels": shape.head_dim,
-        "layernorm_epsilon": shape.norm_epsilon,
-        "add_qkv_bias": shape.qkv_bias,
+    fields = {
+        **names.recipe_fields(shape),
         "qk_layernorm": shape.qk_norm,
-        "rotary_base": shape.rope_base,
-        "share_embeddings_and_output_weights": shape.tied_embeddings,
-        "vocab_size": shape.vocabulary,
         "should_pad_vocab": True,
         "rope_scaling": shape.rope_scaling is not None,
     }
     if shape.rope_scaling is not None:
         fields["rope_scaling_factor"] = shape.rope_scaling.factor
     if shape.experts is not None:
-        fields |= {
-            "num_moe_experts": shape.experts,
-            "moe_router_topk": shape.experts_per_token,
-            "moe_ffn_hidden_size": shape.expert_ffn,
-            "moe_aux_loss_coeff": shape.balance_loss,
-        }
+        fields["moe_aux_loss_coeff"] = shape.balance_loss
     return fields
-
-
-def _set_layout(model: Any, plan: RunPlan) -> None:
-    layout = plan.workload.layout
-    model.tensor_model_parallel_size = layout.tensor
-    model.pipeline_model_parallel_size = layout.pipeline
-    model.virtual_pipeline_model_parallel_size = layout.virtual_pipeline
-    model.pipeline_model_parallel_layout = None
-    model.context_parallel_size = layout.context
-    model.expert_model_parallel_size = layout.expert
-    model.expert_tensor_parallel_size = 1 if plan.workload.shape.experts else None
-    model.sequence_parallel = layout.sequence_parallel
-    wide = plan.workload.matmul_dtype == "fp32"
-    model.pipeline_dtype = None if layout.pipeline == 1 else torch.float32 if wide else torch.bfloat16
 
 
 def _set_model(model: Any, plan: RunPlan) -> None:
     work = plan.workload
-    for name, value in model_fields(work.shape).items():
-        setattr(model, name, value)
+    names.set_fields(
+        model,
+        {
+            **model_fields(work.shape),
+            **names.layout_fields(work.layout),
+            **names.routing_fields(work),
+            **names.recompute_fields(work),
+        },
+    )
+    model.pipeline_model_parallel_layout = None
+    model.expert_tensor_parallel_size = 1 if work.shape.experts else None
+    wide = work.matmul_dtype == "fp32"
+    model.pipeline_dtype = None if work.layout.pipeline == 1 else torch.float32 if wide else torch.bfloat16
     model.seq_length = work.sequence_tokens
-    if work.shape.experts:
-        model.moe_router_force_load_balancing = work.routing == "balanced"
-        model.moe_expert_capacity_factor = work.expert_capacity_factor
-    if work.recompute == "full":
-        model.recompute_granularity = "full"
-        model.recompute_method = "uniform" if work.recompute_layers is None else "block"
-        model.recompute_num_layers = work.recompute_layers or 1
-        model.recompute_modules = None
-    else:
-        model.recompute_granularity = None if work.recompute == "none" else "selective"
-        model.recompute_modules = list(work.recompute_modules or ()) or None
-        model.recompute_method = model.recompute_num_layers = None
 
 
 def _precision(plan: RunPlan, cfg: Any) -> Any:
@@ -213,13 +183,11 @@ def _set_training(cfg: Any, plan: RunPlan, *, on_gpu: bool) -> None:
 
 def _set_optimizer(cfg: Any, plan: RunPlan) -> None:
     settings = plan.optimizer
-    optimizer, schedule = cfg.optimizer, cfg.scheduler
-    optimizer.lr, optimizer.min_lr = settings.learning_rate, settings.min_learning_rate
-    optimizer.weight_decay, optimizer.clip_grad = settings.weight_decay, settings.gradient_clipping
-    optimizer.adam_beta1, optimizer.adam_beta2, optimizer.adam_eps = settings.beta1, settings.beta2, settings.epsilon
+    schedule = cfg.scheduler
+    names.set_fields(cfg.optimizer, names.optimizer_fields(settings))
     schedule.start_weight_decay = schedule.end_weight_decay = settings.weight_decay
     schedule.lr_decay_style = settings.schedule
-    schedule.lr_warmup_iters, schedule.lr_decay_iters = min(settings.warmup_steps, max(plan.steps - 1, 0)), plan.steps
+    schedule.lr_warmup_iters, schedule.lr_decay_iters = names.warmup_steps(plan), plan.steps
 
 
 def _exchange_tokens_by_nccl(model: Any) -> None:

@@ -12,10 +12,10 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, is_installed, refuse_own_switches
-from tprimat.engines.megatron_arguments import Value, decided_arguments
 from tprimat.engines.primus import version_of
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron import MEGATRON_LM
+from tprimat.plan.megatron_names import Value, parser_arguments
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 
@@ -104,7 +104,7 @@ class MegatronLmEngine(Engine):
 def arguments(plan: RunPlan) -> dict[str, Value]:
     """Return everything that pretrain_gpt.py is told: the plan, the model, and how it is measured."""
     work = plan.workload
-    decided = decided_arguments(plan)
+    decided = parser_arguments(plan)
     del decided["fp8"]
     in_fp8: dict[str, Value] = {"fp8_format": "hybrid", "fp8_recipe": SCALING[plan.engine_options.fp8_scaling]}
     return {

@@ -19,9 +19,9 @@ from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.workload import ATTENTION_ALONE
 from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_own_switches
-from tprimat.engines.megatron_arguments import Value, decided_arguments
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron import PRIMUS
+from tprimat.plan.megatron_names import Value, parser_arguments
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 
 WORK_GROUP = "tprimat"
@@ -75,7 +75,7 @@ def experiment(plan: RunPlan) -> dict[str, object]:
 
 
 def _decided(plan: RunPlan) -> dict[str, Value]:
-    return {**decided_arguments(plan), **DATA, **NO_CHECKPOINTS, **MEASURING}
+    return {**parser_arguments(plan), **DATA, **NO_CHECKPOINTS, **MEASURING}
 
 
 INSTEAD: Mapping[str, str] = {

@@ -30,6 +30,7 @@ from tprimat.megatron.layers import Parts, block_spec, expert_layers, tell_exper
 from tprimat.megatron.linear import LinearProducts, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.wgrad import use_accumulating_embedding
+from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, routing_fields
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train.layer_watch import watch_routers
 
@@ -64,18 +65,10 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
     on_gpu = device.type == "cuda"
     kind = TransformerConfig if shape.kv_lora_rank is None else MLATransformerConfig
     return kind(
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        num_attention_heads=shape.heads,
-        num_query_groups=shape.kv_heads,
-        kv_channels=shape.head_dim,
-        ffn_hidden_size=shape.ffn,
         gated_linear_unit=shape.gated,
         activation_func=F.silu if shape.gated else F.gelu,
         normalization="RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm",
-        layernorm_epsilon=shape.norm_epsilon,
         add_bias_linear=shape.linear_bias,
-        add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm or shape.kv_lora_rank is not None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -94,9 +87,10 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
         **(_transformer_engines(plan) if options.layers == "transformer_engine" else _unfused(shape, on_gpu)),
+        **config_fields(shape),
         **_parallelism(plan.workload.layout),
         **_stages(plan, options),
-        **_recompute(plan),
+        **recompute_fields(plan.workload),
         **_experts(plan, options),
         **_latent_attention(shape),
     )
@@ -143,11 +137,7 @@ def _transformer_engines(plan: RunPlan) -> dict[str, Any]:
 def _parallelism(layout: Layout) -> dict[str, Any]:
     interleaved = layout.virtual_pipeline is not None
     return {
-        "tensor_model_parallel_size": layout.tensor,
-        "pipeline_model_parallel_size": layout.pipeline,
-        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline,
-        "context_parallel_size": layout.context,
-        "sequence_parallel": layout.sequence_parallel,
+        **layout_fields(layout),
         # With two stages both directions connect the same two ranks, and batched messages would be mixed up
         # (Megatron-LM's validate_args requires overlap there for that reason).
         "overlap_p2p_comm": interleaved,
@@ -162,30 +152,16 @@ def _stages(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
     return {"num_layers_in_last_pipeline_stage": layers_of_last_stage(plan.workload.shape, layout.pipeline)}
 
 
-def _recompute(plan: RunPlan) -> dict[str, Any]:
-    if plan.workload.recompute == "full":
-        method = "uniform" if plan.workload.recompute_layers is None else "block"
-        layers = plan.workload.recompute_layers or 1
-        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
-    if plan.workload.recompute == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": list(plan.workload.recompute_modules or ()) or None}
-    return {}
-
-
 def _experts(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
     """Return the settings of a mixture of experts, whose experts are whole on their rank."""
     shape = plan.workload.shape
     if not shape.experts:
         return {}
     settings = {
-        "num_moe_experts": shape.experts,
-        "moe_ffn_hidden_size": shape.expert_ffn,
         "moe_layer_freq": [int(number >= shape.dense_first_layers) for number in range(shape.layers)],
         "moe_shared_expert_intermediate_size": (shape.expert_ffn or 0) * shape.shared_experts or None,
-        "expert_model_parallel_size": plan.workload.layout.expert,
         "expert_tensor_parallel_size": 1,
         "moe_token_dispatcher_type": "alltoall",
-        "moe_router_topk": shape.experts_per_token,
         "moe_router_dtype": "fp32",
         "moe_router_score_function": shape.router_score,
         "moe_router_pre_softmax": shape.router_score == "softmax" and not shape.router_normalized,
@@ -195,8 +171,7 @@ def _experts(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
         "moe_router_group_topk": shape.router_best_groups,
         "moe_router_load_balancing_type": "seq_aux_loss" if shape.balance_by_sequence else "aux_loss",
         "moe_aux_loss_coeff": shape.balance_loss,
-        "moe_router_force_load_balancing": plan.workload.routing == "balanced",
-        "moe_expert_capacity_factor": plan.workload.expert_capacity_factor,
+        **routing_fields(plan.workload),
     }
     if options.layers == "transformer_engine":
         settings |= {"moe_grouped_gemm": True, "moe_permute_fusion": True}

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tprimat.megatron import compat
 from tprimat.megatron.model import PARAMETER_DTYPES, own_part, ranks_sharing
+from tprimat.plan.megatron_names import first_learning_rate, optimizer_fields, warmup_steps
 from tprimat.plan.schema import EngineOptions, RunPlan
 
 ROW = 32
@@ -204,19 +205,12 @@ class MegatronOptimizer(ScheduledOptimizer):
     """AdamW with fp32 master weights (sharded over replicas where requested), gradient clipping and the schedule."""
 
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: EngineOptions) -> None:
-        settings = plan.optimizer
         dtype = PARAMETER_DTYPES[plan.workload.matmul_dtype]
         compat.replace_norm_and_scaling(l2_norm, scale)
         self.megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer="adam",
-                lr=settings.learning_rate,
-                min_lr=settings.min_learning_rate,
-                weight_decay=settings.weight_decay,
-                adam_beta1=settings.beta1,
-                adam_beta2=settings.beta2,
-                adam_eps=settings.epsilon,
-                clip_grad=settings.gradient_clipping,
+                **optimizer_fields(plan.optimizer),
                 bf16=dtype is torch.bfloat16,
                 params_dtype=dtype,
                 use_distributed_optimizer=options.distributed_optimizer,
@@ -273,15 +267,13 @@ class MegatronOptimizer(ScheduledOptimizer):
 
 def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
     """Return Megatron's schedule of learning rate and weight decay, for anything with param_groups."""
-    settings = plan.optimizer
-    # Megatron requires a warm-up shorter than the decay, however short the run is.
-    decay = max(plan.steps, 1)
+    settings, decay = plan.optimizer, max(plan.steps, 1)
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0 if settings.warmup_steps == 0 else settings.learning_rate / (settings.warmup_steps + 1),
+        init_lr=first_learning_rate(settings),
         max_lr=settings.learning_rate,
         min_lr=settings.min_learning_rate,
-        lr_warmup_steps=min(settings.warmup_steps, decay - 1),
+        lr_warmup_steps=warmup_steps(plan),
         lr_decay_steps=decay,
         lr_decay_style=settings.schedule,
         start_wd=settings.weight_decay,

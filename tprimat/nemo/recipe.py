@@ -20,6 +20,7 @@ from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
 from tprimat.engines.nemo import INSTALL, LAYERS, OTHER_ENGINE
+from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 
 RECIPES = "nemo.collections.llm.recipes"
@@ -100,25 +101,7 @@ def check_model_kind(config: Any, plan: RunPlan) -> None:
 
 def model_fields(shape: ModelShape) -> dict[str, Any]:
     """Return a shape in the names of NeMo's model configuration. For a recipe's own model these change nothing (tested)."""
-    fields: dict[str, Any] = {
-        "num_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "ffn_hidden_size": shape.ffn,
-        "num_attention_heads": shape.heads,
-        "num_query_groups": shape.kv_heads,
-        "kv_channels": shape.head_dim,
-        "layernorm_epsilon": shape.norm_epsilon,
-        "add_qkv_bias": shape.qkv_bias,
-        "rotary_base": shape.rope_base,
-        "share_embeddings_and_output_weights": shape.tied_embeddings,
-        "vocab_size": shape.vocabulary,
-    }
-    if shape.experts is not None:
-        fields |= {
-            "num_moe_experts": shape.experts,
-            "moe_router_topk": shape.experts_per_token,
-            "moe_ffn_hidden_size": shape.expert_ffn,
-        }
+    fields = names.recipe_fields(shape)
     if shape.rope_scaling is not None:
         scaling = shape.rope_scaling
         fields |= {
@@ -132,13 +115,8 @@ def model_fields(shape: ModelShape) -> dict[str, Any]:
 
 def _set_parallelism(strategy: Any, plan: RunPlan) -> None:
     layout = plan.workload.layout
-    strategy.tensor_model_parallel_size = layout.tensor
-    strategy.pipeline_model_parallel_size = layout.pipeline
-    strategy.virtual_pipeline_model_parallel_size = layout.virtual_pipeline
-    strategy.context_parallel_size = layout.context
-    strategy.expert_model_parallel_size = layout.expert
-    strategy.expert_tensor_parallel_size = 1 if layout.expert > 1 else None  # see engines/primus.py
-    strategy.sequence_parallel = layout.sequence_parallel
+    names.set_fields(strategy, names.layout_fields(layout))
+    strategy.expert_tensor_parallel_size = 1 if layout.expert > 1 else None  # see plan/megatron_names.py
     strategy.pipeline_dtype = DTYPES[plan.workload.matmul_dtype] if layout.pipeline > 1 else None
 
 
@@ -157,20 +135,10 @@ def _precision(plan: RunPlan) -> Any:
 
 def _set_model(config: Any, plan: RunPlan) -> None:
     work = plan.workload
-    for name, value in model_fields(work.shape).items():
-        setattr(config, name, value)
+    names.set_fields(config, {**model_fields(work.shape), **names.routing_fields(work), **names.recompute_fields(work)})
     config.seq_length = work.sequence_tokens
     if work.shape.experts:
-        config.moe_router_force_load_balancing = work.routing == "balanced"
-        config.moe_expert_capacity_factor = work.expert_capacity_factor
         config.moe_aux_loss_coeff = work.shape.balance_loss
-    if work.recompute == "full":
-        config.recompute_granularity = "full"
-        config.recompute_method = "uniform" if work.recompute_layers is None else "block"
-        config.recompute_num_layers = work.recompute_layers or 1
-    else:
-        config.recompute_granularity = None if work.recompute == "none" else "selective"
-        config.recompute_modules = list(work.recompute_modules or ()) or None
     if work.layout.virtual_pipeline is not None:
         # As Megatron-LM does: with the plain recipes' exchange in batches, Megatron-Core 0.15.3 hands wrong activations on
         # between the chunks of a rank (tests/nemo_recipes/test_nemo_training.py).
@@ -194,19 +162,13 @@ def _set_data(recipe: Any, plan: RunPlan) -> None:
 
 def _set_optimizer(optim: Any, plan: RunPlan) -> None:
     settings, config = plan.optimizer, optim.config
-    config.lr = settings.learning_rate
-    config.min_lr = settings.min_learning_rate
-    config.weight_decay = settings.weight_decay
-    config.adam_beta1 = settings.beta1
-    config.adam_beta2 = settings.beta2
-    config.adam_eps = settings.epsilon
-    config.clip_grad = settings.gradient_clipping
+    names.set_fields(config, names.optimizer_fields(settings))
     config.bf16 = plan.workload.matmul_dtype != "fp32"
     if settings.schedule == "cosine":
         scheduler = nemo_run.Config(lr_scheduler.CosineAnnealingScheduler, constant_steps=0, min_lr=settings.min_learning_rate)
     else:
         scheduler = nemo_run.Config(lr_scheduler.WarmupPolicyScheduler)
-    scheduler.warmup_steps, scheduler.max_steps = min(settings.warmup_steps, max(plan.steps - 1, 0)), plan.steps
+    scheduler.warmup_steps, scheduler.max_steps = names.warmup_steps(plan), plan.steps
     optim.lr_scheduler = scheduler
 
 

@@ -1,0 +1,166 @@
+"""The facts of a plan under Megatron-Core's names: those of its configurations, which recipes share, and those of its parser.
+
+The recipes are NeMo's and Bridge's. The parser's names (megatron/training/arguments.py) are Primus's keys, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tprimat.config.schema import OptimizerConfig
+from tprimat.core.models import ModelShape
+from tprimat.core.workload import FullWorkload, Layout
+from tprimat.plan.schema import RunPlan, Scalar
+
+
+def dimensions(shape: ModelShape) -> dict[str, Any]:
+    """Return the sizes that configurations and the parser name alike."""
+    return {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "ffn_hidden_size": shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_heads,
+        "kv_channels": shape.head_dim,
+    }
+
+
+def config_fields(shape: ModelShape) -> dict[str, Any]:
+    """Return a shape in the names of TransformerConfig, as far as all of its kinds have them."""
+    fields = {**dimensions(shape), "layernorm_epsilon": shape.norm_epsilon, "add_qkv_bias": shape.qkv_bias}
+    if shape.experts is not None:
+        fields |= {
+            "num_moe_experts": shape.experts,
+            "moe_router_topk": shape.experts_per_token,
+            "moe_ffn_hidden_size": shape.expert_ffn,
+        }
+    return fields
+
+
+def recipe_fields(shape: ModelShape) -> dict[str, Any]:
+    """Return the same, and what the configuration of a recipe's model has in addition."""
+    return {
+        **config_fields(shape),
+        "rotary_base": shape.rope_base,
+        "share_embeddings_and_output_weights": shape.tied_embeddings,
+        "vocab_size": shape.vocabulary,
+    }
+
+
+def layout_fields(layout: Layout) -> dict[str, Any]:
+    """Return how the ranks share the model."""
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "sequence_parallel": layout.sequence_parallel,
+    }
+
+
+def routing_fields(work: FullWorkload) -> dict[str, Any]:
+    """Return how tokens choose experts; nothing for a dense model."""
+    if work.shape.experts is None:
+        return {}
+    return {
+        "moe_router_force_load_balancing": work.routing == "balanced",
+        "moe_expert_capacity_factor": work.expert_capacity_factor,
+    }
+
+
+def recompute_fields(work: FullWorkload) -> dict[str, Any]:
+    """Return what the backward pass computes again. Megatron refuses full recomputation without a method."""
+    full, whole = work.recompute == "full", work.recompute_layers is None
+    return {
+        "recompute_granularity": None if work.recompute == "none" else work.recompute,
+        "recompute_method": ("uniform" if whole else "block") if full else None,
+        "recompute_num_layers": (work.recompute_layers or 1) if full else None,
+        "recompute_modules": list(work.recompute_modules or ()) or None,
+    }
+
+
+def optimizer_fields(settings: OptimizerConfig) -> dict[str, float]:
+    """Return the optimizer without its schedule."""
+    return {
+        "lr": float(settings.learning_rate),
+        "min_lr": float(settings.min_learning_rate),
+        "weight_decay": float(settings.weight_decay),
+        "adam_beta1": float(settings.beta1),
+        "adam_beta2": float(settings.beta2),
+        "adam_eps": float(settings.epsilon),
+        "clip_grad": float(settings.gradient_clipping),
+    }
+
+
+def warmup_steps(plan: RunPlan) -> int:
+    """Return the steps of warm-up: Megatron requires fewer than decay, however short the run is."""
+    return min(plan.optimizer.warmup_steps, max(plan.steps - 1, 0))
+
+
+def first_learning_rate(settings: OptimizerConfig) -> float:
+    """Return where warm-up begins: one step of it above 0."""
+    return 0.0 if settings.warmup_steps == 0 else settings.learning_rate / (settings.warmup_steps + 1)
+
+
+def set_fields(target: object, fields: Mapping[str, Any]) -> None:
+    """Set them on a configuration."""
+    for name, value in fields.items():
+        setattr(target, name, value)
+
+
+Value = Scalar | Sequence[Scalar]
+
+
+def parser_arguments(plan: RunPlan) -> dict[str, Value]:
+    """Return argument -> value of what a plan decides, whichever program takes them; None and False: not given.
+
+    Megatron accepts some arguments and then recomputes them; for those the one that has an effect is used, such as
+    `num_virtual_stages_per_pipeline_rank`.
+    """
+    work, distributes = plan.workload, plan.engine_options.distributed_optimizer
+    layout = layout_fields(work.layout)
+    layout["num_virtual_stages_per_pipeline_rank"] = layout.pop("virtual_pipeline_model_parallel_size")
+    recompute = recompute_fields(work)
+    del recompute["recompute_modules"]
+    return {
+        **dimensions(work.shape),
+        "group_query_attention": work.shape.kv_heads != work.shape.heads,
+        **_expert_arguments(work),
+        **layout,
+        "use_distributed_optimizer": distributes,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": distributes,
+        "micro_batch_size": work.micro_batch_sequences,
+        "global_batch_size": work.global_batch_sequences,
+        "seq_length": work.sequence_tokens,
+        "max_position_embeddings": work.sequence_tokens,
+        "train_iters": plan.steps,
+        "seed": plan.seed,
+        **optimizer_fields(plan.optimizer),
+        "lr_warmup_init": first_learning_rate(plan.optimizer),
+        "lr_warmup_iters": warmup_steps(plan),
+        "lr_decay_iters": plan.steps,
+        "lr_decay_style": plan.optimizer.schedule,
+        "bf16": work.matmul_dtype != "fp32",
+        "fp16": False,
+        "fp8": "hybrid" if work.matmul_dtype == "fp8" else None,
+        **recompute,
+    }
+
+
+def _expert_arguments(work: FullWorkload) -> Mapping[str, Value]:
+    """Return the settings of a mixture of experts; nothing for a dense model.
+
+    Under expert parallelism each expert is whole on its rank. Without it experts are split over the tensor-parallel ranks, which
+    is Megatron-Core's default: it would not sum the gradients of whole experts over ranks with different tokens.
+    """
+    shape = work.shape
+    if shape.experts is None:
+        return {}
+    return {
+        "num_experts": shape.experts,
+        "moe_router_topk": shape.experts_per_token,
+        "moe_ffn_hidden_size": shape.expert_ffn,
+        "expert_tensor_parallel_size": 1 if work.layout.expert > 1 else work.layout.tensor,
+        **routing_fields(work),
+    }

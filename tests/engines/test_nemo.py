@@ -50,8 +50,8 @@ REFUSED = {
     "qwen3-8b": "qk_norm: true of qwen3-8b.",
     "mixtral-8x7b": "experts: 8 of mixtral-8x7b.",
     "gpt-3-175b": "norm: layernorm, position: learned, gated: false, linear_bias: true of gpt-3-175b.",
-    "deepseek-v3": "experts: 256, shared_experts: 1, dense_first_layers: 3, router_score: sigmoid, router_normalized: true, "
-    "kv_lora_rank: 512 (latent attention) of deepseek-v3.",
+    "deepseek-v3": "shared_experts: 1, dense_first_layers: 3, kv_lora_rank: 512 (latent attention), experts: 256, "
+    "router_score: sigmoid, router_normalized: true of deepseek-v3.",
     "llama-3.1-8b": "rope_scaling of llama-3.1-8b.",
 }
 

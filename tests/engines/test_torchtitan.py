@@ -68,10 +68,10 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
 @pytest.mark.parametrize(
     ("changes", "fields", "what"),
     [
-        ([], {"platform": "cpu"}, "torchtitan does not run on a CPU."),
-        ([], {"size": "tiny"}, "torchtitan trains the full model only."),
+        ([], {"platform": "cpu"}, "The engine torchtitan does not run on a CPU."),
+        ([], {"size": "tiny"}, "The engine torchtitan trains the full model only."),
         ([], {"model": "qwen"}, "torchtitan has no qwen-2.5-7b."),
-        (["hardware.platforms.nvidia.nodes=2"], {}, "torchtitan is measured on one node only."),
+        (["hardware.platforms.nvidia.nodes=2"], {}, "The engine torchtitan is measured on one node only."),
         (
             ["parallelism.balanced.llama.nvidia={pipeline_model_parallel_size: 2}"],
             {},

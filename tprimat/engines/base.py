@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -82,6 +82,10 @@ class Engine(ABC):
     """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
     planned_as_tuned: ClassVar[bool] = False
     """Whether plans ask what its framework can do at its best, beyond what a run of ours sets."""
+    lacks: ClassVar[frozenset[str]] = frozenset()
+    """What of LIMITS it cannot do."""
+    always_shards: ClassVar[bool] = False
+    """Whether it always shares weights among the replicas, as fully_shard does."""
 
     @property
     def runs_worker(self) -> bool:
@@ -196,22 +200,33 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engi
     return engine_named(FALLBACK), reason
 
 
+OTHER_ENGINE = f"--engine {FALLBACK}"
 OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False, "fully_shard": False}
 """Switches of the embedded engine that change what is trained -> their usual values."""
+LIMITS: Mapping[str, tuple[Callable[[RunPlan], bool], str, str, str]] = {
+    "cpu": (lambda plan: plan.platform == "cpu", "does not run on a CPU", "--platform", "--platform nvidia"),
+    "text": (lambda plan: plan.dataset != "mock", "trains on mock data, not on {plan.dataset}", "--set data", "--set data=mock"),
+    "profiles": (lambda plan: plan.profiling.enabled, "does not profile", "profiling.enabled", "profiling.enabled: false"),
+    "nodes": (lambda plan: plan.nodes > 1, "is measured on one node only", "--nodes", "--nodes 1"),
+    "sizes": (lambda plan: plan.size != "full", "trains the full model only", "--set size", "--set size=full"),
+}
+"""What an engine may lack -> whether a plan wants it, the refusal, and where and how to do without."""
 
 
-def refuse_own_switches(engine: str, plan: RunPlan, where: Where, *, shards: bool = False) -> ConfigError | None:
-    """Refuse switches of the embedded engine; an engine that always shards weights over the replicas takes that one."""
+def beyond(engine: Engine, plan: RunPlan, where: Where) -> Iterator[UserError]:
+    """Yield an error for each switch of the embedded engine that another one has not, and for each of its own limits."""
     for name, usual in OWN_SWITCHES.items():
         chosen = getattr(plan.engine_options, name)
-        if chosen != usual and not (shards and name == "fully_shard"):
-            return ConfigError(
+        if chosen != usual and not (engine.always_shards and name == "fully_shard"):
+            yield ConfigError(
                 f"{name} is {'on' if chosen is True else chosen}.",
                 where=where("platform_optimizations", plan.platform, "engine_options", name),
-                why=f"The engine {engine} has no such switch.",
-                fix=f"{name}: {str(usual).lower()}, or --engine megatron",
+                why=f"The engine {engine.name} has no such switch.",
+                fix=f"{name}: {str(usual).lower()}, or {OTHER_ENGINE}",
             )
-    return None
+    for name, (wanted, what, place, fix) in LIMITS.items():
+        if name in engine.lacks and wanted(plan):
+            yield LaunchError(f"The engine {engine.name} {what.format(plan=plan)}.", where=place, fix=f"{fix}, or {OTHER_ENGINE}")
 
 
 # Engines whose training runs in our own worker under torchrun and writes its own records.
@@ -270,3 +285,39 @@ class WorkerEngine(Engine):
             environment=plan.environment,
             directory=str(ROOT) if IN_A_CHECKOUT and not name else None,
         )
+
+
+class RecipesEngine(WorkerEngine):
+    """A framework of NVIDIA whose own recipes our worker trains."""
+
+    automatic_on: ClassVar[PlatformName | None] = "nvidia"
+    automatic_if_it_fits: ClassVar[bool] = True
+    title: ClassVar[str]
+    """The framework's own name."""
+    install: ClassVar[str]
+
+    @abstractmethod
+    def modules(self, here: Here) -> Sequence[str]:
+        """Return what the recipes and their layers import."""
+
+    def available(self, here: Here) -> Availability:
+        """Look for the modules that the recipes import."""
+        missing = ", ".join(name for name in self.modules(here) if not is_installed(name))
+        if not missing:
+            return Availability(reason=f"{self.title} is installed")
+        what = f"The engine {self.name} needs {missing}, not installed for {sys.executable}."
+        error = LaunchError(what, why="Its recipes import it.", fix=self.install)
+        return Availability(reason=f"{self.title} needs {missing}, not installed here", error=error)
+
+
+def beyond_recipes(shape: ModelShape) -> dict[str, bool]:
+    """Return features that no recipe of NeMo or Bridge can be told, in the words of config.yaml -> whether a shape has them."""
+    return {
+        f"norm: {shape.norm}": shape.norm != "rmsnorm",
+        f"position: {shape.position}": shape.position != "rope",
+        "gated: false": not shape.gated,
+        "linear_bias: true": shape.linear_bias,
+        f"shared_experts: {shape.shared_experts}": bool(shape.shared_experts),
+        f"dense_first_layers: {shape.dense_first_layers}": shape.experts is not None and shape.dense_first_layers > 0,
+        f"kv_lora_rank: {shape.kv_lora_rank} (latent attention)": shape.kv_lora_rank is not None,
+    }

@@ -1,26 +1,15 @@
 """Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; redirected to the CPU to check that they run."""
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import BRIDGE, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import (
-    Availability,
-    Here,
-    Settings,
-    Where,
-    WorkerEngine,
-    is_installed,
-    refuse_own_switches,
-)
-from tprimat.plan.schema import PlatformName, RunPlan
+from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Settings, Where, beyond, beyond_recipes
+from tprimat.plan.schema import RunPlan
 
-REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "megatron.bridge", "transformers")
-INSTALL = "NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer, or pip install megatron-bridge; or --engine megatron"
-OTHER_ENGINE = "--engine megatron"
 RECIPES = {
     "llama": "recipes.llama.h100.llama3:llama31_8b_pretrain_2gpu_h100_bf16_config",
     "qwen2": "recipes.qwen.h100.qwen2:qwen25_7b_pretrain_2gpu_h100_bf16_config",
@@ -31,27 +20,24 @@ RECIPES = {
 precision stay."""
 
 
-class BridgeEngine(WorkerEngine):
+class BridgeEngine(RecipesEngine):
     """Bridge's recipes in our worker."""
 
     name: ClassVar[str] = "bridge"
     trainer: ClassVar[str | None] = "tprimat.bridge"
-    automatic_on: ClassVar[PlatformName | None] = "nvidia"
-    automatic_if_it_fits: ClassVar[bool] = True
+    title: ClassVar[str] = "Megatron-Bridge"
+    install: ClassVar[str] = (
+        f"NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer, or pip install megatron-bridge; or {OTHER_ENGINE}"
+    )
 
-    def available(self, here: Here) -> Availability:
-        """Look for the modules that the recipes import."""
-        needed = (*REQUIRED_MODULES, *(() if here.platform == "cpu" else ("transformer_engine",)))
-        missing = [name for name in needed if not is_installed(name)]
-        if not missing:
-            return Availability(reason="Megatron-Bridge is installed")
-        what = f"The engine bridge needs {', '.join(missing)}, not installed for {sys.executable}."
-        reason = f"Megatron-Bridge needs {', '.join(missing)}, not installed here"
-        return Availability(reason=reason, error=LaunchError(what, why="Its recipes import it.", fix=INSTALL))
+    def modules(self, here: Here) -> Sequence[str]:
+        """Return them; a CPU has no use for Transformer Engine."""
+        needed = ("torch", "lightning", "megatron.core", "megatron.bridge", "transformers")
+        return needed if here.platform == "cpu" else (*needed, "transformer_engine")
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""
-        return refuse_own_switches(self.name, plan, where) or inexpressible(plan)
+        return next(beyond(self, plan, where), None) or inexpressible(plan)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Return how Transformer Engine's layers use memory under a recipe.
@@ -89,13 +75,7 @@ def inexpressible(plan: RunPlan) -> LaunchError | None:
     """Say why Bridge's recipes cannot express the plan; None: they can."""
     shape = plan.workload.shape
     lacking = {
-        f"norm: {shape.norm}": shape.norm != "rmsnorm",
-        f"position: {shape.position}": shape.position != "rope",
-        "gated: false": not shape.gated,
-        "linear_bias: true": shape.linear_bias,
-        f"kv_lora_rank: {shape.kv_lora_rank}": shape.kv_lora_rank is not None,
-        f"shared_experts: {shape.shared_experts}": bool(shape.shared_experts),
-        f"dense_first_layers: {shape.dense_first_layers}": bool(shape.dense_first_layers),
+        **beyond_recipes(shape),
         f"router_score: {shape.router_score}": shape.experts is not None and shape.router_score != "softmax",
         "qkv_bias with qk_norm": shape.qkv_bias and shape.qk_norm,
     }

@@ -4,14 +4,15 @@ Since Megatron-Core 0.17 the package has all but three scripts of it, so a folde
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, is_installed, refuse_own_switches
+from tprimat.engines.base import OTHER_ENGINE, Availability, Command, Engine, Here, Settings, Where, beyond, is_installed
 from tprimat.engines.primus import version_of
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron import MEGATRON_LM
@@ -21,7 +22,6 @@ from tprimat.records.environment import software_versions
 
 PATH = "MEGATRON_PATH"
 SCRIPT = "pretrain_gpt.py"
-OTHER_ENGINE = "--engine megatron"
 INSTALL = f"git clone https://github.com/NVIDIA/Megatron-LM, then export {PATH}=/path/to/Megatron-LM; or {OTHER_ENGINE}"
 FUSED: Mapping[str, Value] = {"cross_entropy_loss_fusion": True}
 """Megatron-LM's own fused loss: its parser refuses Transformer Engine's since core 0.19, for stability."""
@@ -44,6 +44,7 @@ class MegatronLmEngine(Engine):
 
     name: ClassVar[str] = "megatron-lm"
     planned_as_tuned: ClassVar[bool] = True
+    lacks: ClassVar[frozenset[str]] = frozenset({"cpu", "text", "profiles"})
 
     def available(self, here: Here) -> Availability:
         """Look for the script and for Transformer Engine, of which it makes its layers."""
@@ -59,23 +60,7 @@ class MegatronLmEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what TPrimat does not tell Megatron-LM, or what it cannot do."""
-        shape = plan.workload.shape
-        refusals = (
-            (plan.platform == "cpu", f"{SCRIPT} trains on GPUs.", "--platform", "--platform nvidia"),
-            (plan.dataset != "mock", f"The engine megatron-lm trains on mock data, not on {plan.dataset}.", "--set data", "mock"),
-            (plan.profiling.enabled, "The engine megatron-lm does not profile.", "profiling.enabled", "false"),
-            (plan.workload.matmul_dtype == "fp32", "Transformer Engine's layers run in bf16 or fp8.", "--precision", "bf16"),
-            (
-                shape.kv_lora_rank is not None or bool(shape.shared_experts) or bool(shape.dense_first_layers),
-                f"The engine megatron-lm does not describe {shape.name}: latent attention, shared experts or dense first layers.",
-                f"models.{plan.model}",
-                OTHER_ENGINE,
-            ),
-        )
-        for applies, what, place, fix in refusals:
-            if applies:
-                return LaunchError(what, where=place, fix=f"{fix}, or {OTHER_ENGINE}" if fix != OTHER_ENGINE else fix)
-        return refuse_own_switches(self.name, plan, where)
+        return next(chain(beyond(self, plan, where), _refusals(plan)), None)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Transformer Engine's layers, with Megatron-Core's loss."""
@@ -99,6 +84,16 @@ class MegatronLmEngine(Engine):
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the console."""
         return MEGATRON_LM.read_line(text)
+
+
+def _refusals(plan: RunPlan) -> Iterator[UserError]:
+    shape = plan.workload.shape
+    if plan.workload.matmul_dtype == "fp32":
+        what = "Transformer Engine's layers run in bf16 or fp8."
+        yield LaunchError(what, where="--precision", fix=f"--precision bf16, or {OTHER_ENGINE}")
+    if shape.kv_lora_rank is not None or shape.shared_experts or shape.dense_first_layers:
+        what = f"The engine megatron-lm does not describe {shape.name}: latent attention, shared experts or dense first layers."
+        yield LaunchError(what, where=f"models.{plan.model}", fix=OTHER_ENGINE)
 
 
 def arguments(plan: RunPlan) -> dict[str, Value]:

@@ -3,24 +3,16 @@
 A recipe is a kind of model whose dimensions can be set; its kind of layer cannot. NeMo 2.7.3 is the last release with recipes.
 """
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import (
-    Availability,
-    Here,
-    Settings,
-    Where,
-    WorkerEngine,
-    is_installed,
-    refuse_own_switches,
-)
-from tprimat.plan.schema import PlatformName, RunPlan
+from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Settings, Where, beyond, beyond_recipes, is_installed
+from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import captures_layers
 
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -28,7 +20,7 @@ REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "nemo", "nemo_run", "
 """Imported by the recipes and their layers."""
 INSTALL = (
     "NVIDIA's container nvcr.io/nvidia/nemo; or make nemo and pip install 'transformer-engine[pytorch]' there, then "
-    ".venv-nemo/bin/python benchmark.py --engine nemo; or --engine megatron"
+    f".venv-nemo/bin/python benchmark.py --engine nemo; or {OTHER_ENGINE}"
 )
 LAYERS = "TPrimat sets a recipe's dimensions. Its layers stay as they are: RMSNorm, SwiGLU, rotary positions, no biases."
 RESCALING_RECIPES = ("llama31_", "llama32_")
@@ -37,31 +29,26 @@ NORMS_ON_HEADS = ("qwen3_",)
 """Their models normalise queries and keys (nemo/collections/llm/gpt/model/qwen3.py)."""
 MIXTURES = ("mixtral_", "qwen3_30b_a3b", "qwen3_235b_a22b")
 """Their models have experts, chosen by softmax (nemo/collections/llm/gpt/model/mixtral.py, qwen3.py)."""
-OTHER_ENGINE = "--engine megatron"
 SEED = 1234
 """NeMo's own, of weights and data, which no recipe can change (nemo/lightning/megatron_init.py)."""
 
 
-class NemoEngine(WorkerEngine):
+class NemoEngine(RecipesEngine):
     """NeMo's recipes in our worker."""
 
     name: ClassVar[str] = "nemo"
     trainer: ClassVar[str | None] = "tprimat.nemo"
-    automatic_on: ClassVar[PlatformName | None] = "nvidia"
-    automatic_if_it_fits: ClassVar[bool] = True
+    title: ClassVar[str] = "NeMo"
+    install: ClassVar[str] = INSTALL
+    lacks: ClassVar[frozenset[str]] = frozenset({"text"})
 
-    def available(self, here: Here) -> Availability:
-        """Look for the modules that the recipes import."""
-        missing = ", ".join(name for name in REQUIRED_MODULES if not is_installed(name))
-        if not missing:
-            return Availability(reason="NeMo is installed")
-        what = f"The engine nemo needs {missing}, not installed for {sys.executable}."
-        error = LaunchError(what, why="NeMo's recipes import it.", fix=INSTALL)
-        return Availability(reason=f"NeMo needs {missing}, not installed here", error=error)
+    def modules(self, here: Here) -> Sequence[str]:
+        """Return them, the same everywhere."""
+        return REQUIRED_MODULES
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""
-        return refuse_own_switches(self.name, plan, where) or next(_inexpressible(plan, where), None)
+        return next(chain(beyond(self, plan, where), _inexpressible(plan, where)), None)
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
         """Return NeMo's own."""
@@ -95,9 +82,6 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if recipe.startswith(RESCALING_RECIPES) and shape.rope_scaling is None:
         what = f"NeMo's recipe {recipe} rescales rotary frequencies, and {shape.name} has no rope_scaling."
         yield LaunchError(what, where=place, fix=f"another recipe, or {OTHER_ENGINE}")
-    if plan.dataset != "mock":
-        what = f"The engine nemo trains on mock data, not on {plan.dataset}."
-        yield LaunchError(what, where="--set data", fix="--set data=mock")
     if plan.optimizer.schedule == "linear":
         place = where("training", "optimizer", "schedule")
         yield LaunchError("NeMo's linear schedule has no warm-up.", where=place, fix="schedule: cosine or constant")
@@ -110,18 +94,12 @@ def _missing_features(shape: ModelShape, recipe: str) -> Iterator[str]:
     """Features of a shape that a recipe lacks, in the words of config.yaml."""
     normalized = str(shape.router_normalized).lower()
     has = {
-        f"norm: {shape.norm}": shape.norm != "rmsnorm",
-        f"position: {shape.position}": shape.position != "rope",
-        "gated: false": not shape.gated,
+        **beyond_recipes(shape),
         "qk_norm: true": shape.qk_norm and not recipe.startswith(NORMS_ON_HEADS),
-        "linear_bias: true": shape.linear_bias,
         "rope_scaling": shape.rope_scaling is not None and not recipe.startswith(RESCALING_RECIPES),
         f"experts: {shape.experts}": shape.experts is not None and not recipe.startswith(MIXTURES),
-        f"shared_experts: {shape.shared_experts}": bool(shape.shared_experts),
-        f"dense_first_layers: {shape.dense_first_layers}": shape.experts is not None and shape.dense_first_layers > 0,
         f"router_score: {shape.router_score}, router_normalized: {normalized}": shape.experts is not None
         and (shape.router_score != "softmax" or not shape.router_normalized),
-        f"kv_lora_rank: {shape.kv_lora_rank} (latent attention)": shape.kv_lora_rank is not None,
     }
     return (words for words, lacks in has.items() if lacks)
 

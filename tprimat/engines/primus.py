@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ import yaml
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.workload import ATTENTION_ALONE
-from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_own_switches
+from tprimat.engines.base import LIMITS, Availability, Command, Engine, Here, Settings, Where, beyond
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.plan.megatron_names import Value, parser_arguments
@@ -27,7 +28,6 @@ from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPla
 WORK_GROUP = "tprimat"
 USER_NAME = "benchmark"
 MODULE = "pre_trainer"
-OTHER_ENGINE = "--engine megatron"
 
 MEASURING: Mapping[str, Value] = {
     "stderr_sink_level": "DEBUG",  # from v26.2 on the iteration lines are debug messages
@@ -93,15 +93,6 @@ def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:
     modules, place = plan.workload.recompute_modules or ATTENTION_ALONE, where("models", plan.model, "primus_config")
     if plan.primus_config is None:
         yield LaunchError(f"The model {plan.model} has no Primus model file.", where=place, fix=f"{place}: llama3.1_8B")
-    if plan.size != "full":
-        yield LaunchError("Primus trains the full model only.", where="--set size", fix=f"--set size=full, or {OTHER_ENGINE}")
-    if plan.nodes > 1:
-        yield LaunchError("Primus is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
-    if plan.dataset != "mock":
-        what = f"The engine primus trains on mock data, not on {plan.dataset}."
-        yield LaunchError(what, where="--set data", fix="--set data=mock")
-    if plan.profiling.enabled:
-        yield LaunchError("The engine primus does not profile.", where="profiling.enabled", fix=OTHER_ENGINE)
     if modules != ATTENTION_ALONE:
         place, fix = where("platform_optimizations", plan.platform, "recompute_modules"), "recompute_modules: null"
         yield LaunchError(f"The engine primus is not told to recompute {', '.join(modules)}.", where=place, fix=fix)
@@ -188,6 +179,7 @@ class PrimusEngine(Engine):
 
     name: ClassVar[str] = "primus"
     automatic_on: ClassVar[PlatformName | None] = "amd"
+    lacks: ClassVar[frozenset[str]] = frozenset(LIMITS) - {"cpu"}
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Transformer Engine's layers, with its loss, as the settings for MI300X ask."""
@@ -204,7 +196,7 @@ class PrimusEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what has no counterpart in Primus, and keys that contradict the plan."""
-        return refuse_own_switches(self.name, plan, where) or next(_refusals(plan, where), None)
+        return next(chain(beyond(self, plan, where), _refusals(plan, where)), None)
 
     def prepare(self, here: Here | None) -> PrimusStart:
         """Find out which Primus is installed and how to start it."""

@@ -16,24 +16,12 @@ from typing import ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import FSDP, Implementation
 from tprimat.core.models import model_shape
-from tprimat.engines.base import (
-    Availability,
-    Command,
-    Engine,
-    Here,
-    Settings,
-    Where,
-    is_installed,
-    refuse_own_switches,
-)
+from tprimat.engines.base import LIMITS, OTHER_ENGINE, Availability, Command, Engine, Here, Settings, Where, beyond, is_installed
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan
 
 INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
-OTHER_ENGINE = "--engine megatron"
-PLATFORMS = ("nvidia", "amd")
-"""torchtitan takes its device from torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
 FLAVORS = {"llama-3.1-8b": "8B", "llama-3.1-405b": "405B"}
 """Shape -> flavor of torchtitan's model llama3. Qwen 2.5 has biases, which none of its dense models has."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
@@ -50,6 +38,9 @@ class TorchtitanEngine(Engine):
     """Starts torchtitan.train under torchrun and reads its log."""
 
     name: ClassVar[str] = "torchtitan"
+    lacks: ClassVar[frozenset[str]] = frozenset(LIMITS)
+    """Its device is one of torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
+    always_shards: ClassVar[bool] = True
 
     def available(self, here: Here) -> Availability:
         """Look for the package."""
@@ -60,9 +51,8 @@ class TorchtitanEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
-        refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
-        ours = refuse_own_switches(self.name, plan, where, shards=True)
-        return ours or next(refusals, None)
+        of_titan = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
+        return next(chain(beyond(self, plan, where), of_titan), None)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Refuse how it splits a step differently, in any of its models."""
@@ -94,10 +84,6 @@ class TorchtitanEngine(Engine):
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each way in which the model or the machine is not torchtitan's."""
     place = where("models", plan.model, "architecture")
-    if plan.platform not in PLATFORMS:
-        yield LaunchError("torchtitan does not run on a CPU.", where="--platform", fix=OTHER_ENGINE)
-    if plan.size != "full":
-        yield LaunchError("torchtitan trains the full model only.", where="--set size", fix=f"--set size=full, or {OTHER_ENGINE}")
     if plan.workload.shape.name not in FLAVORS:
         why = f"TPrimat starts it for {', '.join(FLAVORS)}."
         yield LaunchError(f"torchtitan has no {plan.workload.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
@@ -108,8 +94,6 @@ def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each way in which torchtitan splits a model, or computes a step, differently."""
     layout, place = plan.workload.layout, where("parallelism", plan.strategy, plan.model, plan.platform)
-    if plan.nodes > 1:
-        yield LaunchError("torchtitan is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
     if layout.pipeline > 1:
         why = "Its micro-batches are parts of a local batch, so memory and schedule are not those of the plan."
         yield LaunchError("torchtitan's pipeline divides a step differently.", where=place, why=why, fix=OTHER_ENGINE)
@@ -130,12 +114,6 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each setting that has no counterpart in torchtitan."""
-    if plan.dataset != "mock":
-        yield LaunchError(
-            f"The engine torchtitan trains on mock data, not on {plan.dataset}.", where="--set data", fix="--set data=mock"
-        )
-    if plan.profiling.enabled:
-        yield LaunchError("The engine torchtitan does not profile.", where="profiling.enabled", fix=OTHER_ENGINE)
     if plan.optimizer.gradient_clipping == 0:
         key = where("training", "optimizer", "gradient_clipping")
         yield LaunchError("torchtitan always clips gradients.", where=key, fix=f"gradient_clipping: 1.0, or {OTHER_ENGINE}")

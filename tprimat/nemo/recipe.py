@@ -19,7 +19,8 @@ from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
-from tprimat.engines.nemo import INSTALL, LAYERS, OTHER_ENGINE
+from tprimat.engines.base import OTHER_ENGINE
+from tprimat.engines.nemo import INSTALL, LAYERS
 from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 

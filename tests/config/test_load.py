@@ -1,9 +1,17 @@
 """Reading a configuration: variables, settings, the tiny workload, and what a user may add."""
 
+from dataclasses import replace
+
 import pytest
+import yaml
 from a_config import TEXT, planned, written
 
 from tprimat.config.load import DEFAULT_FILE, environment_choices, load_config, parse_setting, read_config
+from tprimat.core.errors import ConfigError
+from tprimat.core.models import ModelShape, model_shape
+from tprimat.report.models import template
+from tprimat.runner.request import RunRequest
+from tprimat.runner.session import prepare
 
 MODELS = ("llama", "qwen")
 
@@ -87,7 +95,45 @@ def test_the_tiny_workload_lies_over_the_real_one_and_keeps_the_rest(tmp_path):
     full, tiny = (read_config(written(tmp_path), size=size).config.training for size in ("full", "tiny"))
     assert (full.data.sequence_length, tiny.data.sequence_length) == (64, 32)
     assert full.data.global_batch_size == tiny.data.global_batch_size == 8
-    assert full.optimizer == tiny.optimizer
+    assert full.optimizer.learning_rate < tiny.optimizer.learning_rate
+
+
+def test_the_tiny_workload_lies_under_what_a_configuration_changes(tmp_path):
+    text = DEFAULT_FILE.read_text()
+    changed = text.replace("max_steps: 50", "max_steps: 5").replace("global_batch_size: 128", "global_batch_size: 8")
+    older = changed.replace("duration:", "tiny: {duration: {max_steps: 20}, data: {sequence_length: 32}}\n  duration:")
+    for one, sequence in ((changed, 64), (older, 32)):
+        tiny = read_config(written(tmp_path, one), size="tiny").config.training
+        assert (tiny.duration.max_steps, tiny.data.global_batch_size, tiny.data.micro_batch_size) == (5, 8, 1)
+        assert (tiny.data.sequence_length, tiny.optimizer.learning_rate) == (sequence, 3e-3)
+    with pytest.raises(ConfigError, match="sequence_length is '2k'"):
+        read_config(written(tmp_path, text.replace("sequence_length: 2048", "sequence_length: 2k")), size="tiny")
+
+
+def test_a_model_of_the_table_or_of_the_file_alone_is_split_as_one_of_its_kind(tmp_path):
+    text = DEFAULT_FILE.read_text().replace("models:\n", "models:\n  mine: {name: Mine, architecture: llama-3.2-1b}\n", 1)
+    for model, degrees in (("mine", (4, 1)), ("llama-3.1-70b", (4, 1)), ("olmoe-1b-7b", (1, 8))):
+        request = RunRequest(
+            model=model, strategy="maximum_performance", platform="nvidia", dry_run=True, config=written(tmp_path, text)
+        )
+        (plan,) = prepare(request).plans
+        assert (plan.workload.layout.tensor, plan.workload.layout.expert) == degrees
+    assert template(model_shape("llama-3.2-1b")).count("tied_embeddings: true") == 1
+    mine = yaml.safe_load(template(model_shape("mixtral-8x7b")))["models"]["mine"]["architecture"]
+    assert replace(ModelShape(**mine), name="mixtral-8x7b", source=model_shape("mixtral-8x7b").source) == model_shape(
+        "mixtral-8x7b"
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cores", "ranks"),
+    [("balanced", 2, 2), ("balanced", 16, 8), ("memory_optimized", 2, 8), ("balanced", 1, 2)],
+)
+def test_a_cpu_starts_what_a_layout_needs_and_its_cores_allow(strategy, cores, ranks, monkeypatch):
+    monkeypatch.setattr("tprimat.runner.session.cpu_cores", lambda: cores)
+    request = RunRequest(model="llama", strategy=strategy, platform="cpu", dry_run=True)
+    assert prepare(request).plans[0].gpus_per_node == ranks
+    assert {plan.gpus_per_node for plan in prepare(replace(request, strategy="balanced,memory_optimized")).plans} == {8}
 
 
 def test_the_environment_chooses_strategy_folder_and_logs_and_empty_is_unset():

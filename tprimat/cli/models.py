@@ -3,14 +3,16 @@
 tprimat models                         parameters of models, and data sheets of accelerators
 tprimat models llama-3.1-8b qwen-2.5-7b --sequence 8192     only these
 tprimat models mixtral-8x7b --json
+tprimat models llama-3.2-1b --yaml     a model of your own to start from, for config.yaml
 """
 
 import argparse
 import json
 import sys
 
+from tprimat.core.errors import ConfigError
 from tprimat.core.models import models
-from tprimat.report.models import TABLES, select_models, text_of
+from tprimat.report.models import TABLES, select_models, template, text_of
 from tprimat.report.tables import screen_of
 
 
@@ -24,11 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens to count FLOP at; models with a shorter context are left out (2048, or the context if shorter)",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, in SI units and with sources")
+    parser.add_argument("--yaml", action="store_true", help="print one model as a section of config.yaml to change")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0."""
     selected = select_models(options.models, options.sequence)
+    if options.yaml:
+        if len(options.models) != 1:
+            raise ConfigError("--yaml prints one model.", where="--yaml", fix="tprimat models llama-3.2-1b --yaml")
+        print(template(selected.shapes[0]), end="")
+        return 0
     rows = {name: table.rows(selected) for name, table in TABLES.items()}
     print(json.dumps(rows, indent=2) if options.json else text_of(rows, screen_of(sys.stdout)))
     return 0

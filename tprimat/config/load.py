@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from tprimat.config.options import REMOVED, assignment
-from tprimat.config.schema import Config, Name, Size, TrainingConfig
+from tprimat.config.schema import TINY_WORKLOAD, Config, ModelConfig, Name, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, leaves, parse_scalar, put, read_tree
 from tprimat.core.errors import ConfigError
-from tprimat.core.models import ModelShape
+from tprimat.core.models import ModelShape, model_shape
 
 T = TypeVar("T")
 
@@ -101,11 +101,11 @@ def read_config(
     settings: Iterable[Setting] = (),
     environment: Mapping[str, str] | None = None,
 ) -> LoadedConfig:
-    """Read a configuration, apply the tiny workload if the size is tiny, then the user's settings.
+    """Read a configuration, with the tiny workload under it if the size is tiny, then the user's settings.
 
     Args:
         path: None means the config.yaml next to benchmark.py.
-        size: "tiny" overrides training with training.tiny.
+        size: "tiny" replaces what training leaves at its defaults, and overrides it with training.tiny.
         settings: from flags; later ones override earlier ones.
         environment: for ${NAME:-default}; None means the process's own.
 
@@ -163,14 +163,54 @@ def _check_learning_rates(config: Config, tree: Tree) -> None:
 
 
 def _apply_tiny(tree: Tree, size: Size) -> None:
-    """Check the tiny workload, apply it if the size is tiny, and remove it from the tree."""
-    training = tree.values.get("training")
-    if not isinstance(training, dict) or "tiny" not in training:
+    """Check the file's own tiny workload and remove it from the tree; if the size is tiny, apply it, and ours under the file."""
+    training = tree.values.setdefault("training", {})
+    if not isinstance(training, dict):
         return
-    _checked(TrainingConfig, tree, TINY)
-    tiny = leaves(training.pop("tiny"))
-    for path, value in tiny if size == "tiny" else ():
-        put(tree, (*TINY[:1], *path), value, tree.origins.get((*TINY, *path), ".".join(TINY)))
+    own: dict[KeyPath, Any] = {}
+    if "tiny" in training:
+        _checked(TrainingConfig, tree, TINY)
+        own = dict(leaves(training.pop("tiny")))
+    if size != "tiny":
+        return
+    given, usual = dict(leaves(training)), dict(leaves(dataclasses.asdict(TrainingConfig())))
+    ours: dict[KeyPath, Any] = {}
+    for group in TINY_WORKLOAD:
+        ours |= group
+        if all(given.get(path, usual[path]) == usual[path] for path in group):
+            for path in group:
+                put(tree, (*TINY[:1], *path), group[path], "the tiny workload")
+    for place, value in own.items():
+        if value != ours.get(place):  # an older file repeats ours
+            put(tree, (*TINY[:1], *place), value, tree.origins.get((*TINY, *place), ".".join(TINY)))
+
+
+def added_models(loaded: LoadedConfig, names: Iterable[str]) -> Iterator[Setting]:
+    """Yield settings for models that no strategy names, such as rows of models.yaml: split like the first one of their kind."""
+    config = loaded.config
+    for name in names:
+        model = config.models.get(name)
+        try:
+            shape = model_shape(name) if model is None else full_shape(model)
+        except ConfigError:  # what plans it says so
+            continue
+        if model is None:
+            yield Setting(("models", name), {"name": name, "architecture": name, "in_all": False}, "--model")
+        if any(name in layouts for layouts in config.parallelism.values()):
+            continue
+        alike = [other for other, one in config.models.items() if bool(full_shape(one).experts) == bool(shape.experts)]
+        for strategy, layouts in loaded.tree.values["parallelism"].items():
+            if (like := next((other for other in alike if other in layouts), None)) is not None:
+                yield Setting(("parallelism", strategy, name), layouts[like], "--model")
+
+
+def full_shape(model: ModelConfig) -> ModelShape:
+    """Return the shape of a configured model.
+
+    Raises:
+        ConfigError: its architecture is the name of no known shape.
+    """
+    return model.architecture if isinstance(model.architecture, ModelShape) else model_shape(model.architecture)
 
 
 @cache

@@ -95,7 +95,7 @@ DEGREES = (
 OPTIONS = (
     Option(
         name="model",
-        help="models of config.yaml: one, several as a,b, or all but those with in_all: false (default)",
+        help="models of config.yaml or of tprimat models: one, several as a,b, or all but those with in_all: false (default)",
         metavar="MODEL",
         commands=RUN,
     ),
@@ -119,7 +119,7 @@ OPTIONS = (
     ),
     Option(
         name="gpus",
-        help="ranks per node (default: all GPUs here; on a CPU, 8 processes)",
+        help="ranks per node (default: all GPUs here; on a CPU, what the layout needs, and up to 8 if it has the cores)",
         commands=BOTH,
         key="hardware.platforms.PLATFORM.gpus_per_node",
         kind=count,

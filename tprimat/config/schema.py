@@ -86,9 +86,9 @@ class PlatformHardware(RefuseUnknownKeys):
 
     nodes: Count = 1
     gpus_per_node: Annotated[Count, Field(le=4096)] | Literal["auto"] = "auto"
-    """auto: all GPUs of this machine. On a CPU, the number of processes."""
+    """auto: all GPUs of this machine; on a CPU, as many processes as the layout needs and the cores allow."""
     gpus_per_node_when_absent: Count = 8
-    """For validate_config.py and --dry-run on a machine without GPUs to count."""
+    """For validate_config.py and --dry-run on a machine without GPUs to count, and on a CPU for configurations to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +113,9 @@ class ModelConfig(RefuseUnknownKeys):
     primus_config: str | None = None
     """Model file under Primus's configs/models/megatron, such as llama3.1_8B."""
     model_size_gb: Positive | None = None
-    """Weights, gradients and optimizer states in 1e9 bytes, as older files state them; not used, as the two below."""
     memory_per_gpu_tp4: Positive | None = None
-    """The same on each of 4 tensor-parallel ranks."""
     memory_per_gpu_tp4_pp2: Positive | None = None
-    """The same on each of 8 ranks, 4 tensor-parallel times 2 stages."""
+    """These three are of older files: accepted, and not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +164,15 @@ class TrainingConfig(RefuseUnknownKeys):
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     duration: DurationConfig = field(default_factory=DurationConfig)
+
+
+TINY_WORKLOAD: tuple[dict[tuple[str, ...], float], ...] = (
+    {("data", "micro_batch_size"): 2, ("data", "global_batch_size"): 16},
+    {("data", "sequence_length"): 64},
+    {("optimizer", "learning_rate"): 3.0e-3, ("optimizer", "min_learning_rate"): 3.0e-4, ("optimizer", "warmup_steps"): 4},
+    {("duration", "max_steps"): 20},
+)
+"""Of a CPU, in groups of keys that belong together: each lies under what a configuration changes of its defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

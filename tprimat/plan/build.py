@@ -4,13 +4,14 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from math import lcm
 from typing import TypeVar
 
-from tprimat.config.load import LoadedConfig, absolute_path
-from tprimat.config.schema import EngineOptions, ModelConfig, PlatformOptimizations, RecomputeModule, Size
+from tprimat.config.load import LoadedConfig, absolute_path, full_shape
+from tprimat.config.schema import EngineOptions, LayoutConfig, ModelConfig, PlatformOptimizations, RecomputeModule, Size
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, MissingLayoutError
-from tprimat.core.models import ModelShape, model_shape, tiny
+from tprimat.core.models import ModelShape, tiny
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.plan.schema import PrimusStart, RunPlan
@@ -35,7 +36,7 @@ class PlanRequest:
     trainer: str | None = None
     """The module that trains on each rank of our worker; None where the engine brings its own processes."""
     gpus_found: int | None
-    """Accelerators on this node; None if there are none to count."""
+    """Accelerators on this node, or cores for its processes; None if there are none to count."""
     run_id: str = ""
     run_directory: str = ""
     output_directory: str = ""
@@ -56,6 +57,10 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     config, model = loaded.config, _named(loaded, loaded.config.models, request.model, ("model", ("models",)))
     shape = shape_at(loaded, request.model, request.size)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
+    hardware = config.hardware.platforms[request.platform]
+    if request.platform == "cpu" and hardware.gpus_per_node == "auto":
+        asked = config.parallelism.get(request.strategy, {}).get(request.model, {}).get("cpu", LayoutConfig())
+        gpus = cpu_ranks(asked, nodes, min(gpus, hardware.gpus_per_node_when_absent))
     layout, micro = layout_of(loaded, request, shape, nodes * gpus)
     settings = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     _check_settings(loaded, request.platform, settings)
@@ -188,7 +193,7 @@ def new_run_id(model: str, strategy: str) -> str:
 
 def shape_of(model: ModelConfig, size: Size) -> ModelShape:
     """Return the shape of a model in a size."""
-    shape = model.architecture if isinstance(model.architecture, ModelShape) else model_shape(model.architecture)
+    shape = full_shape(model)
     return tiny(shape) if size == "tiny" else shape
 
 
@@ -231,6 +236,14 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None)
         where = loaded.where("hardware", "platforms", platform, "gpus_per_node")
         raise ConfigError(f"{requested} GPUs are requested, but this machine has {found}.", where=where, fix=f"--gpus {found}")
     return hardware.nodes, requested
+
+
+def cpu_ranks(layout: LayoutConfig, nodes: int, most: int) -> int:
+    """Return the processes on each CPU: what a layout needs, and replicas up to `most`; a power of two, which divides batches."""
+    ranks = layout.tensor_model_parallel_size * layout.pipeline_model_parallel_size * layout.context_parallel_size
+    ranks = lcm(ranks, layout.pipeline_model_parallel_size * layout.expert_model_parallel_size)
+    needed = -(-ranks // nodes)
+    return int(needed * 2 ** (max(1, most // needed).bit_length() - 1))
 
 
 def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShape, world_size: int) -> tuple[Layout, int]:
@@ -297,4 +310,5 @@ def _named(
     noun, path = kind
     close = difflib.get_close_matches(name, list(table), n=1)
     fix = close[0] if close else f"one of: {', '.join(table)}" if table else f"add {name}: ..."
+    fix += ", or a name that tprimat models lists" if noun == "model" and table and not place else ""
     raise ConfigError(f"There is no {noun} {name!r} in {'.'.join(path)}.", where=loaded.where(*(place or path)), fix=fix)

@@ -1,8 +1,10 @@
 """Tables of the models and accelerators: `python3 -m tprimat models`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import yaml
 
 from tprimat.core import units
 from tprimat.core.accelerators import DTYPES, accelerators
@@ -45,6 +47,26 @@ def select_models(names: Sequence[str], sequence_tokens: int | None) -> Selectio
             )
         shapes = tuple(shape for shape in shapes if sequence_tokens <= shape.context_tokens)
     return Selection(shapes=shapes, all_models=not names, sequence_tokens=sequence_tokens)
+
+
+def template(shape: ModelShape) -> str:
+    """Return a model as a section of config.yaml, as the start of one's own."""
+    usual = {one.name: one.default for one in fields(ModelShape)}
+    own = {name: value for name, value in asdict(shape).items() if value != usual[name] and name not in {"name", "source"}}
+    lines = yaml.safe_dump(own, sort_keys=False).splitlines()
+    return "\n".join(
+        [
+            f"# The figures of {shape.name}, to change. In config.yaml, ./benchmark.py --model mine trains it; --parallel, or",
+            "# --tp and --pp, choose how it is split. tprimat/core/models.py (ModelShape) explains each key.",
+            "models:",
+            "  mine:",
+            "    name: My model",
+            "    architecture:",
+            "      name: mine",
+            *(f"      {line}" for line in lines),
+            "",
+        ]
+    )
 
 
 def count_rows(selected: Selection) -> list[Row]:

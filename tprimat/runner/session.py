@@ -10,6 +10,7 @@ from tprimat.config.load import (
     LoadedConfig,
     Setting,
     absolute_path,
+    added_models,
     environment_choices,
     read_config,
 )
@@ -88,9 +89,9 @@ def prepare(request: RunRequest) -> Session:
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
     settings = [*_started_on(platform), *settings_of(request, platform)]
     loaded = read_config(request.config, size=size, settings=settings)
-    if (own := layout_name(request)) is not None:
-        settings += layout_settings(request, own, models_of(loaded, request), platform)
-        loaded = read_config(request.config, size=size, settings=settings)
+    models, own = models_of(loaded, request), layout_name(request)
+    more = [*added_models(loaded, models), *(layout_settings(request, own, models, platform) if own else ())]
+    loaded = read_config(request.config, size=size, settings=[*settings, *more]) if more else loaded
     output = absolute_path(
         request.output or choices.output_directory, "--output-dir" if request.output else "the variable OUTPUT_DIR"
     )
@@ -152,18 +153,20 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
         raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
     loaded, platform = session.loaded, session.platform
     models = models_of(loaded, request)
-    _, ranks = count_ranks(loaded, platform, session.gpus_found)
+    _, ranks = count_ranks(loaded, platform, None)
     if platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
         what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."
         fix = f"--gpus {most_cpu_ranks()} at most; --force starts them anyway"
         raise LaunchError(what, where=loaded.where("hardware", "platforms", "cpu", "gpus_per_node"), fix=fix)
     optimizations = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     here = Here(platform=platform, primus_path=session.choices.primus_path, primus=optimizations.primus)
+    strategies = [own] if own else _strategies(session, request)
+    cores = None if request.compared or len(strategies) > 1 else cpu_cores()  # to compare, all take the same number of processes
     engine, reason = choose(request.engine, here, elsewhere=elsewhere)
     start = engine.prepare(None if elsewhere else here)
     plans: list[RunPlan] = []
     missing: list[MissingLayoutError] = []
-    for strategy, model in itertools.product([own] if own else _strategies(session, request), models):
+    for strategy, model in itertools.product(strategies, models):
         planned = PlanRequest(
             model=model,
             strategy=strategy,
@@ -171,7 +174,7 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
             size=session.size,
             engine=engine.name,
             engine_reason=reason,
-            gpus_found=session.gpus_found,
+            gpus_found=cores if platform == "cpu" else session.gpus_found,
             output_directory=str(session.output),
             primus=start,
             command=request.command,

@@ -229,14 +229,14 @@ def _share_of_experts(shape: ModelShape | None) -> float:
 
 
 def _ranks(run: RunRecord) -> Loss:
-    """Return how much longer the slowest rank takes for its own part than the median of its pipeline stage."""
+    """Return how much longer the slowest rank takes for its own part than the median of the others of its pipeline stage."""
     times, stages = run.rank_seconds, run.ran.pipeline_parallel or 1
     behind = 0.0
     if run.machine.platform != "cpu" and len(times) % stages == 0:  # processes on a CPU take turns on its cores
         size = len(times) // stages
-        behind = max(
-            (max(own) - float(np.median(own)) for at in range(stages) if (own := times[at * size : (at + 1) * size])), default=0.0
-        )
+        for first in range(0, len(times), size or 1):
+            *others, slowest = sorted(times[first : first + size])
+            behind = max(behind, slowest - float(np.median(others))) if others else behind
     return Loss(name="uneven", seconds=behind, known_by="run", source="times of the ranks")
 
 

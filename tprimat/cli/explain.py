@@ -2,7 +2,7 @@
 
 tprimat explain output                              the newest run in a folder of results
 tprimat explain output/runs/RUN --in ms             in milliseconds of a step
-tprimat explain output/runs/RUN --set probes=DIR    with what probes measured on this machine
+tprimat explain output --picture waterfall.svg      also as a picture
 
 Parts come from the trace of a run with the profiler (--set profiling.enabled=true), else from telemetry, the times of the ranks,
 and a prediction by probes of the machine or published rates. Together they are the step.
@@ -20,18 +20,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or folder, file or archive with results")
     parser.add_argument("--in", choices=("tflops", "ms"), default="tflops", dest="unit", help="TFLOP/s per GPU, or ms of a step")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="of torch's profiler: .json or .json.gz (what the run left)")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it as well, for light and dark pages")
     parser.add_argument("--json", action="store_true", help="print all numbers as one JSON document")
     add_counting(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0."""
+    from tprimat.records.store import write_atomically
     from tprimat.report.explain import document, text
+    from tprimat.report.plots.waterfall import svg
     from tprimat.report.tables import screen_of
     from tprimat.runner.explain import explained, newest
 
     measured = newest(read(options, [options.run]).measured, options.run)
     found = explained(measured, options.run, counted(options)["probes"], options.trace)
+    if options.picture:
+        write_atomically(options.picture, svg(found, options.unit))
+        print(f"written: {options.picture}", file=sys.stderr)
     if options.json:
         print_json(document(found))
     else:

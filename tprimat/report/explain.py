@@ -68,6 +68,12 @@ def amount(parts: Waterfall, loss: Loss, unit: Unit) -> float:
     return loss.seconds * 1e3 if unit == "ms" or flops is None else flops / 1e12
 
 
+def signed(value: float, digits: int = 1) -> str:
+    """Format a part with its sign; what rounds to zero has none."""
+    rounded = round(value, digits)
+    return f"{rounded:+,.{digits}f}" if rounded else f"{0:.{digits}f}"
+
+
 def largest(parts: Waterfall, most: int = 3) -> list[Loss]:
     """Return the largest parts, without the rest."""
     named = [loss for loss in parts.losses if loss.name != "rest" and loss.seconds > 0]
@@ -85,7 +91,7 @@ def rows(parts: Waterfall, unit: Unit) -> list[list[str]]:
     for loss in parts.losses:
         value = sign * amount(parts, loss, unit)
         share = units.percent(loss.seconds / whole) if whole else ""
-        table.append([LOSS_NAMES[loss.name], known(loss), f"{value:+,.1f}", share])
+        table.append([LOSS_NAMES[loss.name], known(loss), signed(value), share])
     last = parts.step_seconds * 1e3 if unit == "ms" else (parts.flops or 0) / 1e12
     return [*table, ["measured", KNOWN_BY["run"], f"{last:,.1f}", ""]]
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.probes import setting_of
 from tprimat.analyze.trace import ProfileSummary, summarise
 from tprimat.analyze.waterfall import REPEATED, Expected, LossName, waterfall
 from tprimat.core.accelerators import Accelerator, find_accelerator
@@ -65,13 +64,14 @@ def explained(measured: Measured, place: Path, more: Sequence[Path] = (), trace_
 
 
 def _rates(run: RunRecord, probes: Sequence[ProbeRecord]) -> Rates | None:
-    """Return the rates of a run's accelerator; only probes under its driver and power limit are of its machine."""
+    """Return the rates of a run's accelerator; probes under another driver or power limit are of another machine."""
     accelerator = find_accelerator(run.machine.accelerator)
     if accelerator is None or run.ran.matmul_dtype not in accelerator.dense_flops:
         return None
-    here = replace(setting_of(run.machine, {}), accelerator=None)
-    own = [probe for probe in probes if replace(setting_of(probe.machine, {}), accelerator=None) == here]
-    return rates_of(accelerator, run.machine.gpus_per_node or 1, own)
+    here = (run.machine.driver, run.machine.power_limit_watts)
+    own = [probe for probe in probes if (probe.machine.driver, probe.machine.power_limit_watts) == here]
+    rates = rates_of(accelerator, run.machine.gpus_per_node or 1, own or probes)
+    return rates if own or not rates.measured else replace(rates, source=f"{rates.source} on another machine", measured=False)
 
 
 def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None) -> Expected | None:

@@ -15,10 +15,10 @@ from tprimat.records.discover import load_results, read_result
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
 from tprimat.report.comparison import Comparison
-from tprimat.report.limits import distance_from_limits, idle_of_run
 from tprimat.report.summary import summary
 from tprimat.report.words import finding_words, headline, open_losses, proven, sentence, told
 from tprimat.runner.analysis import regression_gate
+from tprimat.runner.explain import explained, lost_by
 
 RUNS = Path(__file__).parents[1] / "runs"
 WITH_ENERGY = RUNS.parents[1] / "benchmarks/records/h200/nemo-with-transformer-engine/dp2_mbs2/benchmark_cuda_llama.json"
@@ -423,24 +423,25 @@ def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_st
         ({"engine_options": {"layers": "local", "compiled_regions": True, "fully_shard": True}}, False),
     ],
 )
-def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where_they_can_help(change, offers):
+def test_waiting_gpus_are_a_part_of_their_own_and_graphs_are_offered_where_they_can_help(change, offers):
     results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
-    measured = [measure(one, MetricOptions()) for one in results]
-    changed = [replace(one, result=replace(one.result, run=ran_with(one.result.run, **change))) for one in measured]
-    (group,) = group_runs(changed)
-    *_, last = distance_from_limits(group)
-    assert "ran no kernel in 22 % of the time" in last
-    assert ("--set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in last) == offers
+    measured = measure(results[0], MetricOptions())
+    changed = replace(measured, result=replace(measured.result, run=ran_with(measured.result.run, **change)))
+    found = explained(changed, ())
+    (idle,) = (loss for loss in found.parts.losses if loss.name == "host")
+    assert (round(idle.seconds / found.parts.step_seconds, 2), idle.known_by) == (0.23, "run")
+    (advice,) = (one for one in found.advice if one.name == "host")
+    assert ("--set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in advice.words) == offers
 
 
-def test_a_run_says_itself_that_its_gpus_waited():
+def test_the_summary_of_a_run_ends_with_its_largest_losses():
     (late, *_), _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
-    (graphs,), _ = load_results([H100_RECORDS / "cuda-graphs"])
-    texts = [summary([(one.run, measure(one, MetricOptions()).metrics, Path("log"))]) for one in (late, graphs)]
-    assert ["GPUs idle" in text for text in texts] == [True, False]
-    assert "no kernel in 23 % of the time, most likely waiting for the host to launch some." in " ".join(texts[0].split())
     metrics = measure(late, MetricOptions()).metrics
-    assert idle_of_run(late.run, replace(metrics, joules_per_token=metrics.joules_per_token * 1.3)) == ""
+    lost = {late.run.run_id: lost_by(metrics, late.path, ())}
+    text = summary([(late.run, metrics, Path("log"))], lost=lost)
+    first, *others = text.splitlines()[-3:]
+    assert first.startswith("  lost most to   GPU idle, host late: 2")
+    assert all(line.startswith(" " * 17) and "TFLOP/s/GPU, " in line for line in others)
 
 
 def test_a_caution_is_told_once():

@@ -34,10 +34,6 @@ def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> float | None:
     return None if best is None else flop_rate(best)
 
 
-NEAR_A_LIMIT = 0.9
-"""Share of a limit from which it binds."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """One limit of the machine, and the share of it that a configuration uses."""
@@ -48,11 +44,6 @@ class Limit:
     """0..1 of the limit; above 1 only where a limit was measured too low."""
     size: float | None = None
     """FLOP/s, watts or bytes of one GPU."""
-
-    @property
-    def binds(self) -> bool:
-        """Return whether next to no room is left."""
-        return self.share >= NEAR_A_LIMIT and self.kind != "reserved memory"
 
 
 def watts_per_gpu(run: RunRecord, metrics: RunMetrics | None) -> float | None:

@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, counted, print_json, read
+from tprimat.cli.common import add_counting, print_json, read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +31,12 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report.explain import document, text
     from tprimat.report.plots.waterfall import svg
     from tprimat.report.tables import screen_of
-    from tprimat.runner.explain import explained, newest
+    from tprimat.runner.explain import explained, newest, trace_of_run
 
-    measured = newest(read(options, [options.run]).measured, options.run)
-    found = explained(measured, options.run, counted(options)["probes"], options.trace)
+    results = read(options, [options.run])
+    measured = newest(results.measured, options.run)
+    trace = trace_of_run(measured.result.run, measured.result.path, options.trace)
+    found = explained(measured, results.probes, trace)
     if options.picture:
         write_atomically(options.picture, svg(found, options.unit))
         print(f"written: {options.picture}", file=sys.stderr)

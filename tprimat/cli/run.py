@@ -174,7 +174,9 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
         return
     screen = screen_of(sys.stdout)
     together = combined(runs, screen, question)
-    print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs], screen, brief=bool(together)))
+    lost = {run.record.run_id: run.lost for run in runs if run.lost}
+    rows = [(run.record, run.metrics or run.unmeasured, run.log) for run in runs]
+    print("\n" + summary(rows, screen, brief=bool(together), lost=lost))
     if together:
         print("\n" + together)
     if written := dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file):

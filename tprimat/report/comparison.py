@@ -1,6 +1,7 @@
 """Report a comparison of runs, with each other or with published results, as text, Markdown or JSON."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +12,6 @@ from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.core import units
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import FLOPS, MFU, TOKENS, heading_of, shown_columns, tera
-from tprimat.report.limits import distance_from_limits
 from tprimat.report.names import heading, short_names
 from tprimat.report.tables import PLAIN, Meaning, Painted, Screen, columns, escaped, table, with_interval
 from tprimat.report.words import (
@@ -22,6 +22,7 @@ from tprimat.report.words import (
     evidence_words,
     finding_words,
     headline,
+    limits_reached,
     loss_words,
     proven,
     sentence,
@@ -224,8 +225,9 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
         lines += [screen.prose(line, 2) for line in differing(ranking)]
         if MFU.value(best) is not None:  # a caveat says why there is none
-            limits = distance_from_limits(best, names[id(best)] if ranking.lead else "It")
-            lines.append(screen.prose(" ".join(filter(None, limits)), 2))
+            reached = limits_reached(best, names[id(best)] if ranking.lead else "It")
+            more = f"python3 -m tprimat explain {shlex.quote(str(best.runs[0].result.path))} says where the rest went."
+            lines.append(screen.prose(f"{reached} {more}", 2))
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)

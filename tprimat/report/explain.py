@@ -80,6 +80,16 @@ def largest(parts: Waterfall, most: int = 3) -> list[Loss]:
     return sorted(named, key=lambda loss: -loss.seconds)[:most]
 
 
+def lost_most(parts: Waterfall) -> list[tuple[str, str | None]]:
+    """Return three lines for the end of a run's summary: the largest parts; none where no peak is known."""
+    texts = [
+        f"{LOSS_NAMES[loss.name]}: {amount(parts, loss, 'tflops'):,.0f} TFLOP/s/GPU, {KNOWN_BY[loss.known_by]}"
+        for loss in largest(parts)
+        if parts.peak_flops
+    ]
+    return [("" if number else "lost most to", text) for number, text in enumerate(texts)]
+
+
 def rows(parts: Waterfall, unit: Unit) -> list[list[str]]:
     """Return a row for the peak, each part, and what was measured: name, how it is known, amount, share."""
     sign = 1 if unit == "ms" else -1
@@ -108,7 +118,7 @@ def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     lines = [screen.prose(title_of(found), 2, "heading"), "", columns(header, rows(parts, unit), left=2, screen=screen)]
     if rest := rest_words(parts, unit):
         lines += ["", screen.prose(rest, 2, "warning")]
-    lines += ["", *(screen.prose(advice_words(parts, one, unit), 2) for one in found.advice)]
+    lines += ["", *(screen.prose(one, 2) for one in advised(found, unit))]
     if found.trace is not None:
         kernels = [
             [one.name if len(one.name) <= WIDEST_NAME else f"{one.name[: WIDEST_NAME - 1]}…", units.seconds(one.seconds)]
@@ -127,12 +137,15 @@ def rest_words(parts: Waterfall, unit: Unit) -> str:
     return f"The parts together are {over} more than the step lost: what is predicted was faster in the run, or is counted twice."
 
 
-def advice_words(parts: Waterfall, advice: Advice, unit: Unit) -> str:
-    """Say what would make a part smaller, and what the run would gain by prediction."""
-    loss = next(one for one in parts.losses if one.name == advice.name)
-    size = f"{amount(parts, loss, unit):,.0f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
-    gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted)"
-    return f"{LOSS_NAMES[advice.name]}, {size}: {advice.words}{gain}"
+def advised(found: Explanation, asked: Unit = "tflops") -> list[str]:
+    """Say what would make the largest parts smaller, and what the run would gain by prediction."""
+    unit, lines = unit_of(found.parts, asked), []
+    for advice in found.advice:
+        loss = next(one for one in found.parts.losses if one.name == advice.name)
+        size = f"{amount(found.parts, loss, unit):,.0f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
+        gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted)"
+        lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {advice.words}{gain}")
+    return lines
 
 
 def document(found: Explanation) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tprimat.report.comparison import Comparison, run_name
 from tprimat.report.export import Row
 from tprimat.report.html import Report, html_report
 from tprimat.report.words import held_words, runs_to_decide, sentence
+from tprimat.runner.explain import fastest_explained
 
 # Results, and what compare, peak, report and scaling make of them.
 
@@ -39,6 +40,7 @@ class Results:
 
     measured: list[Measured]
     problems: list[RecordError] = field(default_factory=list)
+    probes: Sequence[ProbeRecord] = ()
 
 
 def result_folders() -> list[Path]:
@@ -77,7 +79,7 @@ def read_results(
         results = [replace(one, run=checked(RunRecord, shareable(as_document(one.run)), one.path)) for one in results]
     records, damaged = probes_in([*paths, *check_probes(probes)])
     measured = [measure(result, under_ceiling(options, result.run, records), prices) for result in results]
-    return Results(measured=without_copies(measured), problems=[*unreadable, *damaged])
+    return Results(measured=without_copies(measured), problems=[*unreadable, *damaged], probes=records)
 
 
 def configured_prices() -> dict[str, float]:
@@ -182,9 +184,11 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
 
 def report_page(results: Results) -> str:
     """Return the HTML page on some runs, which were read to be shared."""
+    rankings = compare.rankings(group_runs(results.measured))
     return html_report(
         Report(
-            rankings=tuple(compare.rankings(group_runs(results.measured))),
+            rankings=tuple(rankings),
+            explained=tuple(fastest_explained(rankings, results.probes)),
             not_counted=tuple(item for item in results.measured if item.not_counted is not None),
             problems=tuple(error.with_texts(shareable_text) for error in results.problems),
         )

@@ -1,22 +1,24 @@
 """Say where the throughput of a run went: its trace, its prediction by part, its waterfall, and what would help."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.trace import ProfileSummary, summarise
-from tprimat.analyze.waterfall import REPEATED, Expected, LossName, waterfall
+from tprimat.analyze.waterfall import REPEATED, Expected, LossName, Waterfall, waterfall
 from tprimat.core.accelerators import Accelerator, find_accelerator
-from tprimat.core.errors import MetricError
+from tprimat.core.errors import MetricError, UserError
 from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Layout, Workload, graph_obstacle
 from tprimat.engines import MODULES
 from tprimat.engines.base import Settings, engine_named
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import Rates
 from tprimat.predict.time import predict_time
-from tprimat.records.discover import check_probes, probes_in
-from tprimat.records.schema import ProbeRecord, RunRecord
+from tprimat.records.discover import probes_in, read_result
+from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 from tprimat.records.store import from_json, read_bytes
 from tprimat.records.trace import read_document, trace_of
 from tprimat.report.explain import Advice, Explanation, largest
@@ -24,6 +26,9 @@ from tprimat.runner.planning import rates_of
 
 SUMMARY_FILE = "trace.json"
 """Of a run whose trace was replaced by its summary, which is a thousand times smaller; in the run's folder."""
+
+MOST_EXPLAINED = 6
+"""On a page."""
 
 
 def newest(measured: Sequence[Measured], place: Path) -> Measured:
@@ -39,28 +44,25 @@ def newest(measured: Sequence[Measured], place: Path) -> Measured:
     return max(speeds, key=lambda one: one.result.run.started_at or "")
 
 
-def explained(measured: Measured, place: Path, more: Sequence[Path] = (), trace_file: Path | None = None) -> Explanation:
-    """Return where the time of a run went.
-
-    Args:
-        measured: the run.
-        place: what the user named; probes beside it count.
-        more: further places of probes.
-        trace_file: of torch's profiler; None: the one that the run left, if any.
+def explained(measured: Measured, probes: Sequence[ProbeRecord], trace: ProfileSummary | None = None) -> Explanation:
+    """Return where the time of a run went, by the summary of its trace if there is one, and by probes of its accelerator.
 
     Raises:
-        RecordError: its trace is damaged, or a place holds no probes.
         MetricError: it has no steady steps.
     """
     if measured.metrics is None:
         raise MetricError("There is no step to explain.", where=str(measured.result.path), why=measured.not_counted)
-    run, (probes, _) = measured.result.run, probes_in([place, measured.result.path, *check_probes(more)])
+    run = measured.result.run
     workload, rates = recorded_workload(run), _rates(run, probes)
-    expected = _expected(run, workload, rates)
-    trace = trace_of_run(run, measured.result.path) if trace_file is None else _summary(trace_file)
-    parts = waterfall(measured.result, measured.metrics, trace, expected)
+    parts = waterfall(measured.result, measured.metrics, trace, _expected(run, workload, rates))
     found = Explanation(measured=measured, parts=parts, trace=trace, workload=workload, rates=rates)
     return replace(found, advice=_advice(found))
+
+
+def fastest_explained(rankings: Sequence[Ranking], probes: Sequence[ProbeRecord]) -> list[Explanation]:
+    """Return where the time of the fastest configuration of the first workloads went; of those without a peak nothing."""
+    found = [explained(ranking.best.runs[0], probes) for ranking in rankings[:MOST_EXPLAINED]]
+    return [one for one in found if one.parts.peak_flops]
 
 
 def _rates(run: RunRecord, probes: Sequence[ProbeRecord]) -> Rates | None:
@@ -91,8 +93,16 @@ def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None
     )
 
 
-def trace_of_run(run: RunRecord, place: Path) -> ProfileSummary | None:
-    """Return the summary of the trace that a run left, in its folder or in the folder of its results; None: it left none.
+def lost_by(metrics: RunMetrics, folder: Path, probes: Sequence[Path]) -> Waterfall | None:
+    """Return where the time of a run went that has just ended, without its trace, which takes long to read; None: not known."""
+    with contextlib.suppress(UserError):
+        measured = Measured(result=read_result(folder), metrics=metrics)
+        return explained(measured, probes_in([folder, *probes])[0]).parts
+    return None
+
+
+def trace_of_run(run: RunRecord, place: Path, named: Path | None = None) -> ProfileSummary | None:
+    """Return the summary of a run's trace: the one named, or what it left in its folder or that of its results; None: nothing.
 
     Raises:
         RecordError: the trace is damaged.
@@ -100,14 +110,11 @@ def trace_of_run(run: RunRecord, place: Path) -> ProfileSummary | None:
     """
     if run.machine.platform == "cpu":  # its traces hold no kernels
         return None
-    if (place / SUMMARY_FILE).is_file():
+    if named is None and (place / SUMMARY_FILE).is_file():
         return from_json(ProfileSummary, read_bytes(place / SUMMARY_FILE), where=str(place / SUMMARY_FILE))
-    files = traces_of(place.parent.parent if place.is_dir() else place.parent, run.run_id)
-    return _summary(files[0]) if files else None
-
-
-def _summary(file: Path) -> ProfileSummary:
-    return summarise(trace_of(read_document(file), file))
+    output = place.parent.parent if place.is_dir() else place.parent
+    file = named or next(iter(traces_of(output, run.run_id)), None)
+    return summarise(trace_of(read_document(file), file)) if file else None
 
 
 def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:

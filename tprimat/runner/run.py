@@ -9,6 +9,7 @@ from pathlib import Path
 from tprimat.analyze.groups import price_of
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import under_ceiling
+from tprimat.analyze.waterfall import Waterfall
 from tprimat.config.load import absolute_path
 from tprimat.core.errors import MetricError, RecordError
 from tprimat.engines.base import engine_named
@@ -22,7 +23,7 @@ from tprimat.records.discover import probes_in
 from tprimat.records.environment import variables_of_run
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.runner.explain import traces_of
+from tprimat.runner.explain import lost_by, traces_of
 from tprimat.runner.logs import FollowedLog
 from tprimat.runner.nodes import command_on, this_node
 from tprimat.runner.prediction import out_of_memory_hint
@@ -44,6 +45,8 @@ class TrainingRun:
     log: Path
     traces: tuple[Path, ...] = ()
     """What the profiler recorded, one file a cycle."""
+    lost: Waterfall | None = None
+    """Where its time went."""
     stop_signal: int | None = None
     """A signal that asked for an end, so that no further run should start."""
 
@@ -131,6 +134,7 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
         benchmark_file=written,
         log=log,
         traces=traces_of(session.output, record.run_id),
+        lost=lost_by(metrics, session.output / "runs" / record.run_id, session.probes) if metrics else None,
     )
 
 

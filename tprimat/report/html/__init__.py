@@ -19,12 +19,13 @@ from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
 from tprimat.report.comparison import Comparison, run_name
+from tprimat.report.explain import Explanation, advised
 from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
-from tprimat.report.limits import PROBE_COMMAND
 from tprimat.report.names import workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colours
+from tprimat.report.plots.waterfall import svg
 from tprimat.report.tables import plural
 from tprimat.report.words import caveats, sentence
 
@@ -40,6 +41,8 @@ class Report:
     not_counted: tuple[Measured, ...] = ()
     problems: tuple[RecordError, ...] = ()
     """Files that could not be read."""
+    explained: tuple[Explanation, ...] = ()
+    """Where the throughput of the fastest run of each workload went."""
 
     @property
     def groups(self) -> list[Group]:
@@ -84,6 +87,7 @@ def html_report(report: Report) -> str:
             cards=cards,
             remarks=remarks,
             verdicts=list(map(sentence, comparison.verdicts)),
+            waterfalls=[(Markup(svg(one)), advised(one)) for one in report.explained],
             ranking=sections.ranking_table(report.rankings, appearance),
             bar_titles=[panel.title for panel in panels.bars],
             curve_titles=[curve.title for curve in panels.curves],
@@ -116,9 +120,8 @@ def _templates() -> Environment:
 
 
 def _prose(text: str) -> Markup:
-    """Keep a number and its unit on one line, and set a command as code."""
-    joined = re.sub(r"(?<=\d) (?=%|GiB|TFLOP)", "\u00a0", str(escape(text)))
-    return Markup(joined.replace(PROBE_COMMAND, f"<code>{PROBE_COMMAND}</code>"))
+    """Keep a number and its unit on one line."""
+    return Markup(re.sub(r"(?<=\d) (?=%|GiB|TFLOP)", "\u00a0", str(escape(text))))
 
 
 def packed(content: bytes) -> str:

@@ -26,11 +26,10 @@ from tprimat.report.catalogue import (
     shown_columns,
 )
 from tprimat.report.comparison import VS_FASTEST, Comparison, run_name, vs_fastest
-from tprimat.report.limits import distance_from_limits
 from tprimat.report.names import heading
 from tprimat.report.plots import MOST_SERIES, Look
 from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, BarPanel, Curve, curves_of, memory_panel, throughput_panel
-from tprimat.report.words import differing, finding_words, headline
+from tprimat.report.words import differing, finding_words, headline, limits_reached
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
@@ -59,7 +58,7 @@ def _card(ranking: Ranking) -> Card:
     tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)]
     first, *more = headline(ranking) if ranking.lead else [brief(best), *headline(ranking)]
     caution = CPU_CAUTION if on_cpu([best]) else ""
-    paragraphs = [caution, *more, *differing(ranking), *distance_from_limits(best)]
+    paragraphs = [caution, *more, *differing(ranking), limits_reached(best)]
     return Card(
         workload=heading(ranking),
         headline=first,

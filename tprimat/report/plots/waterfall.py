@@ -60,8 +60,7 @@ def _style() -> str:
     light, dark = (
         f".wf text{{fill:{INK[one]};font:13px system-ui,'Segoe UI',Helvetica,Arial,sans-serif}}"
         f".wf .wf-soft{{fill:{SOFT[one]};font-size:12px}}.wf .wf-head{{font-weight:600;font-size:15px}}"
-        f".wf-base{{fill:{BASE[one]}}}"
-        + "".join(f".wf-{kind}{{fill:{colours[one]}}}" for kind, colours in COLOURS.items())
+        f".wf-base{{fill:{BASE[one]}}}" + "".join(f".wf-{kind}{{fill:{colours[one]}}}" for kind, colours in COLOURS.items())
         for one in (0, 1)
     )
     return f".wf{{max-width:100%;height:auto}}{light}@media (prefers-color-scheme:dark){{{dark}}}"

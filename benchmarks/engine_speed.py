@@ -61,6 +61,7 @@ from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.records.schema import RunMetrics  # noqa: E402
 from tprimat.records.store import as_document, write_atomically  # noqa: E402
 from tprimat.report.tables import columns, with_interval  # noqa: E402
+from tprimat.report.words import not_counted_words  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target")
 RATIO = "{} / peer"
@@ -157,7 +158,7 @@ def cells(row: Row) -> list[str]:
     """Return one line of the table."""
     group = row.group
     if group is None:
-        failed = dict.fromkeys(item.not_counted for item in row.runs if item.not_counted)
+        failed = dict.fromkeys(not_counted_words(item) for item in row.runs if item.not_counted)
         unlike = "the runs differ in more than time: start a new --output" if len(group_runs(row.runs)) > 1 else "no result"
         return [row.layout.name, row.program, row.why_none or "; ".join(failed) or unlike] + [""] * (len(HEADER) - 2)
     run, metrics = group.run, [item.metrics for item in group.runs if item.metrics]

@@ -12,6 +12,7 @@ from tprimat.core import units
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.report.tables import table
+from tprimat.report.words import not_counted_words
 
 TITLE = "## Training Qwen3 8B"
 TEXT = """Sequences of 8,192 tokens, 14 per device and step on a GPU, with full recomputation of activations. `embedded` trains
@@ -66,8 +67,8 @@ def section_of(runs: Mapping[str, Measured], refusal: str | None) -> str:
     parts += [table(HEADER, rows, left=2)] if rows else []
     random = [name for name, run in runs.items() if (seen := run.result.run.evidence) and RANDOM_WEIGHTS in seen.notes]
     parts += [f"With random weights, which cost the same as trained ones: {', '.join(random)}."] if random else []
-    failed = [f"- {name}: {run.not_counted}" for name, run in runs.items() if run.not_counted]
-    timed_out = any(run.not_counted and run.result.run.outcome == "timed_out" for run in runs.values())
+    failed = [f"- {name}: {not_counted_words(run)}" for name, run in runs.items() if run.not_counted]
+    timed_out = any(run.result.run.outcome == "timed_out" for run in runs.values())
     parts += [f"Did not complete{LONGER if timed_out else ''}:\n\n" + "\n".join(failed)] if failed else []
     if refusal and not any(name.startswith("torchtune") for name in runs):
         parts.append(f"torchtune was not run: {refusal}")

@@ -130,7 +130,7 @@ def known():
 
 def groups_of(*results):
     measured = [measure(result, MetricOptions()) for result in results]
-    return group_runs([replace(item, not_counted=None) for item in measured])
+    return group_runs([replace(item, not_counted=()) for item in measured])
 
 
 def judged(known, trap, **options):

@@ -51,7 +51,9 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
             replace(run, run_id=f"r{gpus}", machine=machine, data_parallel=gpus, global_batch_sequences=batch, evidence=None)
         )
         for step in source.read_steps():
-            place.append_step(replace(step, tokens=batch * 2048, step_seconds=step.step_seconds * (1 + gpus / 100)))
+            place.append_step(
+                replace(step, tokens=batch * 2048, step_seconds=step.step_seconds * (1 + gpus / 100), ended_at_seconds=None)
+            )
     done = scaling(tmp_path, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "llama on H100 SXM, minimal_communication" in done.stdout

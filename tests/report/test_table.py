@@ -57,7 +57,8 @@ def test_a_warning_that_holds_for_many_runs_is_said_once():
 
 def comparison_of(*places):
     results, _ = load_results(list(places))
-    return Comparison(groups=tuple(group_runs([measure(result, MetricOptions()) for result in results])), verdicts=())
+    groups = group_runs([measure(result, MetricOptions()) for result in results])
+    return Comparison(groups=tuple(groups), rankings=tuple(rankings(groups)), verdicts=())
 
 
 def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
@@ -76,7 +77,7 @@ def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
 def slowed(item, name, factor):
     """The same run under another strategy, with every step slower by a factor."""
     run = replace(item.run, strategy=name, run_id=name)
-    steps = tuple(replace(step, step_seconds=step.step_seconds * factor) for step in item.steps)
+    steps = tuple(replace(step, step_seconds=step.step_seconds * factor, ended_at_seconds=None) for step in item.steps)
     return measure(replace(item, run=run, steps=steps), MetricOptions())
 
 

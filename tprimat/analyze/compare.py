@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -55,7 +54,7 @@ class Verdict:
     candidate: str
     outcome: Outcome
     """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that. "other loss": it does,
-    and the losses differ on the same data. "held back": it does, and heat or a power brake held back the slower side's clocks."""
+    and the losses differ on the same data. "held back": it does, and its machine held back the slower side's clocks."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
     runs: tuple[int, int]
@@ -71,6 +70,8 @@ class Verdict:
     """Whether the two sides reach the same losses; None when refused."""
     held_back: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
     """Of baseline and candidate: what held the clocks back -> share of the readings in their worst run."""
+    folders: tuple[str, str] = ("", "")
+    """Of baseline and candidate, among several that a user named."""
     spreads: tuple[float, float] | None = None
     """Of baseline and candidate: standard deviation of a run's log throughput, as shown or assumed; None without an interval."""
 
@@ -97,9 +98,9 @@ class Verdict:
 
     @property
     def handicapped(self) -> Literal["baseline", "candidate"] | None:
-        """Return the side whose clocks the state of its machine held back more: heat or a power brake, not a power limit."""
+        """Return the side whose clocks the state of its machine held back more: heat, a power brake or lowered clocks."""
         one, other = (
-            max((share for reason, share in side.items() if of_machine(reason)), default=0.0) for side in self.held_back
+            max((share for reason, share in side.items() if of_machine(reason, share)), default=0.0) for side in self.held_back
         )
         if one == other or max(one, other) < LEAST_HELD_BACK:
             return None
@@ -132,6 +133,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         question=question,
         unrecorded=(*unrecorded(baseline.run, candidate.run), *["whether clocks were held back"] * unread),
         held_back=(group_held_back(baseline) or {}, group_held_back(candidate) or {}),
+        folders=(baseline.folder, candidate.folder),
     )
     if refusal.differences and not question.even_if_different:
         return refusal
@@ -182,7 +184,7 @@ def assumed_spread(*groups: Group) -> float:
     return spread_between_runs(*map(run_rates, groups), least=least)
 
 
-# The ranking of configurations that may be compared, and the pairs that a comparison judges.
+# The ranking of configurations that may be compared, and the verdicts that a comparison shows.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,10 +243,6 @@ def slowness(group: Group) -> float:
     return float("inf") if rate is None else -rate.value
 
 
-Pair = tuple[Group, Group]
-"""Baseline and candidate."""
-
-
 def most_alike(leaders: Sequence[Group], group: Group) -> Group:
     """Return the leader most like a group: by workload, then by configuration; the first of equals. Needs one leader at least."""
 
@@ -255,29 +253,25 @@ def most_alike(leaders: Sequence[Group], group: Group) -> Group:
     return min(leaders, key=distance)
 
 
-def default_pairs(groups: Sequence[Group], question: Question = QUESTION) -> list[Pair]:
-    """Pair each configuration with the first of its model that it may be compared with, or with the most alike, to be refused.
+def verdicts_of(ranked: Sequence[Ranking], question: Question = QUESTION) -> list[Verdict]:
+    """Return the verdict on each group against the fastest of its workload, and on each workload's fastest against another's.
 
-    Where unlike ones are compared, other models count as well.
+    That one is of the same model, or of any where unlike ones are compared, and the most alike of those before it.
     """
-    leaders: dict[tuple[str, str], list[Group]] = {}
-    pairs = []
-    for group in groups:
-        known = leaders.setdefault(("", "") if question.even_if_different else (group.run.model, group.run.size), [])
-        if known:
-            leader = min(known, key=lambda leader: len(comparable(leader.run, group.run, question.varying)))
-            pairs.append((leader, group))
-        if not known or comparable(leader.run, group.run, question.varying):
-            known.append(group)
-    return pairs
+    found: list[Verdict] = []
+    for place, ranking in enumerate(ranked):
+        run = ranking.best.run
+        alike = [
+            one.best
+            for one in ranked[:place]
+            if question.even_if_different or (one.best.run.model, one.best.run.size) == (run.model, run.size)
+        ]
+        found += [verdict(most_alike(alike, ranking.best), ranking.best, question)] if alike else []
+        found += [one for one in ranking.against_best if one is not None]
+    return found
 
 
-def pairs_with(baselines: Sequence[Group], groups: Sequence[Group]) -> list[Pair]:
-    """Pair every other configuration with the baseline most like it."""
+def verdicts_against(baselines: Sequence[Group], groups: Sequence[Group], question: Question = QUESTION) -> list[Verdict]:
+    """Return the verdict on every other configuration against the baseline most like it."""
     chosen = {id(group) for group in baselines}
-    return [(most_alike(baselines, group), group) for group in groups if id(group) not in chosen]
-
-
-def groups_in(folder: Path, groups: Sequence[Group]) -> list[Group]:
-    """Return the groups whose runs all lie in a folder, or are that file."""
-    return [group for group in groups if all(folder in (item.result.path, *item.result.path.parents) for item in group.runs)]
+    return [verdict(most_alike(baselines, group), group, question) for group in groups if id(group) not in chosen]

@@ -1,5 +1,6 @@
 """Groups of repeated runs: what belongs together, how to label a group, and its numbers over all runs."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tprimat.analyze.impossible import contradictions
+from tprimat.analyze.losses import divergence
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
 from tprimat.analyze.window import tensor_memory
@@ -17,7 +19,6 @@ from tprimat.core.statistics import mean_of_runs
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunRecord
 
-Origin = Callable[[RunResult], str]
 Kind = tuple[object, ...]
 
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
@@ -25,11 +26,19 @@ NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A run with its metrics, and the reason if it does not count."""
+    """A run with its metrics, and why it does not count."""
 
     result: RunResult
     metrics: RunMetrics | None
-    not_counted: str | None = None
+    not_counted: tuple[Finding, ...] = ()
+    """report/words.py says it; empty where the run counts."""
+    folder: str = ""
+    """Among several that the user named, as it was written; else empty."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it belongs to a comparison."""
+        return not self.not_counted
 
 
 def price_of(run: RunRecord, prices: Mapping[str, float]) -> float | None:
@@ -48,48 +57,74 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
     """Compute the metrics of one run. A run that must not count keeps them where they can be computed, with the reason."""
     run = result.run
     result = replace(result, steps=tuple(tensor_memory(run, result.steps)))
-    reason = None
-    if run.outcome == "running":
-        reason = f"no end was recorded: it still runs, or was killed with its launcher; steps so far: {len(result.steps)}"
-    elif run.outcome != "completed":
-        reason = run.outcome + (f": {run.cause}" if run.cause else "")
-    elif run.mismatches:
-        reason = "what ran is not what was asked: " + "; ".join(run.mismatches)
+    reason = _outcome(result)
     price = options.cost_per_gpu_hour if options.cost_per_gpu_hour is not None else price_of(run, prices)
-    stated = result.stated_tokens_per_second
     chosen = replace(
         options,
         telemetry=result.telemetry,
         stated=result.stated,
         cost_per_gpu_hour=price,
-        stated_tokens_per_second=stated,
+        stated_tokens_per_second=result.stated_tokens_per_second,
     )
     try:
         metrics = run_metrics(run, result.steps, options=chosen)
     except MetricError as error:
-        return Measured(result=result, metrics=None, not_counted=reason or error.what)
+        return Measured(result=result, metrics=None, not_counted=reason or (Finding(kind="no metrics", subjects=(error.what,)),))
     if options.seed_conventions:
         result = replace(result, stated_tokens_per_second=None)  # repeating what files state is what was asked for
-    if reason is None and (found := contradictions(result, metrics)):
-        reason = "this cannot be: " + "; ".join(found)
-    return Measured(result=result, metrics=metrics, not_counted=reason)
+    return Measured(
+        result=result, metrics=metrics, not_counted=reason or contradictions(result, metrics) or divergence(result.steps)
+    )
+
+
+def _outcome(result: RunResult) -> tuple[Finding, ...]:
+    """Return why a run must not count by how it ended."""
+    run = result.run
+    if run.outcome == "running":
+        return (Finding(kind="no end", numbers=(len(result.steps),)),)
+    if run.outcome != "completed":
+        return (Finding(kind="not completed", subjects=(run.outcome, f": {run.cause}" if run.cause else "")),)
+    return tuple(Finding(kind="not as asked", subjects=(mismatch,)) for mismatch in run.mismatches)
 
 
 FEWEST_ALIKE = 5
-"""Unequal step times that two runs share to the digit only if one is a copy of the other."""
+"""Unequal step times that two runs share only if one is a copy of the other."""
+MOST_DECIMALS = 9
+"""Of step times that a copy may have been rounded to."""
 
 
 def without_copies(measured: Sequence[Measured]) -> list[Measured]:
-    """Leave out runs with the configuration and the step times of an earlier one: a copy repeats nothing, and shows no spread."""
-    first: dict[tuple[Kind, tuple[float, ...]], RunRecord] = {}
-    found = []
+    """Leave out copies, which repeat nothing: runs with the step times of an earlier run of their configuration, or rounded."""
+    earlier: dict[tuple[object, ...], list[RunResult]] = {}
+    kept = []
     for item in measured:
-        seconds = tuple(step.step_seconds for step in item.result.steps)
-        counts = item.not_counted is None and len(set(seconds)) >= FEWEST_ALIKE
-        original = first.setdefault((kind_of(item.result, None), seconds), item.result.run) if counts else item.result.run
-        copied = f"its step times equal those of {original.run_id} exactly: it is a copy"
-        found.append(item if original is item.result.run else replace(item, not_counted=copied))
-    return found
+        run, original = item.result.run, None
+        if item.counts:
+            alike = earlier.setdefault((run.model, run.size, run.strategy, layout(run), run.machine.gpus, run.engine), [])
+            original = next((one for one in alike if _is_copy(one, item.result)), None)
+            alike.append(item.result)
+        copy = original and Finding(kind="copy", subjects=(original.run.run_id,))
+        kept.append(replace(item, not_counted=(copy,)) if copy else item)
+    return kept
+
+
+def _is_copy(one: RunResult, other: RunResult) -> bool:
+    """Whether the step times of one run are those of another, all rounded to the same number of decimals."""
+    first, second = ({step.step: step.step_seconds for step in result.steps} for result in (one, other))
+    both = sorted(first.keys() & second.keys())
+    if 2 * len(both) < max(len(first), len(second)):
+        return False
+    pairs = np.array([(first[step], second[step]) for step in both])
+    apart = float(np.abs(pairs[:, 0] - pairs[:, 1]).max())
+    finest = MOST_DECIMALS if apart == 0 else min(MOST_DECIMALS, math.floor(-math.log10(apart)))
+    for decimals in range(finest, 0, -1):
+        rounded = pairs.round(decimals)
+        if len(np.unique(rounded[:, 0])) < FEWEST_ALIKE:
+            return False
+        equal = np.isclose(rounded[:, 0], rounded[:, 1], rtol=0, atol=0.1 * 10**-decimals).all()
+        if equal and np.isclose(pairs, rounded, rtol=0, atol=1e-9).all(axis=0).any():  # at least one of them is rounded
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +133,20 @@ class Group:
 
     label: str
     kind: Kind
-    """Origin, the value of each of TRAITS, and the file of a run that does not record what it is."""
+    """Folder, the value of each of TRAITS, and the file of a run that does not record what it is."""
     runs: tuple[Measured, ...]
     parts: tuple[tuple[str, str], ...] = ()
-    """Key of a trait, origin or file -> its words, in the label's order; empty if the label is not a trait's."""
+    """Key of a trait, folder or file -> its words, in the label's order; empty if the label is not a trait's."""
 
     @property
     def run(self) -> RunRecord:
         """The record of the first run; the others differ in time, seed and measurements only."""
         return self.runs[0].result.run
+
+    @property
+    def folder(self) -> str:
+        """The folder of its runs, among several that a user named; else empty."""
+        return str(self.kind[0])
 
 
 def on_cpu(groups: Iterable[Group]) -> bool:
@@ -114,47 +154,52 @@ def on_cpu(groups: Iterable[Group]) -> bool:
     return all(group.run.machine.platform == "cpu" for group in groups)
 
 
-def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> list[Group]:
-    """Group the runs that count by configuration, in order of first appearance.
+def group_runs(measured: Sequence[Measured], *, folders_first: bool = False) -> list[Group]:
+    """Group the runs that count by configuration, in order of first appearance; runs of two folders are never one.
 
-    Runs of different origins belong to different groups, whose labels begin with the origin's name. Without `origin` a
-    configuration is one group wherever its files are.
+    A label names the folder only where nothing else tells two groups apart, or always (`folders_first`).
     """
     kinds: dict[Kind, list[Measured]] = {}
     for item in measured:
-        if item.not_counted is None and item.metrics is not None:
-            kinds.setdefault(kind_of(item.result, origin), []).append(item)
-    labels = _labels(list(kinds), 0 if origin is None else 1)
+        if item.counts and item.metrics is not None:
+            kinds.setdefault(kind_of(item), []).append(item)
+    labels = _labels(list(kinds), folders_first=folders_first)
     return [
-        Group(label=" ".join(words for _, words in parts), kind=kind, runs=tuple(runs), parts=parts)
+        Group(label=label_of(parts), kind=kind, runs=tuple(runs), parts=parts)
         for parts, (kind, runs) in zip(labels, kinds.items(), strict=True)
     ]
 
 
-def kind_of(result: RunResult, origin: Origin | None) -> Kind:
-    """Return what repeated runs share: origin, traits, and the file of a run that records too little to be a repetition."""
-    run = result.run
+def label_of(parts: Iterable[tuple[str, str]]) -> str:
+    """Return a label of its parts: 'before: llama H100 SXM'."""
+    return " ".join(f"{words}:" if key == "folder" else words for key, words in parts)
+
+
+def kind_of(item: Measured) -> Kind:
+    """Return what repeated runs share: folder, traits, and the file of a run that records too little to be a repetition."""
+    run, path = item.result.run, item.result.path
     anonymous = not (run.strategy or layout(run) or run.ran.matmul_dtype or run.engine_options)
-    file = f"{result.path.parent.name}/{result.path.stem}" if anonymous else ""
-    return ("" if origin is None else f"{origin(result)}:", *(trait.label(run) for trait in TRAITS.values()), file)
+    file = f"{path.parent.name}/{path.stem}" if anonymous else ""
+    return (item.folder, *(trait.label(run) for trait in TRAITS.values()), file)
 
 
 def labels_among(groups: Sequence[Group]) -> list[tuple[tuple[str, str], ...]]:
     """Return for each group the parts of a label that tells it from these groups alone; its own if the label is not a trait's."""
     if not all(group.parts for group in groups):
         return [group.parts for group in groups]
-    return _labels([group.kind for group in groups], 1 if any(group.kind[0] for group in groups) else 0)
+    first = all(group.parts[0][0] == "folder" for group in groups)
+    return _labels([group.kind for group in groups], folders_first=first)
 
 
-def _labels(kinds: Sequence[Kind], prefixes: int) -> list[tuple[tuple[str, str], ...]]:
-    """Label each kind by model and accelerator, adding a further trait only where it distinguishes two groups.
+def _labels(kinds: Sequence[Kind], *, folders_first: bool) -> list[tuple[tuple[str, str], ...]]:
+    """Label each kind by model and accelerator, adding a further trait only where it distinguishes two groups, last the folder.
 
     Returns:
         Key -> words of each part of each label.
     """
-    names = ["origin", *TRAITS, "file"]
-    shown = [*range(prefixes), names.index("model"), names.index("accelerator")]
-    for index in range(1, len(names)):
+    names = ["folder", *TRAITS, "file"]
+    shown = [*range(folders_first), names.index("model"), names.index("accelerator")]
+    for index in (*range(1, len(names)), 0):
         seen = [tuple(kind[i] for i in shown) for kind in kinds]
         times = Counter(seen)
         if len(times) == len(kinds):

@@ -2,23 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from tprimat.analyze.window import steady_steps
-from tprimat.core import units
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
 from tprimat.core.workload import COMPARED
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
+from tprimat.records.schema import Finding, RunMetrics, RunRecord, StepRecord
 
 TOLERANCE = 0.2
 """Between two figures of one file that should be the same; another choice of warm-up makes a few percent."""
+MOMENT_TOLERANCE = 0.02
+"""Between the times of steps and the moments at which they ended, which one clock gives (2e-7 in benchmarks/records)."""
+PRINTED_SECONDS = 2e-3
+"""To which a file may round either."""
 PARAMETER_TOLERANCE = 0.02
 """Frameworks pad the vocabulary differently."""
 
 
-def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, ...]:
+def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[Finding, ...]:
     """List why a run cannot be what it says; empty where nothing contradicts it."""
     run, steps = result.run, result.steps
     return (
@@ -32,7 +36,7 @@ def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, 
     )
 
 
-def _against_evidence(run: RunRecord) -> Iterator[str]:
+def _against_evidence(run: RunRecord) -> Iterator[Finding]:
     """Compare a record with its own evidence: a file may have been changed since it was written."""
     evidence = run.evidence
     if evidence is None:
@@ -45,69 +49,74 @@ def _against_evidence(run: RunRecord) -> Iterator[str]:
     ]
     for words, recorded, ran in pairs:
         if recorded is not None and ran is not None and recorded != ran:
-            yield f"{words} is {recorded} in the record and {ran} in its evidence"
+            yield Finding(kind="unlike evidence", subjects=(words, str(recorded), str(ran)))
     if run.ran.shape is not None and evidence.parameters is not None and evidence.source == "running_framework":
         expected = parameters(replace(run.ran.shape, vocabulary=padded_vocabulary(run.ran.shape))).total
         if abs(evidence.parameters / expected - 1) > PARAMETER_TOLERANCE:
-            yield f"{evidence.parameters:,} parameters ran, and the recorded shape has {expected:,}"
+            yield Finding(kind="other parameters", numbers=(evidence.parameters, expected))
 
 
-def _against_arithmetic(run: RunRecord) -> Iterator[str]:
+def _against_arithmetic(run: RunRecord) -> Iterator[Finding]:
     degrees = (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.data_parallel, run.machine.gpus)
     if None not in degrees:
         tensor, pipeline, data, gpus = (degree or 1 for degree in degrees)
         ranks = tensor * pipeline * data * (run.ran.context_parallel or 1)
         if ranks != gpus:
-            yield f"its layout needs {ranks} GPUs, and {gpus} ran"
+            yield Finding(kind="other ranks", numbers=(ranks, gpus))
     whole, micro, data_ranks = run.ran.global_batch_sequences, run.ran.micro_batch_sequences, run.ran.data_parallel
     if whole and micro and data_ranks and whole % (micro * data_ranks):
-        yield f"a batch of {whole} sequences is not a multiple of micro-batch {micro} on {data_ranks} replicas"
+        yield Finding(kind="uneven batch", numbers=(whole, micro, data_ranks))
 
 
-def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare the peak with the memory of a GPU; the resident set of a CPU's process has no such bound."""
     peak, memory = max((step.peak_allocated_bytes or 0 for step in steps), default=0), run.machine.memory_bytes
     if run.machine.platform != "cpu" and memory and peak > (1 + TOLERANCE) * memory:
-        yield f"its peak memory is {peak / 2**30:.1f} GiB, and its GPU has {memory / 2**30:.1f} GiB"
+        yield Finding(kind="too much memory", numbers=(peak, memory))
 
 
-def _rates(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
+def _rates(run: RunRecord, metrics: RunMetrics) -> Iterator[Finding]:
     """Compare FLOP/s with the accelerator's peak, in its fastest dtype where the dtype is not known; and power with its limit."""
     known, flops = find_accelerator(run.machine.accelerator), metrics.model_flops_per_second_per_gpu
     if metrics.mfu is not None and metrics.mfu.value > 1:
-        share = units.percent(metrics.mfu.value, 0)
-        yield f"MFU is {share}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran"
+        yield Finding(kind="too much MFU", numbers=(metrics.mfu.value,))
     if metrics.mfu is None and known and flops and flops.value > (most := max(known.dense_flops.values())):
-        yield f"it means {flops.value / 1e12:,.0f} TFLOP/s per GPU, and {known.name} has {most / 1e12:,.0f} in its fastest dtype"
+        yield Finding(kind="too many FLOP", subjects=(known.name,), numbers=(flops.value, most))
     rate, joules, limit = metrics.tokens_per_second_per_gpu, metrics.joules_per_token, run.machine.power_limit_watts
     if rate and joules and limit and rate.value * joules > (1 + TOLERANCE) * limit:
-        yield f"its energy means {rate.value * joules:,.0f} W per GPU, whose limit is {limit:,.0f} W"
+        yield Finding(kind="too much power", numbers=(rate.value * joules, limit))
 
 
-def _tokens(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+def _tokens(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare the tokens of each step that counts with the batch."""
     batch, length = run.ran.global_batch_sequences or 0, run.ran.sequence_tokens or 0
     other = [step.tokens for step in steps if step.tokens is not None and abs(step.tokens - batch * length) > 1e-6 * step.tokens]
     if batch and length and other:
-        yield (
-            f"{len(other)} of {len(steps)} steps have {other[0]:,} tokens, and {batch} sequences of {length:,} "
-            f"make {batch * length:,}"
-        )
+        yield Finding(kind="other tokens", numbers=(len(other), len(steps), other[0], batch, length, batch * length))
 
 
-def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare the steps with finite losses, and with the moments at which they ended."""
     if lost := sum(not step.finite and step.loss is None for step in steps):
-        yield f"the loss is not a number in {lost} of {len(steps)} steps"
-    timed = [step for step in steps if step.ended_at_seconds is not None]
-    if len(timed) == len(steps) > 1:
-        passed = (timed[-1].ended_at_seconds or 0) - (timed[0].ended_at_seconds or 0)
-        summed = sum(step.step_seconds for step in timed[1:])
-        if abs(passed / summed - 1) > TOLERANCE:
-            yield f"its steps take {summed:.4g} s in sum, and {passed:.4g} s passed between their ends"
+        yield Finding(kind="no loss", numbers=(lost, len(steps)))
+    passed = {
+        step: step.ended_at_seconds - before.ended_at_seconds
+        for before, step in pairwise(steps)
+        if before.ended_at_seconds is not None and step.ended_at_seconds is not None and step.step == before.step + 1
+    }
+    summed, span = sum(step.step_seconds for step in passed), sum(passed.values())
+    own_clock = run.clock == "step_end"  # a framework's own timer leaves out what lies between its steps
+    if summed > 0 and abs(span / summed - 1) > (MOMENT_TOLERANCE if own_clock else TOLERANCE):
+        yield Finding(kind="other span", numbers=(summed, span))
+    elif own_clock and (off := [step for step, seconds in passed.items() if _is_off(step, seconds)]):
+        yield Finding(kind="other moments", numbers=(off[0].step, len(off), len(steps)))
 
 
-def _stated_rate(stated: float | None, steps: Sequence[StepRecord]) -> Iterator[str]:
+def _is_off(step: StepRecord, passed: float) -> bool:
+    return abs(passed - step.step_seconds) > MOMENT_TOLERANCE * step.step_seconds + PRINTED_SECONDS
+
+
+def _stated_rate(stated: float | None, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare a stated throughput with that of the steps: of all, and of those after the first, which starts up."""
     measured = [
         sum(step.tokens or 0 for step in part) / sum(step.step_seconds for step in part)
@@ -115,4 +124,4 @@ def _stated_rate(stated: float | None, steps: Sequence[StepRecord]) -> Iterator[
         if part and all(step.tokens for step in part)
     ]
     if stated is not None and measured and min(abs(stated / rate - 1) for rate in measured) > TOLERANCE:
-        yield f"the file states {stated:,.0f} tokens/s, and its own steps make {measured[-1]:,.0f}"
+        yield Finding(kind="other rate", numbers=(stated, measured[-1]))

@@ -1,18 +1,29 @@
-"""Check whether two sides of a comparison of speeds reach the same losses: pairs of runs on one seed and the same data.
+"""Check whether a run diverged, and whether two sides of a comparison reach the same losses: pairs on one seed and the same data.
 
 The quantity is the relative difference of the losses, candidate over reference - 1, as a mean over the later half of the steps.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from tprimat.analyze.traits import TRAITS, tokens_per_step
-from tprimat.core.statistics import Array, Interval, mean_interval
+from tprimat.core.statistics import (
+    FEWEST_FREEDOM,
+    Array,
+    Interval,
+    mean_interval,
+    median,
+    scaled_mad,
+    t_quantile,
+    variance_inflation,
+)
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.schema import Finding, RunRecord
+from tprimat.records.schema import Finding, RunRecord, StepRecord
 
 FEWEST_SEEDS = 3
 """From this many on, the interval is that of the spread between seeds; with fewer, of the steps."""
@@ -25,6 +36,14 @@ RATE_TOLERANCE = 1e-6
 """Between the learning rates of a pair."""
 LOSS_MARGIN = 0.02
 """Difference of losses above which a gain in speed does not win."""
+RISE = 0.1
+"""Fraction by which losses end above their lowest level where a run diverged. In benchmarks/records, losses of short runs end up
+to 8 % above it; noise of 3 % a step rises by more in fewer than 1 of 50 runs (tests/analyze/test_losses.py)."""
+RISE_IN_NOISE = 5.0
+"""The same in standard deviations of a step's loss in the first half."""
+FEWEST_LOSSES = 6
+LATE_CONFIDENCE = 0.99
+"""Of the test of the last third, which is made besides that of the later half."""
 
 Curve = Mapping[int, float]
 """Step -> loss; not a number where the loss was none."""
@@ -43,6 +62,28 @@ class LossCheck:
     """First and last step that it averages."""
     open_because: Finding | None = None
     """Why it is undecided."""
+
+
+def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
+    """Return whether losses rose for good: their last eighth lies far above the lowest stretch of that length before.
+
+    How far is judged by the noise of the first half, which a late jump does not inflate.
+    """
+    losses = np.array([step.loss for step in steps if step.loss is not None and step.finite])
+    count = len(losses)
+    if count < FEWEST_LOSSES:
+        return ()
+    length = max(3, count // 8)
+    early, end = losses[:-length], median(losses[-length:])
+    lowest = float(np.median(sliding_window_view(early, length), axis=1).min())
+    half = early[: max(4, count // 2)]
+    later = half[len(half) // 2 :]  # flatter than the first steps
+    places = np.arange(len(later))
+    off_line = later - np.polyval(np.polyfit(places, later, 1), places) if len(later) > 3 else np.zeros(1)
+    noise = max(scaled_mad(np.diff(half)) / math.sqrt(2), scaled_mad(off_line))
+    if end <= lowest + RISE * abs(lowest) or end - lowest <= RISE_IN_NOISE * noise:
+        return ()
+    return (Finding(kind="diverged", numbers=(lowest, end)),)
 
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
@@ -68,8 +109,11 @@ def judge(pairs: Pairs, within: float) -> LossCheck:
     steps = sorted(set.intersection(*(set(curve) for several in pairs.values() for pair in several for curve in pair)))
     rows = np.array([np.mean([_difference(pair, steps) for pair in several], axis=0) for several in pairs.values()])
     late = rows[:, len(steps) // 2 :]
+    apart = None if np.isnan(rows).any() else _apart_at_the_end(rows, within)
     if np.isnan(rows).any():
         interval = NOT_A_NUMBER
+    elif apart is not None:
+        return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]))
     elif len(rows) >= FEWEST_SEEDS:
         interval = mean_interval(late.mean(axis=1))
     else:
@@ -82,6 +126,35 @@ def judge(pairs: Pairs, within: float) -> LossCheck:
         return LossCheck(outcome="same", difference=interval, steps=ends)
     why = Finding(kind="too few steps for losses", numbers=(ends[1], within))
     return LossCheck(outcome="undecided", difference=interval, steps=ends, open_because=why)
+
+
+def _last_third(count: int) -> int:
+    return max(3, count // 3)
+
+
+def _apart_at_the_end(rows: Array, within: float) -> Interval | None:
+    """Return the difference over the last third where it exceeds the margin beyond the noise of the first half.
+
+    A late divergence inflates the variance of the steps that it is in, and of many seeds only one may diverge: so seeds are
+    tested one by one, of several seeds against RISE.
+
+    Args:
+        rows: relative differences, shape (seeds, steps).
+        within: the margin.
+    """
+    several, count = len(rows) >= FEWEST_SEEDS, rows.shape[1]
+    early, late = count // 2, _last_third(count)
+    if early < 3:
+        return None
+    for row in rows if several else rows.mean(axis=0, keepdims=True):
+        before, after = row[:early], float(row[-late:].mean())
+        inflation = max(variance_inflation(before), LEAST_INFLATION)
+        freedom = max(FEWEST_FREEDOM, round(early / inflation) - 1)
+        error = float(before.std(ddof=1)) * math.sqrt(inflation / late)
+        arm = t_quantile(freedom, LATE_CONFIDENCE) * error
+        if abs(after) - arm > (max(within, RISE) if several else within):
+            return Interval(value=after, low=after - arm, high=after + arm)
+    return None
 
 
 def _difference(pair: tuple[Curve, Curve], steps: Sequence[int]) -> Array:

@@ -36,8 +36,11 @@ STRAGGLING = 0.05
 """How much longer than its peers a rank takes for its own part of a step before it is named."""
 OF_MACHINE = ("thermal", "hot", "brake", "slowdown")
 """Throttle reasons of NVML and AMD SMI that are a state of the machine, which another day may not have."""
-THROTTLING = (*OF_MACHINE, "power", "cap")
-"""Throttle reasons that mean a clock below the requested one. A power cap belongs to the configuration that draws the power."""
+LOWERED = "application"
+"""Of clocks that somebody set (NVML: application clocks): a state of the machine where all readings show it (ALWAYS)."""
+ALWAYS = 0.99
+THROTTLING = (*OF_MACHINE, LOWERED, "power", "cap")
+"""Throttle reasons that mean a clock below the usual one. A power cap belongs to the configuration that draws the power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,9 +342,9 @@ def during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> 
     return [sample for sample in samples if start <= sample.at_seconds <= last]
 
 
-def of_machine(reason: str) -> bool:
-    """Whether a throttle reason is a state of the machine, such as heat, rather than its power limit."""
-    return _is_one_of(OF_MACHINE, reason)
+def of_machine(reason: str, share: float) -> bool:
+    """Whether a throttle reason, in a share of the readings, is a state of the machine, such as heat, and not its power limit."""
+    return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= ALWAYS)
 
 
 def _is_one_of(words: Sequence[str], reason: str) -> bool:

@@ -236,5 +236,5 @@ def analyse_peaks(
         projections=project(best[0], nodes, efficiency) if best and not on_cpu([best[0].group]) else (),
         efficiency=efficiency,
         without_rate=[group.label for group in groups if id(group) not in ranked],
-        not_counted=[item for item in measured if item.not_counted is not None],
+        not_counted=[item for item in measured if not item.counts],
     )

@@ -65,7 +65,7 @@ def limits(group: Group) -> tuple[Limit, ...]:
     if share is not None:
         found.append(Limit(kind="measured matmul", share=share))
     power, most = group_mean(group, lambda one: watts_per_gpu(group.run, one)), group.run.machine.power_limit_watts
-    held = (share for reason, share in (group_held_back(group) or {}).items() if not of_machine(reason))
+    held = (share for reason, share in (group_held_back(group) or {}).items() if not of_machine(reason, 1.0))
     if power and most and max(held, default=0.0) >= LEAST_HELD_BACK:
         found.append(Limit(kind="power", share=power / most, size=most))
     peak, size = group_worst(group, lambda one: one.peak_memory_bytes), group.run.machine.memory_bytes

@@ -121,18 +121,28 @@ def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
 
 
 def read(
-    options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOptions | None" = None, *, to_share: bool = False
+    options: argparse.Namespace,
+    paths: Sequence[Path],
+    metrics: "MetricOptions | None" = None,
+    *,
+    to_share: bool = False,
+    named: bool = True,
 ) -> "Results":
     """Read the results under some paths as the flags of `add_counting` say, and name on stderr what was skipped.
+
+    `named`: whether the user named the paths.
 
     Raises:
         RecordError: nothing could be read.
         ConfigError: a flag or the configuration is wrong.
     """
-    from tprimat.runner.analysis import configured_prices, read_results
+    from tprimat.runner.analysis import by_folder, configured_prices, read_results
 
     values = counted(options)
-    results = read_results(paths, metrics or metric_options(options), configured_prices(), values["probes"], to_share=to_share)
+    counting = metrics or metric_options(options)
+    results = read_results(paths, counting, configured_prices(), values["probes"], to_share=to_share)
+    if named:
+        results = by_folder(results, paths)
     report_read(results, paths)
     return results
 
@@ -143,6 +153,8 @@ def report_read(results: "Results", paths: Sequence[Path]) -> None:
     Raises:
         RecordError: nothing could be read.
     """
+    from tprimat.records.discover import WHAT_A_RESULT_IS
+
     if missing := [str(path) for path in paths if not path.exists()] if not results.measured else []:
         fix = "./benchmark.py writes results to ./output; or name a folder that holds run.json or benchmark_*.json files"
         raise RecordError(f"There is no file or folder {missing[0]}.", where=", ".join(missing), fix=fix)
@@ -152,7 +164,7 @@ def report_read(results: "Results", paths: Sequence[Path]) -> None:
     if unread:
         print(f"{unread} of {unread + len(results.measured)} results could not be read", file=sys.stderr)
     if not results.measured:
-        why = None if unread else "Results are in files named run.json and benchmark_*.json."
+        why = None if unread else WHAT_A_RESULT_IS
         way_out = None if unread else "./benchmark.py writes results to ./output"
         raise RecordError("No result could be read.", where=", ".join(map(str, paths)), why=why, fix=way_out)
 

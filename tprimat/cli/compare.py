@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-if-slower",
         metavar="3%",
-        help="exit 1 if a run is shown slower than the baseline by more than this or is not comparable, 3 if that is undecided",
+        help="exit 1 if a run is shown slower than the baseline, else the first folder, by more than this; 3 if undecided",
     )
     parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
     add_panels(parser)
@@ -66,9 +66,14 @@ def run(options: argparse.Namespace) -> int:
         check_names(PANELS, panels)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
     paths = results_dirs(options) or [Path("output")]
+    baseline = options.baseline
+    if margin is not None and baseline is None:
+        if len(paths) < 2:
+            raise ConfigError("A gate needs a baseline.", where="--fail-if-slower", fix="--baseline DIR, one of --results-dir")
+        baseline = str(paths[0])
     question = Question(varying=varying_traits(options.varying), even_if_different=options.even_if_different)
     results = read(options, paths)
-    comparison = compare_runs(results.measured, paths, options.baseline, question)
+    comparison = compare_runs(results.measured, paths, baseline, question)
     screen = screen_of(sys.stdout)
     print(text(comparison, screen), end="")
     if options.published:

@@ -70,9 +70,14 @@ def run(options: argparse.Namespace) -> int:
     if options.seed_conventions and (metrics.flops_convention != "causal" or metrics.peak != "dense"):
         what = "--seed-conventions already says how FLOP are counted and which peak they are divided by."
         raise ConfigError(what, where="--set flops, --set peak", fix="leave out --seed-conventions, or the other two")
-    results = read(options, results_dirs(options) or result_folders(), metrics)
+    named = results_dirs(options)
+    results = read(options, named or result_folders(), metrics, named=bool(named))
     analysis = analyse_peaks(
-        results.measured, metrics, nodes=options.nodes, efficiency=efficiency, even_if_different=options.even_if_different
+        results.measured,
+        metrics,
+        nodes=options.nodes,
+        efficiency=efficiency,
+        even_if_different=options.even_if_different,
     )
     if options.picture:
         draw(analysis, options)
@@ -94,9 +99,10 @@ def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
     """
     from tprimat.report.plots import draw_sheet
     from tprimat.report.plots.peak import peak_sheet
+    from tprimat.report.words import not_counted_words
 
     if not analysis.peaks:
-        causes = "\n".join(dict.fromkeys(item.not_counted or "" for item in analysis.not_counted))
+        causes = "\n".join(dict.fromkeys(map(not_counted_words, analysis.not_counted)))
         what = "No run counts, so there is nothing to draw."
         raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
     draw_sheet(peak_sheet(analysis), path := options.output or PICTURE, panels=panels_of(options))

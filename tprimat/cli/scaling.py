@@ -28,10 +28,12 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report import scaling
     from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
     from tprimat.report.tables import screen_of
-    from tprimat.runner.analysis import read_results, result_folders, scaling_of
+    from tprimat.runner.analysis import by_folder, read_results, result_folders, scaling_of
 
     folders = options.results or result_folders()
     results = read_results(folders, MetricOptions(), {})
+    if options.results:
+        results = by_folder(results, folders)
     report_read(results, folders)
     scaled = scaling_of(results.measured)
     draw_throughput(scaled, options.output / THROUGHPUT_PICTURE)

@@ -23,6 +23,7 @@ PERIOD_SECONDS = 1.0
 AMD_PERIOD_SECONDS = 2.0
 """amd-smi is a Python program that takes a good part of a second of one core each time."""
 NVIDIA_REASONS = {
+    0x02: "application clocks",
     0x04: "power cap",
     0x08: "hw slowdown",
     0x10: "sync boost",
@@ -30,8 +31,8 @@ NVIDIA_REASONS = {
     0x40: "thermal (hardware)",
     0x80: "power brake",
 }
-"""Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, nvmlClocksEventReasons). Idle (0x1) and clocks set by
-applications or a display (0x2, 0x100) are not throttling."""
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, nvmlClocksEventReasons). Idle (0x1) and a display's
+clocks (0x100) are not throttling."""
 AMD_REASONS = {
     "prochot_violation_status": "processor hot",
     "ppt_violation_status": "power cap",

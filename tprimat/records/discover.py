@@ -17,7 +17,12 @@ from tprimat.records.schema import ProbeRecord
 from tprimat.records.store import RunDirectory, json_document, read_bytes, read_probes
 
 RESULT_FILES = ("benchmark_*.json", "train_*.json")
-"""Names of result files in a folder. A file given by path may have any name."""
+"""Names of result files. Another JSON file in a folder is one if it holds step times; a file given by path may have any name."""
+OF_STEP_TIMES = b'step_times"'
+"""End of a key of every result file, ours and those of other programs."""
+SEARCHED_BYTES = 1 << 24
+"""Of a file that has another name."""
+WHAT_A_RESULT_IS = "A result is a folder with run.json, or a JSON file with the times of its steps."
 
 
 def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
@@ -96,7 +101,7 @@ def find_results(path: Path) -> Iterator[Path]:
             folders.sort()
             if "run.json" in names:
                 yield Path(folder)
-            files += [Path(folder, name) for name in names if is_result_file(name)]
+            files += [Path(folder, name) for name in names if is_result_file(name) or _has_step_times(Path(folder, name))]
         yield from sorted(files)
     elif os.path.lexists(path):
         yield path.parent if path.name == "run.json" else path
@@ -108,6 +113,17 @@ def find_results(path: Path) -> Iterator[Path]:
 def is_result_file(name: str) -> bool:
     """Return whether a file in a folder is a result, by its name."""
     return any(fnmatch(name, pattern) for pattern in RESULT_FILES)
+
+
+def _has_step_times(file: Path) -> bool:
+    """Whether a file in a folder is a result although its name does not say so."""
+    if file.suffix.lower() != ".json" or not file.is_file():
+        return False
+    try:
+        with file.open("rb") as stream:
+            return OF_STEP_TIMES in stream.read(SEARCHED_BYTES)
+    except OSError:
+        return False
 
 
 def read_result(place: Path) -> RunResult:

@@ -4,9 +4,8 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 
-from tprimat.analyze.compare import QUESTION, Outcome, Question, Ranking, Verdict, rankings
+from tprimat.analyze.compare import QUESTION, Outcome, Question, Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured, findings
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.core import units
@@ -24,7 +23,9 @@ from tprimat.report.words import (
     headline,
     limits_reached,
     loss_words,
+    not_counted_words,
     proven,
+    run_name,
     sentence,
 )
 
@@ -35,15 +36,14 @@ class Comparison:
 
     groups: tuple[Group, ...]
     verdicts: tuple[Verdict, ...]
+    rankings: tuple[Ranking, ...] = ()
+    """The configurations of each workload, fastest first."""
     not_counted: tuple[Measured, ...] = ()
+    lost_candidates: tuple[Measured, ...] = ()
+    """Those of them that are no baseline's, without copies."""
     asked: bool = False
     """Whether the user named a baseline, or wants unlike workloads compared: then the verdicts are printed."""
     question: Question = QUESTION
-
-    @cached_property
-    def rankings(self) -> list[Ranking]:
-        """Return the configurations of each workload, fastest first."""
-        return rankings(self.groups, self.question)
 
 
 MEANINGS: dict[Outcome, Meaning] = {
@@ -86,12 +86,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def _not_counted(comparison: Comparison) -> list[str]:
-    return [f"Not counted: {run_name(item)}: {item.not_counted}" for item in comparison.not_counted]
-
-
-def run_name(item: Measured) -> str:
-    """Return the run's id, or the path of a file of another program, which has no id."""
-    return str(item.result.path) if item.result.path.is_file() else item.result.run.run_id
+    return [f"Not counted: {run_name(item)}: {not_counted_words(item)}" for item in comparison.not_counted]
 
 
 def markdown(comparison: Comparison) -> str:
@@ -114,7 +109,7 @@ def as_json(comparison: Comparison) -> str:
             for group in comparison.groups
         ],
         "verdicts": [
-            {key: value for key, value in asdict(verdict).items() if key != "losses"}
+            {key: value for key, value in asdict(verdict).items() if key not in {"losses", "folders"}}
             | {
                 "differences": [difference(entry) for entry in verdict.differences],
                 "other_loss": loss_words(verdict) or None,
@@ -136,7 +131,7 @@ def as_json(comparison: Comparison) -> str:
             for ranking in comparison.rankings
         ],
         "not_counted": [
-            {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": item.not_counted}
+            {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": not_counted_words(item)}
             for item in comparison.not_counted
         ],
     }

@@ -14,7 +14,7 @@ from tprimat.analyze.roofline import watts_per_gpu
 from tprimat.analyze.traits import processors, tokens_per_step
 from tprimat.core.flops import parameters
 from tprimat.report.tables import csv_cell
-from tprimat.report.words import finding_words
+from tprimat.report.words import finding_words, not_counted_words
 
 Value = bool | int | float | str | None
 Row = dict[str, Value]
@@ -57,8 +57,8 @@ COLUMNS: dict[str, Pick] = {
     **_of("result.run", "run_id"),
     "path": lambda item: str(item.result.path),
     **_of("result.run", "started_at ended_at outcome"),
-    "counted": lambda item: item.not_counted is None,
-    "not_counted_because": lambda item: item.not_counted,
+    "counted": lambda item: item.counts,
+    "not_counted_because": lambda item: not_counted_words(item) or None,
     **_of("result.run", "cause model size architecture=ran.shape.name"),
     "parameters": _parameters,
     **_of("result.run", "strategy"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.compare import Ranking
-from tprimat.analyze.groups import Group, labels_among
+from tprimat.analyze.groups import Group, label_of, labels_among
 from tprimat.analyze.traits import (
     FORBIDDING,
     TRAITS,
@@ -121,7 +121,7 @@ def short_names(groups: Sequence[Group]) -> dict[int, str]:
     else:
         labels = labels_among(groups)
         shared = set(labels[0]).intersection(*labels[1:])
-    names = [" ".join(words for key, words in label if (key, words) not in shared).removesuffix(":") for label in labels]
+    names = [label_of(part for part in label if part not in shared).removesuffix(":") for label in labels]
     return {id(group): name or group.run.strategy or group.label for group, name in zip(groups, names, strict=True)}
 
 

@@ -25,10 +25,10 @@ from tprimat.report.catalogue import (
     per_rank,
     tera,
 )
-from tprimat.report.comparison import REPEAT, run_name
+from tprimat.report.comparison import REPEAT
 from tprimat.report.names import configurations
 from tprimat.report.tables import PLAIN, Screen, columns, filled, plural, with_interval
-from tprimat.report.words import headline, sentence, told
+from tprimat.report.words import headline, not_counted_words, run_name, sentence, told
 
 MOST_MODELS = 3
 """Models whose best configuration is described in full; the table has them all."""
@@ -94,7 +94,7 @@ def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> s
     parts += [*_projection(analysis, screen), *_conventions(analysis, screen)]
     if remarks := [screen.prose(line, 2) for line in _remarks(analysis)]:
         parts.append(_section("Remarks", "\n".join(remarks), screen))
-    left_out = [f"{run_name(item)}: {item.not_counted}" for item in analysis.not_counted]
+    left_out = [f"{run_name(item)}: {not_counted_words(item)}" for item in analysis.not_counted]
     left_out += [f"{label}: no throughput, since its tokens or its GPUs are not recorded" for label in analysis.without_rate]
     if left_out:
         lines = [screen.prose(line, 2, "refused") for line in left_out]
@@ -251,7 +251,7 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
             for name, row in by_convention(entry, analysis.options.warmup).items()
         ],
         "remarks": _remarks(analysis),
-        "not_counted": [{"run": run_name(item), "because": item.not_counted} for item in analysis.not_counted],
+        "not_counted": [{"run": run_name(item), "because": not_counted_words(item)} for item in analysis.not_counted],
         "without_throughput": list(analysis.without_rate),
     }
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
-from tprimat.analyze.groups import Group, Shared, group_held_back, on_cpu
+from tprimat.analyze.groups import Group, Measured, Shared, group_held_back, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.roofline import Limit, limits
 from tprimat.analyze.traits import TRAITS, DifferingTrait, machine_name, model_name
@@ -77,7 +77,9 @@ def held_words(verdict: Verdict, name: str) -> str:
     if verdict.handicapped is None:
         return ""
     shares = verdict.held_back[verdict.handicapped == "candidate"]
-    causes = [f"{reason} in {units.percent(share, 0)} of its readings" for reason, share in shares.items() if of_machine(reason)]
+    causes = [
+        f"{reason} in {units.percent(share, 0)} of its readings" for reason, share in shares.items() if of_machine(reason, share)
+    ]
     return f"the clocks of {name} were held back: {', '.join(causes)}"
 
 
@@ -142,6 +144,10 @@ def differing_traits(judged: Sequence[Verdict], varying: Collection[str] = ()) -
         if keys:
             shown = [TRAITS[key].name + _values([one for one in traits if one.key == key]) for key in keys]
             lines.append(f"{before} {', '.join(shown)}.")
+    folders = [verdict.folders for verdict in judged if not verdict.traits and len({*verdict.folders}) > 1]
+    if folders:
+        names = " | ".join(dict.fromkeys(folder for pair in folders for folder in pair))
+        lines.append(f"Nothing that is recorded differs but the folder ({names}).")
     return lines
 
 
@@ -151,7 +157,7 @@ def clock_words(held: Sequence[Mapping[str, float]]) -> list[str]:
     parts = [
         f"{reason} in {_range([units.percent(end(seen), 0) for end in (min, max)])}"
         for reason, seen in shares.items()
-        if max(seen) - min(seen) >= NOTABLE_SHARE or (of_machine(reason) and max(seen) >= LEAST_HELD_BACK)
+        if max(seen) - min(seen) >= NOTABLE_SHARE or (max(seen) >= LEAST_HELD_BACK and of_machine(reason, max(seen)))
     ]
     return [f"Clocks were held back: {', '.join(parts)} of the readings."] if parts else []
 
@@ -290,6 +296,14 @@ def _whole_percent(value: float) -> str:
     return units.percent(value, 0)
 
 
+def _tera(value: float) -> str:
+    return f"{value / units.TERA:,.0f}"
+
+
+def _four(value: float) -> str:
+    return f"{value:.4g}"
+
+
 FINDINGS: Mapping[str, tuple[str, tuple[Callable[[float], str], ...]]] = {
     "no MFU": ("no MFU, since {}", ()),
     "few steps": ("only {} steady steps; 10 or more make an interval trustworthy", (units.count,)),
@@ -325,8 +339,53 @@ FINDINGS: Mapping[str, tuple[str, tuple[Callable[[float], str], ...]]] = {
         "{} steps do not decide whether the losses are the same within {}",
         (units.count, _whole_percent),
     ),
+    # Why a run does not count.
+    "no end": (
+        "no end was recorded: it still runs, or was killed with its launcher; steps so far: {}",
+        (units.count,),
+    ),
+    "not completed": ("{}{}", ()),
+    "not as asked": ("{}", ()),
+    "no metrics": ("{}", ()),
+    "copy": ("its step times are those of {}: it is a copy", ()),
+    "diverged": ("its loss rose for good, from {} to {}: it diverged", (units.significant, units.significant)),
+    "unlike evidence": ("{} is {} in the record and {} in its evidence", ()),
+    "other parameters": ("{} parameters ran, and the recorded shape has {}", (units.count, units.count)),
+    "other ranks": ("its layout needs {} GPUs, and {} ran", (units.count, units.count)),
+    "uneven batch": (
+        "a batch of {} sequences is not a multiple of micro-batch {} on {} replicas",
+        (units.count, units.count, units.count),
+    ),
+    "too much memory": ("its peak memory is {}, and its GPU has {}", (units.gibibytes, units.gibibytes)),
+    "too much MFU": (
+        "MFU is {}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
+        (_whole_percent,),
+    ),
+    "too many FLOP": ("it means {1} TFLOP/s per GPU, and {0} has {2} in its fastest dtype", (_tera, _tera)),
+    "too much power": ("its energy means {} W per GPU, whose limit is {} W", (units.count, units.count)),
+    "other tokens": (
+        "{} of {} steps have {} tokens, and {} sequences of {} make {}",
+        (units.count,) * 6,
+    ),
+    "no loss": ("the loss is not a number in {} of {} steps", (units.count, units.count)),
+    "other span": ("its steps take {} s in sum, and {} s passed between their ends", (_four, _four)),
+    "other moments": (
+        "its times are not what passed between the ends of its steps: first in step {}, in {} of {}",
+        (units.count, units.count, units.count),
+    ),
+    "other rate": ("the file states {} tokens/s, and its own steps make {}", (units.count, units.count)),
 }
 """A finding's sentence, with its subjects and then its numbers; and how each number is shown."""
+AS_THEY_ARE = {
+    "no end": "running",
+    "not completed": "",
+    "not as asked": "what ran is not what was asked",
+    "no metrics": "no steady step",
+    "copy": "a copy",
+    "diverged": "diverged",
+}
+"""Kinds of findings for which a run does not count, though it may be what it says; and each in few words."""
+IMPOSSIBLE = "this cannot be"
 
 
 def finding_words(found: Finding | Shared) -> str:
@@ -336,6 +395,36 @@ def finding_words(found: Finding | Shared) -> str:
     ends = [(show(low), show(high)) for show, low, high in zip(shows, least, most, strict=True)]
     numbers = [high if low == high else f"{low.removesuffix(' %')} to {high}" for low, high in ends]
     return template.format(*found.subjects, *numbers).rstrip(".")
+
+
+def not_counted_words(item: Measured) -> str:
+    """Say why a run does not count; nothing of one that does."""
+    if item.counts:
+        return ""
+    kind, text = item.not_counted[0].kind, "; ".join(map(finding_words, item.not_counted))
+    if kind == "not as asked":
+        return f"{AS_THEY_ARE[kind]}: {text}"
+    return text if kind in AS_THEY_ARE else f"{IMPOSSIBLE}: {text}"
+
+
+def not_counted_briefly(item: Measured) -> str:
+    """Say it in few words."""
+    found = item.not_counted[0]
+    return (AS_THEY_ARE.get(found.kind, IMPOSSIBLE) or found.subjects[0]).replace("_", " ")
+
+
+def lost_words(item: Measured) -> str:
+    """Say why a candidate with a run that does not count passes no gate."""
+    run = item.result.run
+    return (
+        f"{run_name(item)} of {model_name(run)} {run.strategy or ''} does not count: {not_counted_words(item)}. "
+        "Repeat it, or move its record away."
+    ).replace("  ", " ")
+
+
+def run_name(item: Measured) -> str:
+    """Return the run's id, or the path of a file of another program, which has no id."""
+    return str(item.result.path) if item.result.path.is_file() else item.result.run.run_id
 
 
 def told(shared: Sequence[Shared]) -> list[str]:

@@ -10,23 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.analyze import compare
-from tprimat.analyze.compare import QUESTION, Question, verdict
-from tprimat.analyze.groups import Measured, Origin, group_runs, measure, without_copies
+from tprimat.analyze.compare import QUESTION, Question
+from tprimat.analyze.groups import Measured, group_runs, measure, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError
-from tprimat.records.benchmark_file import RunResult, benchmark_text
-from tprimat.records.discover import check_probes, is_result_file, load_results, probes_in
+from tprimat.records.archive import is_archive
+from tprimat.records.benchmark_file import benchmark_text
+from tprimat.records.discover import WHAT_A_RESULT_IS, check_probes, find_results, is_result_file, load_results, probes_in
 from tprimat.records.schema import ProbeRecord, RunRecord
 from tprimat.records.sharing import shareable, shareable_text
 from tprimat.records.store import as_document, cannot_write, checked, to_json
 from tprimat.report.catalogue import per_rank
-from tprimat.report.comparison import Comparison, run_name
+from tprimat.report.comparison import Comparison
 from tprimat.report.export import Row
 from tprimat.report.html import Report, html_report
-from tprimat.report.words import held_words, runs_to_decide, sentence
+from tprimat.report.words import held_words, lost_words, not_counted_words, run_name, runs_to_decide, sentence
 from tprimat.runner.explain import fastest_explained
 
 # Results, and what compare, peak, report and scaling make of them.
@@ -82,6 +83,39 @@ def read_results(
     return Results(measured=without_copies(measured), problems=[*unreadable, *damaged], probes=records)
 
 
+def by_folder(results: Results, paths: Sequence[Path]) -> Results:
+    """Return runs that know in which of several places that the user named they are, with a problem for each that adds none."""
+    places = [item.result.path for item in results.measured]
+    places += [Path(problem.where) for problem in results.problems if problem.where]
+    silent = [path for path in paths if not any(path in (place, *place.parents) for place in places)]
+    measured = in_folders(results.measured, paths) if len({*map(_folder, paths)}) > 1 else results.measured
+    problems = [*results.problems, *(map(_without_runs, silent) if results.measured else ())]
+    return replace(results, measured=measured, problems=problems)
+
+
+def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Measured]:
+    """Return runs with the first of some places that holds them, as the user wrote it."""
+    places = [*map(_folder, paths)]
+    return [
+        replace(item, folder=str(next((place for place in places if _is_in(place, item)), item.result.path.parent)))
+        for item in measured
+    ]
+
+
+def _folder(path: Path) -> Path:
+    """Return what stands for a place: of a file, and of the folder of a single run, the folder around, which may repeat it."""
+    holds_runs = path.is_dir() and not (path / "run.json").is_file()
+    return path if holds_runs or is_archive(path) else path.parent
+
+
+def _without_runs(path: Path) -> RecordError:
+    """Say why a place that a user named adds nothing."""
+    if any(find_results(path)):
+        what, why = f"{path} adds no run.", "All of its runs have the ids of runs in the places named before it: they are copies."
+        return RecordError(what, where=str(path), why=why, fix="leave it out")
+    return RecordError(f"{path} holds no result.", where=str(path), why=WHAT_A_RESULT_IS, fix="leave it out, or name another")
+
+
 def configured_prices() -> dict[str, float]:
     """Return the prices of a GPU hour by accelerator of ./config.yaml; none where it is missing or wrong, which is said."""
     try:
@@ -91,45 +125,43 @@ def configured_prices() -> dict[str, float]:
         return {}
 
 
-def first_path_of(paths: Sequence[Path]) -> Origin:
-    """Return a function that names a run by the first of some paths that holds it, as the user wrote it."""
-
-    def origin(result: RunResult) -> str:
-        return next((str(path) for path in paths if path in (result.path, *result.path.parents)), str(result.path))
-
-    return origin
-
-
 def compare_runs(
-    measured: Sequence[Measured],
-    paths: Sequence[Path],
-    baseline: str | None,
-    question: Question = QUESTION,
+    measured: Sequence[Measured], paths: Sequence[Path], baseline: str | None, question: Question = QUESTION
 ) -> Comparison:
-    """Compare every configuration with the baseline, or with the first configuration that is comparable.
+    """Compare every configuration with the baseline, or with the fastest of its workload.
 
     A baseline is a folder, archive or file of results.
 
     Raises:
         ConfigError: no run of the baseline counts.
     """
+    lost = tuple(item for item in measured if not item.counts)
     if baseline is None:
         groups = group_runs(measured)
-        pairs = compare.default_pairs(groups, question)
+        ranked = compare.rankings(groups, question)
+        verdicts, candidates = compare.verdicts_of(ranked, question), []
     else:
-        folder = Path(baseline)
-        groups = group_runs(measured, first_path_of([folder, *paths]))
-        baselines = compare.groups_in(folder, groups)
+        place = Path(baseline)
+        groups = group_runs(in_folders(measured, [place, *paths]), folders_first=True)
+        baselines = [group for group in groups if all(_is_in(place, item) for item in group.runs)]
         if not baselines:
-            raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="a folder that is in --results-dir as well")
-        pairs = compare.pairs_with(baselines, groups)
+            raise ConfigError(f"No run in {place} counts.", where="--baseline", fix="a folder that is in --results-dir as well")
+        ranked = compare.rankings(groups, question)
+        verdicts = compare.verdicts_against(baselines, groups, question)
+        candidates = [item for item in lost if not _is_in(place, item)]
     return Comparison(
         groups=tuple(groups),
-        verdicts=tuple(verdict(one, other, question) for one, other in pairs),
-        not_counted=tuple(item for item in measured if item.not_counted is not None),
+        rankings=tuple(ranked),
+        verdicts=tuple(verdicts),
+        not_counted=lost,
+        lost_candidates=tuple(item for item in candidates if item.not_counted[0].kind != "copy"),
         asked=baseline is not None or question.even_if_different,
         question=question,
     )
+
+
+def _is_in(place: Path, item: Measured) -> bool:
+    return place in (item.result.path, *item.result.path.parents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +171,22 @@ class Gate:
     closed: tuple[str, ...] = ()
     """Shown to be slower by more than the margin or to reach another loss, or not to be compared."""
     undecided: tuple[str, ...] = ()
-    """The interval reaches beyond the margin."""
+    """The interval reaches beyond the margin, or a run of a candidate does not count."""
 
 
 def regression_gate(comparison: Comparison, margin: float) -> Gate:
     """Open only where every candidate is shown not to be slower than its baseline by more than a fraction (non-inferiority)."""
-    if not comparison.verdicts:
-        return Gate(closed=("there is nothing to compare: a gate needs a baseline and another configuration that count",))
-    closed, undecided = [], []
+    closed: list[str] = []
+    undecided = [lost_words(item) for item in comparison.lost_candidates]
+    diverged = any(item.not_counted[0].kind == "diverged" for item in comparison.lost_candidates)
+    if not comparison.verdicts and not diverged:
+        closed.append("there is nothing to compare: a gate needs a baseline and another configuration that count")
     for one in comparison.verdicts:
         passed = None if one.outcome == "refused" else one.no_slower_than(margin)
         favoured = passed is not None and one.handicapped == ("baseline" if passed else "candidate")
         if favoured and one.other_loss is None:
             name = one.baseline if passed else one.candidate
-            undecided.append(f"{sentence(one)} Repeat it on cool GPUs: {held_words(one, name)}.")
+            undecided.append(f"{sentence(one)} Repeat it on GPUs whose clocks are free: {held_words(one, name)}.")
         elif one.outcome == "refused" or passed is False or one.other_loss is not None:
             closed.append(sentence(one))
         elif passed is None:
@@ -168,16 +202,16 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
     """
     series = series_of(group_runs(measured))
     if not series:
-        counted = sum(item.not_counted is None for item in measured)
+        counted = sum(item.counts for item in measured)
         raise MetricError(
             per_rank("No configuration ran on two numbers of GPUs.", {item.result.run.machine.platform for item in measured}),
             why=f"{counted} of {len(measured)} runs count.",
             fix="run the same strategy with --gpus 1, 2, 4 and 8",
         )
     lost = [
-        LeftOut(name=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted.rstrip('.')}")
+        LeftOut(name=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {not_counted_words(item).rstrip('.')}")
         for item in measured
-        if item.not_counted is not None
+        if not item.counts
     ]
     return [replace(series[0], left_out=(*series[0].left_out, *lost)), *series[1:]]
 
@@ -189,7 +223,7 @@ def report_page(results: Results) -> str:
         Report(
             rankings=tuple(rankings),
             explained=tuple(fastest_explained(rankings, results.probes)),
-            not_counted=tuple(item for item in results.measured if item.not_counted is not None),
+            not_counted=tuple(item for item in results.measured if not item.counts),
             problems=tuple(error.with_texts(shareable_text) for error in results.problems),
         )
     )
@@ -223,7 +257,7 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
         result, run = item.result, item.result.run
         if result.path.is_file() or result.path.suffix == ".json":
             if item.not_counted and run.counts:  # the file contradicts itself, and is written anew from its records
-                run = replace(run, mismatches=(item.not_counted,))
+                run = replace(run, mismatches=(not_counted_words(item),))
             folder, _, name = place.rpartition("/")
             name = name if is_result_file(name) else f"benchmark_{name}.json"
             yield f"{folder or 'results'}/{name}", benchmark_text(run, result.steps, item.metrics)

@@ -22,6 +22,7 @@ from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 from tprimat.records.store import from_json, read_bytes
 from tprimat.records.trace import read_document, trace_of
 from tprimat.report.explain import Advice, Explanation, largest
+from tprimat.report.words import not_counted_words
 from tprimat.runner.planning import rates_of
 
 SUMMARY_FILE = "trace.json"
@@ -39,7 +40,7 @@ def newest(measured: Sequence[Measured], place: Path) -> Measured:
     """
     speeds = [one for one in measured if one.metrics is not None]
     if not speeds:
-        why = next((one.not_counted for one in measured), None)
+        why = next(map(not_counted_words, measured), None)
         raise MetricError("There is no step to explain.", where=str(place), why=why, fix="a run with steady steps")
     return max(speeds, key=lambda one: one.result.run.started_at or "")
 
@@ -51,7 +52,7 @@ def explained(measured: Measured, probes: Sequence[ProbeRecord], trace: ProfileS
         MetricError: it has no steady steps.
     """
     if measured.metrics is None:
-        raise MetricError("There is no step to explain.", where=str(measured.result.path), why=measured.not_counted)
+        raise MetricError("There is no step to explain.", where=str(measured.result.path), why=not_counted_words(measured))
     run = measured.result.run
     workload, rates = recorded_workload(run), _rates(run, probes)
     parts = waterfall(measured.result, measured.metrics, trace, _expected(run, workload, rates))

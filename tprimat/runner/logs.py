@@ -23,6 +23,7 @@ from tprimat.records.discover import read_result
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.report.summary import summary
 from tprimat.report.tables import screen_of
+from tprimat.report.words import finding_words
 
 SLACK_SECONDS, SLACK_SHARE = 0.2, 0.02
 """How far steps may be from the time between their lines: the launcher reads ten times a second, and power once."""
@@ -136,7 +137,7 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
         print(f"note: {note}", file=sys.stderr)
     if measured is not None and measured.tokens_per_second is None:
         print("note: the tokens of a step are not known: --global-batch-size, --sequence-length", file=sys.stderr)
-    wrong = contradictions(RunResult(run=record, steps=run.steps, path=Path()), measured)
+    wrong = map(finding_words, contradictions(RunResult(run=record, steps=run.steps, path=Path()), measured))
     print(summary([(replace(record, mismatches=(*record.mismatches, *wrong)), metrics, Path(path))], screen_of(sys.stdout)))
     print(
         f"kept: {written}, which the run itself wrote" if written_by(written, record) else f"written: {written}", file=sys.stderr

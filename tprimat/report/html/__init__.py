@@ -18,7 +18,7 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
-from tprimat.report.comparison import Comparison, run_name
+from tprimat.report.comparison import Comparison
 from tprimat.report.explain import Explanation, advised
 from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
@@ -27,7 +27,7 @@ from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.waterfall import svg
 from tprimat.report.tables import plural
-from tprimat.report.words import caveats, sentence
+from tprimat.report.words import caveats, run_name, sentence
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 

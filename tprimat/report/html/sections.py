@@ -25,11 +25,11 @@ from tprimat.report.catalogue import (
     heading_of,
     shown_columns,
 )
-from tprimat.report.comparison import VS_FASTEST, Comparison, run_name, vs_fastest
+from tprimat.report.comparison import VS_FASTEST, Comparison, vs_fastest
 from tprimat.report.names import heading
 from tprimat.report.plots import MOST_SERIES, Look
 from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, BarPanel, Curve, curves_of, memory_panel, throughput_panel
-from tprimat.report.words import differing, finding_words, headline, limits_reached
+from tprimat.report.words import differing, finding_words, headline, limits_reached, not_counted_words, run_name
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
@@ -209,7 +209,7 @@ def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[
     found = []
     for item in not_counted:
         run = item.result.run
-        cause = item.not_counted if run.cause is None or run.outcome == "completed" else run.cause
+        cause = not_counted_words(item) if run.cause is None or run.outcome == "completed" else run.cause
         what = f"{run.model}, {run.strategy or 'strategy unknown'}, {run.engine}"
         outcome = run.outcome.replace("_", " ") + ("" if run.exit_code is None else f", exit {run.exit_code}")
         found.append((names[run_name(item)], what, outcome, cause or units.ABSENT, run.hint))

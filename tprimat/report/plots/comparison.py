@@ -22,7 +22,7 @@ from tprimat.report.catalogue import (
     memory_unit,
     per_rank,
 )
-from tprimat.report.comparison import Comparison, run_name
+from tprimat.report.comparison import Comparison
 from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.plots import (
     SMALL,
@@ -38,7 +38,7 @@ from tprimat.report.plots import (
     thousands,
 )
 from tprimat.report.tables import plural, useful_ends
-from tprimat.report.words import open_losses, picture_headline, subtitle
+from tprimat.report.words import not_counted_briefly, open_losses, picture_headline, run_name, subtitle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,7 +124,7 @@ def colours(works: Sequence[Workload]) -> dict[str, Look]:
 
 def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:
     """Name the runs that a picture leaves out, of many the first ones and how many more."""
-    named = [f"{run_name(item)} ({(item.not_counted or '').partition(':')[0].replace('_', ' ')})" for item in not_counted]
+    named = [f"{run_name(item)} ({not_counted_briefly(item)})" for item in not_counted]
     return [f"Not counted: {few(named, MOST_NAMED)}."] if named else []
 
 

@@ -10,6 +10,7 @@ from tprimat.config.load import parse_setting, read_config
 from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
 from tprimat.plan.build import build_plan
+from tprimat.plan.graphs import launches_graphs
 from tprimat.records.discover import load_results
 from tprimat.report.summary import summary
 from tprimat.runner.run import announcement
@@ -114,6 +115,36 @@ def test_what_the_engine_cannot_do_is_refused(changes, which, what):
 )
 def test_what_goes_together_is_not_refused(changes):
     assert refusal(*changes) is None
+
+
+SHORT = "l.micro_batch_size=1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        (["l.tensor_model_parallel_size=4", "l.micro_batch_size=4"], "1.088 x (tp4-bf16"),
+        ([TENSOR, SHORT], "1.017 x (tp2-bf16"),
+        ([FP8, SHORT], "1.056 x (tp1-fp8"),
+        ([TENSOR, "l.micro_batch_size=4"], None),
+        ([SHORT], None),
+        ([TENSOR, FP8, SHORT], None),
+        ([TENSOR, PIPELINE], None),
+        ([TENSOR, "l.context_parallel_size=2"], None),
+        ([TENSOR, "p.recompute=full"], None),
+        ([TENSOR, THEIRS], None),
+        ([TENSOR, "training.duration.max_steps=4"], None),
+        ([TENSOR, "profiling.enabled=true"], None),
+        ([TENSOR, "hardware.platforms.nvidia.nodes=2"], None),
+        ([TENSOR, SHORT, "o.cuda_graphs=false"], None),
+        (["o.cuda_graphs=true"], "no record shows a gain here"),
+    ],
+)
+def test_graphs_run_where_a_record_shows_a_gain_or_where_asked(changes, row):
+    plan = plan_of(*changes)
+    assert ENGINE.options(plan)["cuda_graphs"] is launches_graphs(plan) is (row is not None)
+    remark = ENGINE.remark(plan)
+    assert remark is None if row is None else (row in remark and "recording makes step 3 about" in remark)
 
 
 def test_other_engines_refuse_its_switches():

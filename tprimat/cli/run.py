@@ -193,6 +193,7 @@ def _relative(path: Path) -> Path:
 def _show_plans(session: "Session", *, as_json: bool) -> int:
     """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.checks import show_checks
+    from tprimat.engines.base import engine_named
     from tprimat.records.environment import masked_environment
     from tprimat.records.sharing import without_secrets
     from tprimat.records.store import as_document
@@ -216,6 +217,8 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
             f"Workload: {plan.steps} steps of {work.global_batch_sequences} x {work.sequence_tokens} tokens, micro-batch "
             f"{work.micro_batch_sequences}, {work.matmul_dtype}, recompute {work.recompute_words}, data {plan.dataset}"
         )
+        if remark := engine_named(plan.engine).remark(plan):
+            print(remark)
         print(f"Command (a real run writes plan.json first): {words}\n")
     show_checks(checks)
     print("Nothing was started or written.")

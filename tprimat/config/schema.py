@@ -211,8 +211,9 @@ class EngineOptions(RefuseUnknownKeys):
     overlap_tensor_parallel: Flag | Literal["auto"] = "auto"
     """Under sequence parallelism, multiply one piece while another travels; auto: on NVIDIA GPUs of one machine
     that read each other's memory."""
-    cuda_graphs: Flag = False
-    """Launch the passes of each micro-batch as one CUDA graph, for micro-batches so short that the GPU waits for the host."""
+    cuda_graphs: Flag | Literal["auto"] = "auto"
+    """Launch the passes of each micro-batch as one CUDA graph, for micro-batches so short that the GPU waits for the host; auto:
+    for layouts of which a record shows a gain (data/cuda_graphs.yaml)."""
     distributed_optimizer: Flag = True
     fully_shard: Flag = False
     """Split weights, gradients and optimizer states over the replicas; each layer is gathered to compute (ZeRO-3, FSDP2)."""

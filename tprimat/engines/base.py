@@ -128,6 +128,10 @@ class Engine(ABC):
         """Return the switches of this engine in a plan."""
         return asdict(plan.engine_options)
 
+    def remark(self, plan: RunPlan) -> str | None:
+        """Return what a dry run says of a choice that the engine makes by itself; None: nothing."""
+        return None
+
     def implementation(self, settings: Settings) -> Implementation | None:
         """Return how the engine's layers use memory on a GPU, for predictions; None: not known."""
         return None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
@@ -13,6 +13,7 @@ from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implement
 from tprimat.core.models import padded_vocabulary
 from tprimat.core.workload import graph_obstacle
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
+from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
@@ -54,6 +55,19 @@ class EmbeddedEngine(WorkerEngine):
         return LaunchError(
             f"{CORE} {installed} is too new.", why=why, fix=f"pip install {CORE}=={newest}; --force starts it anyway"
         )
+
+    def options(self, plan: RunPlan) -> dict[str, Any]:
+        """Return the switches; CUDA graphs as they are decided before the start."""
+        return {**super().options(plan), "cuda_graphs": launches_graphs(plan)}
+
+    def remark(self, plan: RunPlan) -> str | None:
+        """Say that CUDA graphs run, why, and what recording them costs."""
+        if not launches_graphs(plan):
+            return None
+        row = measured_gain(plan)
+        gain = f"a record shows {row.gain:.3f} x ({row.name} in data/cuda_graphs.yaml)" if row else "no record shows a gain here"
+        seconds = f"about {row.recording_seconds:g} s" if row else "about a second"
+        return f"CUDA graphs: on, {gain}; recording makes step {STEPS_WITHOUT_GRAPHS} {seconds} longer"
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
@@ -203,7 +217,7 @@ def _of_fully_shard(plan: RunPlan) -> Iterator[Contradiction]:
 
 def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
     """Passes in which Python decides something anew, and some that no GPU has recorded."""
-    work, untested, fewest = plan.workload, "It is untested.", STEPS_WITHOUT_GRAPHS + 2
+    work, untested = plan.workload, "It is untested."
     why_not = graph_obstacle(work, fully_shard=plan.engine_options.fully_shard, own_layers=plan.engine_options.layers == "local")
     yield plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"
     yield plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"
@@ -218,7 +232,7 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
     yield why_not == "fp8", "Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"
     yield plan.profiling.enabled, "profiling is on", "Recorded passes have no names in a trace.", "profiling off"
     why = f"The first {STEPS_WITHOUT_GRAPHS} run without graphs, and one more is warm-up."
-    yield plan.steps < fewest, f"there are {plan.steps} steps", why, f"--steps {fewest}"
+    yield plan.steps < FEWEST_STEPS, f"there are {plan.steps} steps", why, f"--steps {FEWEST_STEPS}"
 
 
 SWITCHES: Mapping[str, Callable[[RunPlan], Iterator[Contradiction]]] = {

@@ -91,7 +91,7 @@ PAGED_STASH = "megatron.core.transformer.moe.paged_stash"
 
 
 def _do_without_triton() -> None:
-    """Stand in for what cannot be imported without Triton, which torch's CPU build does not bring; nothing here calls it."""
+    """Replace a module that imports Triton, which torch's CPU build lacks; nothing here calls it."""
     if find_spec("triton") is None:
         module = types.ModuleType(PAGED_STASH)
         module.__getattr__ = lambda _: None  # type: ignore[method-assign]

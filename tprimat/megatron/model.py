@@ -30,6 +30,7 @@ from tprimat.megatron.layers import Parts, block_spec, expert_layers, tell_exper
 from tprimat.megatron.linear import LinearProducts, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.wgrad import use_accumulating_embedding
+from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, routing_fields
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train.layer_watch import watch_routers
@@ -122,7 +123,7 @@ def _transformer_engines(plan: RunPlan) -> dict[str, Any]:
         "apply_rope_fusion": plan.workload.shape.position == "rope" and plan.workload.shape.kv_lora_rank is None,
         "cross_entropy_fusion_impl": "te",
     }
-    if plan.engine_options.cuda_graphs:
+    if launches_graphs(plan):
         # Megatron-Core records nothing for it, but tells Transformer Engine's loss not to ask the device.
         fused |= compat.whole_step_graphs()
     if plan.workload.matmul_dtype == "fp8":

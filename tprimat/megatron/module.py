@@ -25,6 +25,7 @@ from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import build_chunks, transformer_config
 from tprimat.megatron.optimizer import MegatronOptimizer, PlainAdamW, ScheduledOptimizer
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
+from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train import startup
 from tprimat.train.callback import LOADS
@@ -258,7 +259,7 @@ def initialize_parallel_state(plan: RunPlan) -> None:
         expert_tensor_parallel_size=1,  # experts are whole on their rank
         create_gloo_process_groups=False,  # for distributed checkpoints alone
     )
-    recordable = plan.engine_options.cuda_graphs and torch.cuda.is_available()
+    recordable = launches_graphs(plan) and torch.cuda.is_available()
     tensor_parallel.model_parallel_cuda_manual_seed(plan.seed, use_cudagraphable_rng=recordable)
 
 

@@ -18,6 +18,7 @@ from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.model import own_part, ranks_sharing
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.tp_overlap import can_overlap
+from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.records.evidence import CAUTION, REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
@@ -127,6 +128,7 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
     return replace(
         options,
         compiled_regions=compiles,
+        cuda_graphs=launches_graphs(plan),
         streamed_cross_entropy=on(options.streamed_cross_entropy, (on_gpu and ours) or options.fp8_output_layer),
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
         compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",

@@ -36,7 +36,7 @@ def with_facts(evidence: Evidence, **stated: Any) -> Evidence:
 
 def captures_layers(options: Mapping[str, object]) -> bool:
     """Return whether CUDA graphs run the layers, by the options of an engine."""
-    return any(options.get(name) not in (None, False, "none") for name in GRAPH_OPTIONS)
+    return any(options.get(name) not in (None, False, "none", "auto") for name in GRAPH_OPTIONS)
 
 
 def cautions(evidence: Evidence | None) -> list[str]:

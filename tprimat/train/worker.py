@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 from tprimat.core.errors import WORKER_ERROR, RecordError, UserError
+from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.train import startup
 
@@ -54,7 +55,7 @@ def train(plan: RunPlan) -> None:
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which
     # is set when the GPU is opened. fully_shard's exchanges start from a stream of their own, and would wait in that queue; the
     # branches of a CUDA graph may.
-    if not (plan.engine_options.fully_shard or plan.engine_options.cuda_graphs):
+    if not (plan.engine_options.fully_shard or launches_graphs(plan)):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import_module(plan.trainer).train(plan)
     import torch.distributed as dist

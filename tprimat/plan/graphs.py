@@ -1,0 +1,50 @@
+"""Whether the embedded engine launches micro-batches as CUDA graphs: as asked, or where a record shows a gain."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from tprimat.core.rows import read_rows
+from tprimat.core.workload import graph_obstacle
+from tprimat.plan.schema import RunPlan
+from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
+
+FEWEST_STEPS = STEPS_WITHOUT_GRAPHS + 2
+"""The first steps run without graphs, and one more is warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphGain:
+    """A row of data/cuda_graphs.yaml, which says what the fields are."""
+
+    name: str
+    tensor_parallel: int
+    precision: str
+    most_tokens: int
+    gain: float
+    recording_seconds: float
+    source: str
+    date: str | None
+
+
+@cache
+def graph_gains() -> tuple[GraphGain, ...]:
+    """Return all rows."""
+    return read_rows("cuda_graphs.yaml", "gains", GraphGain)
+
+
+def measured_gain(plan: RunPlan) -> GraphGain | None:
+    """Return the record that shows a gain for the layout, precision and micro-batch of a plan; None where none does."""
+    work, options, tokens = plan.workload, plan.engine_options, plan.workload.micro_batch * plan.workload.sequence_tokens
+    suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS and not plan.profiling.enabled
+    measured = options.layers == "local" and options.optimizer_states == "fp32" and not options.fp8_output_layer
+    if not suitable or not measured or graph_obstacle(work, fully_shard=options.fully_shard, own_layers=True):
+        return None
+    wanted = work.layout.tensor, work.matmul_dtype
+    fits = (row for row in graph_gains() if (row.tensor_parallel, row.precision) == wanted and tokens <= row.most_tokens)
+    return next(fits, None)
+
+
+def launches_graphs(plan: RunPlan) -> bool:
+    """Return whether micro-batches are launched as graphs; true and false of the configuration win over any record."""
+    asked = plan.engine_options.cuda_graphs
+    return measured_gain(plan) is not None if asked == "auto" else asked is True

@@ -12,6 +12,7 @@ redirected = bootstrap.redirect_to_cpu()
 from repeating import RepeatingRecorder, dropped_in_time  # noqa: E402
 
 from tprimat.megatron import graphs, module, training  # noqa: E402
+from tprimat.plan.graphs import launches_graphs  # noqa: E402
 
 module.CudaRecorder = RepeatingRecorder  # a CPU records no graphs
 
@@ -23,5 +24,5 @@ startup.resume_garbage_collection()  # so that no rank searches what was importe
 def train(plan):
     training.fit(plan, redirected)
     # NCCL waits for the graphs that hold its kernels.
-    recorded = plan.engine_options.cuda_graphs and plan.steps > graphs.STEPS_BEFORE
+    recorded = launches_graphs(plan) and plan.steps > graphs.STEPS_BEFORE
     assert not recorded or (dropped_in_time and all(dropped_in_time)), "the graphs outlive the groups of ranks"

@@ -34,7 +34,8 @@ def graph_gains() -> tuple[GraphGain, ...]:
 
 def measured_gain(plan: RunPlan) -> GraphGain | None:
     """Return the record that shows a gain for the layout, precision and micro-batch of a plan; None where none does."""
-    work, options, tokens = plan.workload, plan.engine_options, plan.workload.micro_batch * plan.workload.sequence_tokens
+    work, options = plan.workload, plan.engine_options
+    tokens = (work.micro_batch_sequences or 1) * work.sequence_tokens
     suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS and not plan.profiling.enabled
     measured = options.layers == "local" and options.optimizer_states == "fp32" and not options.fp8_output_layer
     if not suitable or not measured or graph_obstacle(work, fully_shard=options.fully_shard, own_layers=True):

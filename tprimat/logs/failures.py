@@ -53,8 +53,12 @@ def pattern_of(section: str) -> re.Pattern[str]:
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(
-    r"(?:^|\] *(?:: *)?|\s)(?P<text>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Failure)|Exception)(?:: .*)?)$"
+    r"(?:^|\] *(?:: *)?|\s)(?P<text>(?:[A-Za-z_]\w*\.)*"
+    r"(?:[A-Z]\w*(?:Error|Exception|Interrupt|Failure)|Exception|SystemExit|StopIteration)(?:: .*)?)$"
 )
+LAST_OF_A_TRACEBACK = re.compile(r"^(?:\[rank\d+\]: )?(?P<text>(?:[a-z_]\w*\.)+_?[A-Z]\w+: .+)$")
+"""An exception whose name does not say that it is one, such as torch.cuda.SomethingElse: text."""
+TRACEBACK = "Traceback (most recent call last)"
 IGNORED = "Exception ignored in"
 """Begins a traceback that Python prints and passes over, such as that of a destructor."""
 LONGEST_TRACEBACK = 40
@@ -65,6 +69,8 @@ RANK = re.compile(r"\[rank(\d+)\]|\brank ?[=:] ?(\d+)|\brank-(\d+)/")
 ASSERT = re.compile(r"assert .+")
 LINES_OF_A_FRAME = 3
 """The file, its source, and marks below it."""
+FIRST_EXIT = re.compile(r"failed \(exitcode: -(\d+)\) local_rank")
+"""What torchrun says of the first rank, before its block or without it."""
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
 MAX_CAUSE_CHARACTERS = 300
 MOST_RANKS = 4
@@ -103,11 +109,11 @@ def cause_in(
 
     Searches torchrun's root-cause block first, then the log of the rank that it names, then the whole log. Within each, classes
     are tried in the order of failures.yaml, and the earliest line of a class is taken. An exception of the rank that failed first
-    comes before what any other process says.
+    comes before what any other process says, and any exception before what ranks say that wait for another.
     """
     block = root_cause_block(texts)
     first_rank = of_rank(texts, block)
-    number = signal_of(exit_code, block)
+    number = signal_of(exit_code, block, texts)
     failure = (
         search("causes", block)
         or search("causes", first_rank)
@@ -116,6 +122,7 @@ def cause_in(
         or ended_by(number, CRASHES, oom_killed)
         or search("consequences", first_rank)
         or last_exception(first_rank)
+        or last_exception([text for text in texts if not is_wait(text)])
         or search("consequences", texts)
         or diverging(steps)
         or last_exception(texts)
@@ -159,6 +166,11 @@ def is_consequence(failure: Failure) -> bool:
     names = {signature.name for section in ("consequences", "echoes") for signature in signatures(section)}
     text = f"{failure.cause} {failure.evidence or ''}"
     return failure.kind in names or failure.outcome == "interrupted" or is_echo(text)
+
+
+def is_wait(text: str) -> bool:
+    """Return whether a line only shows that a rank waits for another, or that another has ended."""
+    return any(one.match(text) for section in ("consequences", "echoes") for one in signatures(section))
 
 
 def is_echo(text: str) -> bool:
@@ -311,9 +323,10 @@ def memory_cause(lines: Sequence[str]) -> str | None:
     return text + "."
 
 
-def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
+def signal_of(exit_code: int | None, block: Sequence[str], texts: Sequence[str]) -> int | None:
     """Return the signal that ended the first rank, or the process itself."""
-    if match := re.match(r"-(\d+)", facts_of(block).get("exitcode", "")):
+    first = next((match for text in texts if (match := FIRST_EXIT.search(text))), None)
+    if match := re.match(r"-(\d+)", facts_of(block).get("exitcode", "")) or first:
         return int(match[1])
     if exit_code is None or exit_code < 0:
         return None if exit_code is None else -exit_code
@@ -340,7 +353,9 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
         line = lines[index]
         if WRAPPERS.search(line) or is_echo(line):
             continue
-        if match := EXCEPTION.search(line):
+        above = lines[max(0, index - LONGEST_TRACEBACK) : index]
+        match = EXCEPTION.search(line) or (any(TRACEBACK in one for one in above) and LAST_OF_A_TRACEBACK.search(line))
+        if match:
             text = shortened(match["text"] + more_of_exception(match["text"], lines, index))
             return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
     return None

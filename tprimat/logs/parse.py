@@ -9,7 +9,7 @@ from functools import cache
 from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
-from tprimat.logs.failures import cause_in, last_exception, meaningful, pattern_of
+from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of
 from tprimat.logs.fields import Dialect, LineFields, number, plain, whole
 from tprimat.logs.formats import deepspeed, maxtext, torchtitan
 from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
@@ -24,11 +24,10 @@ LONGEST_KEPT = 1 << 14
 """Characters of each of them: enough for a record of TPrimat."""
 FIRST_STEPS = 3
 """Among so many, lines are looked for that only look like those of a framework that is read."""
-PROSE = re.compile(r"`[^`]*(?:[Ee]rror|memory)|^[-*>#] ")
+PROSE = re.compile(r"`[^`]*(?:[Ee]rror|memory)[^`]*`|^[-*>#] ")
 """How a line looks in a text about an error, as in a list of Markdown, or in its quotes."""
 NEAR = 4
 """Lines before the start of a process, or the end of the log, in which an exception ended one."""
-TRACEBACK = "Traceback (most recent call last)"
 LEAST_PERCENT = 5.0
 """Of the memory in use, from which its total follows with enough digits."""
 FENCE = re.compile(r"\s*(?:```|~~~)")

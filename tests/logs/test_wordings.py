@@ -1,0 +1,79 @@
+"""What programs say when they fail: each wording has its outcome and cause, whatever other ranks say after it."""
+
+from tprimat.logs.failures import cause_in, meaningful
+
+WATCHDOG = (
+    "[rank0]:[E ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)",
+    "[rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, remote process exited",
+    "[rank2]: RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1",
+)
+DEVICE_FULL = (
+    "torch.OutOfMemoryError: Allocation on device ",
+    "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073 bytes",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "/nvshmem/src/host/mem/mem_heap.cpp:1509: non-zero status: 2 cuMemCreate failed ",
+    "[torch_memory_saver.cpp] CUresult error  result=2 file=x.cpp func=cu_mem_create",
+    "Cuda failure 2 'out of memory'",
+    "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    "hip_driver: HIP_ERROR_OutOfMemory",
+    "RuntimeError: Failed to allocate 1073741824 bytes on the GPU",
+    "RuntimeError: XPU out of memory, please use `empty_cache` to release all unoccupied cached memory.",
+)
+HOST_FULL = (
+    "slurmstepd: error: Detected 2 oom-kill event(s) in step 3756240.batch cgroup.",
+    "=>> PBS: job killed: mem 130gb exceeded limit 128gb",
+    "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
+    "slurmstepd: error: Exceeded job memory limit at some point.",
+    "java.lang.OutOfMemoryError: Java heap space",
+    "MemoryError",
+)
+REJECTED = (
+    "pretrain_gpt.py: error: argument --fp8-format: invalid choice: 'x' (choose from 'e4m3', 'hybrid')",
+    "omegaconf.errors.ConfigKeyError: Key 'foo' not in 'X'",
+    "TypeError: GPTModelProvider.__init__() got an unexpected keyword argument 'foo'",
+    "AssertionError: Sequence parallelism requires tensor parallel size > 1",
+    "AssertionError: fp8 format not supported with transformer_impl local",
+)
+OTHERS = {
+    "[rank3]: ValueError: bad vocabulary": "ValueError: bad vocabulary",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED": "CUDNN_STATUS_EXECUTION_FAILED",
+    "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30": "A GPU failed",
+    "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 7": "The processor or the main memory",
+    "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000": "Two ranks use the same GPU",
+    "elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 3 (pid: 14) of binary: python": "killed with SIGKILL",
+    "DataLoader worker (pid 4242) is killed by signal: Killed. ": "A process that loads data was killed",
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 274432": "more shared memory than this GPU",
+}
+HARMLESS = (
+    "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "If you run out of memory, lower the batch",
+    "NCCL_DEBUG=INFO",
+)
+
+
+def cause_of(*lines):
+    return cause_in(meaningful(lines), ())
+
+
+def test_each_wording_has_its_cause_before_and_after_what_other_ranks_say():
+    said = {
+        **dict.fromkeys(DEVICE_FULL, "The GPU ran out of memory"),
+        **dict.fromkeys(HOST_FULL, "The machine ran out of main memory"),
+        **dict.fromkeys(REJECTED, "The framework rejects the configuration"),
+        **OTHERS,
+    }
+    for line, cause in said.items():
+        for lines in ([line], [line, *WATCHDOG], [*WATCHDOG, line]):
+            assert cause in cause_of(*lines).cause, line
+
+
+def test_ranks_that_wait_are_the_cause_only_where_nothing_else_is():
+    assert "A collective operation timed out" in cause_of(*WATCHDOG).cause
+    assert cause_of(*HARMLESS) is None
+
+
+def test_an_exception_of_any_name_ends_a_traceback():
+    traceback = ("Traceback (most recent call last):", '  File "x.py", line 1')
+    for line in ("torch._dynamo.exc.Unsupported: call_method", "grpc._channel._InactiveRpcError: <x>", "SystemExit: 2"):
+        assert cause_of(*traceback, line).cause == line
+    assert cause_of("torch.distributed.DeviceMesh: 2 x 4") is None

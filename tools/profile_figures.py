@@ -39,9 +39,13 @@ def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
     rows = [[name, *(_part(kind, summary) for summary in every)] for kind, name in WORDS.items() if kind in shown]
     rows.append(["idle", *(_of_step(summary.idle_seconds, summary) for summary in every)])
     rows.append(["step", *(f"{units.seconds(summary.step_seconds)} (n = {len(summary.steps)})" for summary in every)])
-    hidden = [summary.communication_seconds - summary.exposed_communication_seconds for summary in every]
+    hidden = [_busy(summary) - summary.exposed_communication_seconds for summary in every]
     rows.append(["communication behind computation", *(_of_step(*pair) for pair in zip(hidden, every, strict=True))])
     return table(["of a step", *summaries], rows)
+
+
+def _busy(summary: ProfileSummary) -> float:
+    return next((part.busy_seconds for part in summary.classes if part.kind == "communication"), 0.0)
 
 
 def _part(kind: str, summary: ProfileSummary) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tprimat.analyze.groups import Group, group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.roofline import under_ceiling
+from tprimat.analyze.probes import under_ceiling
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.discover import load_results, probes_in
 from tprimat.records.schema import Estimate, ProbeRecord

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tprimat.analyze.probes import bandwidth, bus_bandwidth
-from tprimat.analyze.roofline import gemm_ceiling
+from tprimat.analyze.probes import bandwidth, bus_bandwidth, gemm_ceiling
 from tprimat.core.flops import parameters
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 

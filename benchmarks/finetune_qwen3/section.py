@@ -7,7 +7,7 @@ from benchmarks.finetune_qwen3.embedded import MODEL
 from benchmarks.finetune_qwen3.jobs import newest_result
 from tprimat.analyze.groups import Measured, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.roofline import under_ceiling
+from tprimat.analyze.probes import under_ceiling
 from tprimat.core import units
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import RunMetrics, RunRecord

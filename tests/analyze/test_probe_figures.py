@@ -4,7 +4,7 @@ import pytest
 from changes import record as record_of
 
 from tprimat.analyze import probes
-from tprimat.analyze.roofline import gemm_ceiling
+from tprimat.analyze.probes import gemm_ceiling
 from tprimat.records.schema import Machine, ProbeRecord
 
 MI350X = Machine(

@@ -156,11 +156,7 @@ def milliseconds(value):
 
 def test_exposed_communication_and_idle_time_are_what_one_reads_from_the_timeline():
     summary = summarise({"traceEvents": cuda_like(), "tprimat": {"model": "llama", "step_of_profiler_step_0": 1}})
-    assert summary.measured_on == "accelerator"
-    assert [(step.number, step.seconds, step.idle_seconds) for step in summary.steps] == [
-        (3, milliseconds(100), milliseconds(5)),
-        (4, milliseconds(80), milliseconds(10)),
-    ]
+    assert summary.steps == ({"number": 3, "seconds": milliseconds(100)}, {"number": 4, "seconds": milliseconds(80)})
     assert summary.step_seconds == milliseconds(90)
     assert {part.kind: part.seconds for part in summary.classes if part.kind not in {"expert_matmul", "router", "permute"}} == {
         "matmul": milliseconds((40 + 50) / 2),
@@ -171,11 +167,10 @@ def test_exposed_communication_and_idle_time_are_what_one_reads_from_the_timelin
         "communication": milliseconds(20 / 2),
         "memory_copy": milliseconds(5 / 2),
     }
-    assert (summary.communication_seconds, summary.exposed_communication_seconds) == (milliseconds(20), milliseconds(10))
+    assert summary.exposed_communication_seconds == milliseconds(10)
     assert summary.idle_seconds == milliseconds(7.5)
     busy = {part.kind: part.busy_seconds for part in summary.classes}
-    assert busy["memory_copy"] == milliseconds((5 + 20) / 2)
-    assert sum(part.share for part in summary.classes) + summary.idle_share == pytest.approx(1)
+    assert (busy["memory_copy"], busy["communication"]) == (milliseconds((5 + 20) / 2), milliseconds(20))
     assert summary.notes == ()
 
 
@@ -201,7 +196,7 @@ def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_ti
 
 def test_a_step_in_which_training_failed_does_not_count():
     summary = summarise({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
-    assert ([step.number for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))
+    assert ([step["number"] for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))
     assert summary.notes == ("training failed in the last step of the trace, which is left out",)
 
 
@@ -277,10 +272,8 @@ def test_without_ranges_of_the_device_the_launches_tell_whose_work_a_kernel_is()
         event("kernel", NORM, 90, 95),  # launched after the steps
     ]
     summary = summarise({"traceEvents": events})
-    assert [(step.number, step.seconds, step.idle_seconds) for step in summary.steps] == [
-        (1, milliseconds(38), milliseconds(0)),
-        (2, milliseconds(40), milliseconds(10)),
-    ]
+    assert summary.steps == ({"number": 1, "seconds": milliseconds(38)}, {"number": 2, "seconds": milliseconds(40)})
+    assert summary.idle_seconds == milliseconds(10 / 2)
     assert summary.exposed_communication_seconds == milliseconds(5 / 2)
     assert summary.notes == ()
 
@@ -311,7 +304,7 @@ def test_a_range_of_the_device_that_misses_kernels_of_the_last_step_gives_way_to
         *launched(event("kernel", GEMM, 20, 36), 6, 2),
     ]
     summary = summarise({"traceEvents": events})
-    assert [step.seconds for step in summary.steps] == [milliseconds(16), milliseconds(16)]
+    assert [step["seconds"] for step in summary.steps] == [milliseconds(16), milliseconds(16)]
     assert summary.notes == ()
 
 

@@ -253,6 +253,14 @@ def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus
     return (sum(known), []) if len(known) == gpus else (None, [Finding(kind="gaps in power", numbers=(gpus - len(known), gpus))])
 
 
+def watts_per_gpu(run: RunRecord, metrics: RunMetrics | None) -> float | None:
+    """Return the mean power of one GPU over the steady steps: energy of a token x tokens per second / GPUs."""
+    gpus = run.machine.gpus
+    if metrics is None or metrics.joules_per_token is None or metrics.tokens_per_second is None or not gpus:
+        return None
+    return metrics.joules_per_token * metrics.tokens_per_second / gpus
+
+
 def _integral(readings: Sequence[tuple[float, float]], start: float, end: float) -> float | None:
     """Return joules between two times; None where readings stop or pause for more than two sampling intervals."""
     times, watts = (np.array(column) for column in zip(*readings, strict=True))

@@ -1,14 +1,14 @@
 """Rates and bandwidths from the samples of probes, and their shares of the data sheet's values."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tprimat.analyze.metrics import scaled
+from tprimat.analyze.metrics import MetricOptions, scaled
 from tprimat.core.accelerators import find_accelerator, peak_dense_flops
 from tprimat.core.statistics import median_interval
-from tprimat.records.schema import Estimate, Machine, ProbeRecord
+from tprimat.records.schema import Estimate, Machine, ProbeRecord, RunRecord
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -184,3 +184,31 @@ def mean_rate(probes: Sequence[ProbeRecord]) -> float | None:
     """Return the arithmetic mean of the FLOP rates, as the suite's tables average them."""
     rates = [rate for probe in probes if (rate := flop_rate(probe))]
     return sum(rates) / len(rates) if rates else None
+
+
+def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> float | None:
+    """Return the FLOP/s of the fastest product in the run's dtype among probes of its accelerator, driver, torch and power limit.
+
+    A run that does not record its driver or power limit still has a ceiling. One without its torch version has none, because
+    nothing then shows that it shares a machine with the probes. Nor has a CPU: its probes are small, and ranks share it.
+    """
+    target = setting_of(run.machine, run.software)
+    if run.machine.platform == "cpu" or None in {target.accelerator, target.torch}:
+        return None
+    best = fastest(
+        [
+            probe
+            for probe in probes
+            if probe.kind in PRODUCTS
+            and (probe.dtype, probe.machine.accelerator) == (run.ran.matmul_dtype, target.accelerator)
+            and probe.software.get("torch") == target.torch
+            and target.driver in {None, probe.machine.driver}
+            and target.power_limit_watts in {None, probe.machine.power_limit_watts}
+        ]
+    )
+    return None if best is None else flop_rate(best)
+
+
+def under_ceiling(options: MetricOptions, run: RunRecord, probes: Sequence[ProbeRecord]) -> MetricOptions:
+    """Return the options with the fastest product measured on the run's machine."""
+    return replace(options, gemm_ceiling_flops=gemm_ceiling(run, probes)) if probes else options

@@ -8,10 +8,10 @@ import math
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -224,8 +224,6 @@ class ClassTime:
     kind: WorkClass
     seconds: float
     """Of the step, where no class before it in ORDER runs: with the idle time these add up to the step."""
-    share: float
-    """seconds / step."""
     busy_seconds: float
     """In which it runs at all, hidden or not; kernels that overlap each other count once."""
     calls: float
@@ -239,18 +237,7 @@ class KernelTime:
     kind: WorkClass
     seconds: float
     """Summed over its calls."""
-    share: float
     calls: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledStep:
-    """One profiled step."""
-
-    number: int
-    """As training counts, where the trace tells; else the number in ProfilerStep#."""
-    seconds: float
-    idle_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,17 +246,14 @@ class ProfileSummary:
 
     origin: dict[str, Any]
     """Run, model, strategy, platform and rank, where the trace tells."""
-    measured_on: Literal["accelerator"]
-    steps: tuple[ProfiledStep, ...]
+    steps: tuple[dict[str, float], ...]
+    """number, as training counts where the trace tells, and seconds of each."""
     step_seconds: float
     classes: tuple[ClassTime, ...]
-    communication_seconds: float
-    """In which any collective runs."""
     exposed_communication_seconds: float
-    """Of these, where nothing is computed."""
+    """Of collectives, where nothing is computed."""
     idle_seconds: float
     """In which no kernel runs."""
-    idle_share: float
     exchanges: dict[str, float] = field(default_factory=dict)
     """Exposed communication by the ranks that it joins (tensor, context, experts, pipeline, replicas), where the trace tells."""
     data_seconds: float = 0.0
@@ -278,8 +262,12 @@ class ProfileSummary:
     notes: tuple[str, ...]
 
 
-def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
-    """Summarise a trace as torch's profiler writes it, with its `top` longest kernels.
+Part = tuple[StepWindow, Spans]
+"""A step, and the spans in it."""
+
+
+def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
+    """Summarise a trace as torch's profiler writes it, with its longest kernels.
 
     Raises:
         MetricError: no kernel, or none inside the steps.
@@ -299,53 +287,37 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
         notes = (*notes, "training failed in the last step of the trace, which is left out")
     if not parts:
         raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")
-    origin = trace.get("tprimat")
     loading = np.array([(event.start, event.end, 0, 0, 0, 0) for event in events if LOADING.match(event.name)], dtype=SPAN)
-    waits = sum(covered(np.append(part, inside(loading, one.start, one.end))) - covered(part) for one, part in parts) / len(parts)
-    return _summary(origin if isinstance(origin, dict) else {}, parts, notes, _top(parts, names, top), waits)
 
+    def mean(value: Callable[[StepWindow, Spans], float]) -> float:
+        return sum(value(window, part) for window, part in parts) / len(parts)
 
-Part = tuple[StepWindow, Spans]
-"""A step, and the spans in it."""
-
-
-def _mean_step(parts: Sequence[Part]) -> float:
-    return sum(window.end - window.start for window, _ in parts) / len(parts)
-
-
-def _summary(
-    origin: dict[str, Any], parts: Sequence[Part], notes: tuple[str, ...], top: tuple[KernelTime, ...], loading: float
-) -> ProfileSummary:
-    count, step = len(parts), _mean_step(parts)
-    own = {kind: sum(_own_seconds(part)[kind] for _, part in parts) / count for kind in ORDER}
-    busy = {kind: sum(covered(_of(part, (kind,))) for _, part in parts) / count for kind in ORDER}
-    calls = {kind: sum(float(_of(part, (kind,))["begins"].sum()) for _, part in parts) / count for kind in ORDER}
+    origin = trace["tprimat"] if isinstance(trace.get("tprimat"), dict) else {}
     first = origin.get("step_of_profiler_step_0")
     shift = first if isinstance(first, int) else 0
-    idle = step - sum(own.values())
+    step, own = mean(lambda window, _: window.end - window.start), [_own_seconds(part) for _, part in parts]
+    classes = tuple(
+        ClassTime(
+            kind=kind,
+            seconds=sum(seconds[kind] for seconds in own) / len(parts),
+            busy_seconds=mean(lambda _, part, kind=kind: covered(_of(part, (kind,)))),  # type: ignore[misc]
+            calls=mean(lambda _, part, kind=kind: float(_of(part, (kind,))["begins"].sum())),  # type: ignore[misc]
+        )
+        for kind in ORDER
+    )
+    exposed = [_exposed(part) for _, part in parts]
     return ProfileSummary(
         origin=origin,
-        measured_on="accelerator",
-        steps=tuple(
-            ProfiledStep(
-                number=window.number + shift,
-                seconds=window.end - window.start,
-                idle_seconds=window.end - window.start - covered(part),
-            )
-            for window, part in parts
-        ),
+        steps=tuple({"number": window.number + shift, "seconds": window.end - window.start} for window, _ in parts),
         step_seconds=step,
-        classes=tuple(
-            ClassTime(kind=kind, seconds=own[kind], share=own[kind] / step, busy_seconds=busy[kind], calls=calls[kind])
-            for kind in ORDER
+        classes=classes,
+        exposed_communication_seconds=next(one.seconds for one in classes if one.kind == "communication"),
+        idle_seconds=step - sum(one.seconds for one in classes),
+        exchanges={name: sum(seconds[name] for seconds in exposed) / len(parts) for name, _ in JOINED if name},
+        data_seconds=mean(
+            lambda window, part: covered(np.append(part, inside(loading, window.start, window.end))) - covered(part)
         ),
-        communication_seconds=busy["communication"],
-        exposed_communication_seconds=own["communication"],
-        idle_seconds=idle,
-        idle_share=idle / step,
-        exchanges={name: sum(_exposed(part)[name] for _, part in parts) / count for name, _ in JOINED if name},
-        data_seconds=loading,
-        top=top,
+        top=_top(parts, names),
         notes=notes,
     )
 
@@ -377,22 +349,16 @@ def covered(spans: Spans) -> float:
     return float(reach[-1] - starts[0] - gaps.sum())
 
 
-def _top(parts: Sequence[Part], names: Sequence[str], most: int) -> tuple[KernelTime, ...]:
+def _top(parts: Sequence[Part], names: Sequence[str]) -> tuple[KernelTime, ...]:
     """Return the kernels that take most of a step. One name may have two classes, such as elementwise and optimizer."""
-    step, kinds = _mean_step(parts), len(CLASSES)
+    kinds = len(CLASSES)
     seconds, calls = np.zeros(len(names) * kinds), np.zeros(len(names) * kinds)
     for _, part in parts:
         key = part["name"] * kinds + part["kind"]
         seconds += np.bincount(key, weights=part["end"] - part["start"], minlength=len(seconds)) / len(parts)
         calls += np.bincount(key, weights=part["begins"], minlength=len(calls)) / len(parts)
-    largest = [int(key) for key in np.argsort(-seconds, kind="stable")[:most] if seconds[key] > 0]
+    largest = [int(key) for key in np.argsort(-seconds, kind="stable")[:TOP] if seconds[key] > 0]
     return tuple(
-        KernelTime(
-            name=names[key // kinds],
-            kind=CLASSES[key % kinds],
-            seconds=float(seconds[key]),
-            share=float(seconds[key]) / step,
-            calls=float(calls[key]),
-        )
+        KernelTime(name=names[key // kinds], kind=CLASSES[key % kinds], seconds=float(seconds[key]), calls=float(calls[key]))
         for key in largest
     )

@@ -21,7 +21,6 @@ from tprimat.report.words import (
     evidence_words,
     finding_words,
     headline,
-    limits_reached,
     loss_words,
     not_counted_words,
     proven,
@@ -220,9 +219,8 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
         lines += [screen.prose(line, 2) for line in differing(ranking)]
         if MFU.value(best) is not None:  # a caveat says why there is none
-            reached = limits_reached(best, names[id(best)] if ranking.lead else "It")
-            more = f"python3 -m tprimat explain {shlex.quote(str(best.runs[0].result.path))} says where the rest went."
-            lines.append(screen.prose(f"{reached} {more}", 2))
+            path = shlex.quote(str(best.runs[0].result.path))
+            lines.append(screen.prose(f"python3 -m tprimat explain {path} says where the rest of its peak went.", 2))
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)

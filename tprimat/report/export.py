@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.roofline import watts_per_gpu
+from tprimat.analyze.metrics import watts_per_gpu
 from tprimat.analyze.traits import processors, tokens_per_step
 from tprimat.core.flops import parameters
 from tprimat.report.tables import csv_cell

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
-from tprimat.analyze.groups import Group, Measured, Shared, group_held_back, on_cpu
+from tprimat.analyze.groups import Measured, Shared, group_held_back, on_cpu
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.roofline import Limit, limits
 from tprimat.analyze.traits import TRAITS, DifferingTrait, machine_name, model_name
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
@@ -97,24 +96,6 @@ def loss_words(verdict: Verdict) -> str:
     value, (first, last) = verdict.other_loss.difference.value, verdict.other_loss.steps
     size = "is not a number" if value == float("inf") else f"differs by {units.signed_percent(value)}"
     return f"No win: on the same data and seed the loss {size} (steps {first} to {last})."
-
-
-def limits_reached(group: Group, name: str = "It") -> str:
-    """Say which shares of the known limits of its GPUs a configuration reaches; empty where none is known."""
-    found = [_reached(limit) for limit in limits(group)]
-    *others, last = found or [""]
-    return f"{name} {', '.join(others)}{' and ' if others else ''}{last}." if found else ""
-
-
-def _reached(limit: Limit) -> str:
-    if limit.kind == "peak":
-        return f"reaches {units.percent(limit.share)} of the GPU's dense peak of {units.teraflops(limit.size)}"
-    if limit.kind == "measured matmul":
-        return f"reaches {units.percent(limit.share)} of the fastest product measured on this machine"
-    if limit.kind == "power":
-        return f"draws {units.percent(limit.share, 0)} of its limit of {limit.size:,.0f} W"
-    verb = "fills" if limit.kind == "memory" else "reserves"
-    return f"{verb} {units.percent(limit.share, 0)} of {units.gibibytes(limit.size)} of memory"
 
 
 # In what sides differ.

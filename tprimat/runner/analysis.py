@@ -13,7 +13,7 @@ from tprimat.analyze import compare
 from tprimat.analyze.compare import QUESTION, Question
 from tprimat.analyze.groups import Measured, group_runs, measure, without_copies
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.roofline import under_ceiling
+from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError

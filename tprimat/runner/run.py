@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tprimat.analyze.groups import price_of
 from tprimat.analyze.metrics import MetricOptions, run_metrics
-from tprimat.analyze.roofline import under_ceiling
+from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.waterfall import Waterfall
 from tprimat.config.load import absolute_path
 from tprimat.core.errors import MetricError, RecordError

@@ -29,12 +29,12 @@ from tprimat.report.comparison import VS_FASTEST, Comparison, vs_fastest
 from tprimat.report.names import heading
 from tprimat.report.plots import MOST_SERIES, Look
 from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, BarPanel, Curve, curves_of, memory_panel, throughput_panel
-from tprimat.report.words import differing, finding_words, headline, limits_reached, not_counted_words, run_name
+from tprimat.report.words import differing, finding_words, headline, not_counted_words, run_name
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
 
-# The summary: one card per workload, with the fastest configuration, its lead, and its distance from the machine's limits.
+# The summary: one card per workload, with the fastest configuration and its lead.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def _card(ranking: Ranking) -> Card:
     tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)]
     first, *more = headline(ranking) if ranking.lead else [brief(best), *headline(ranking)]
     caution = CPU_CAUTION if on_cpu([best]) else ""
-    paragraphs = [caution, *more, *differing(ranking), limits_reached(best)]
+    paragraphs = [caution, *more, *differing(ranking)]
     return Card(
         workload=heading(ranking),
         headline=first,

@@ -50,11 +50,18 @@ def tensor_ranks(monkeypatch):
 def test_what_is_recomputed_is_seen_in_the_first_call(recomputes, around, seen):
     layer = Layer(recomputes)
     found = watch.LayerWatch([[layer]])
-    assert found.recomputed(CPU) == {}
     around(layer, torch.ones(16, 1, 8, requires_grad=True)).sum().backward()
     assert found.recomputed(CPU) == seen
     assert not layer._forward_pre_hooks
     assert not layer.self_attention.core_attention._forward_pre_hooks
+
+
+def test_a_schedule_that_never_calls_a_layer_shows_nothing_and_keeps_no_hook():
+    layer = Layer(recomputes=False)
+    found = watch.LayerWatch([[layer]])
+    layer.self_attention.core_attention(torch.ones(16, 1, 8))
+    assert found.recomputed(CPU) == {}
+    assert not any(module._forward_pre_hooks for module in layer.modules())  # else no CUDA graph can be captured
 
 
 def test_experts_are_seen_in_the_first_layer_that_has_some_and_are_no_mlp():

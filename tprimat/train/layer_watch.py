@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from tprimat.train.callback import LOADS
 
@@ -39,11 +40,10 @@ class LayerWatch:
         """Of a layer's weights as it computes with them; None before the first step."""
         self._seen = dict.fromkeys((LAYER, SOME_KEPT, MOST_AGAIN, *PLACES), NOT_SEEN)
         layers = [layer for chunk in chunks for layer in chunk]
-        before_first_call(layers[0], partial(self._see_layer, layers[0]))
+        self._hooks = [before_first_call(layers[0], partial(self._see_layer, layers[0]))]
         for chunk in chunks:
             again: list[Any] = []
-            for layer in chunk:
-                before_first_call(layer, partial(self._count_layer, again))
+            self._hooks += [before_first_call(layer, partial(self._count_layer, again)) for layer in chunk]
         with_experts = [layer for layer in layers if has_router(layer)][:1]
         for layer in {id(layer): layer for layer in (layers[0], *with_experts)}.values():
             for name in PLACES:
@@ -56,7 +56,7 @@ class LayerWatch:
         except AttributeError:
             return
         if isinstance(module, torch.nn.Module) and not (name == "mlp" and has_router(layer)):
-            before_first_call(module, lambda *_: self._see(name))
+            self._hooks.append(before_first_call(module, lambda *_: self._see(name)))
 
     def _see(self, name: str) -> None:
         self._seen[name] = max(self._seen[name], KEPT if torch.is_grad_enabled() else RECOMPUTED)
@@ -75,10 +75,13 @@ class LayerWatch:
             self._seen[MOST_AGAIN] = max(self._seen[MOST_AGAIN], len(again))
 
     def recomputed(self, device: torch.device) -> dict[str, Any]:
-        """Return what the backward pass computes again, as facts of the evidence; none before the first step.
+        """Return what the backward pass computes again, as facts of the evidence, and stop looking; none before the first step.
 
         All ranks must call this, since a stage may lack a kind of layer; `device` is that of a tensor for all of them.
         """
+        # Schedules that run parts of layers never call a layer, and a layer with hooks cannot be captured as a CUDA graph.
+        for hook in self._hooks:
+            hook.remove()
         seen = self._seen
         if dist.is_initialized():
             everywhere = torch.tensor(list(seen.values()), device=device)
@@ -102,14 +105,15 @@ class LayerWatch:
         return ranks > 1 and self._stream_tokens * ranks == own
 
 
-def before_first_call(module: torch.nn.Module, look: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
-    """Call a function with the arguments of a module's first forward pass, before it."""
+def before_first_call(module: torch.nn.Module, look: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> RemovableHandle:
+    """Call a function with the arguments of a module's first forward pass, before it; the handle ends the wait for it."""
 
     def hook(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         handle.remove()
         look(args, kwargs)
 
     handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    return handle
 
 
 def has_router(layer: Any) -> bool:

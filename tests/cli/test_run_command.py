@@ -46,12 +46,30 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
     assert done.returncode == 0
     assert "Using parallelism strategy: balanced\nParallelism: TP=2, PP=1, DP=4, GradAccum=32\n" in done.stdout
     assert "Using parallelism strategy: balanced\nParallelism: TP=2, PP=2, DP=2, GradAccum=64\n" in done.stdout
-    commands = [line for line in done.stdout.splitlines() if line.startswith("Command (a real run writes plan.json first): ")]
+    commands = [
+        line for line in done.stdout.splitlines() if line.startswith("Command (--write writes the plan.json that it needs): ")
+    ]
     assert len(commands) == 2
     assert all("--nproc-per-node=8" in line and f"--plan {tmp_path}/out/runs/" in line for line in commands)
     assert "pretrain_llama.py" in commands[0]
     assert "pretrain_qwen.py" in commands[1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_for_another_machine_predicts_memory_and_says_what_would_be_faster(tmp_path):
+    words = ("--dry-run", "--model", "llama", "--parallel", "maximum_performance", "--gpu")
+    done = call(*words, "h100", "--write", cwd=tmp_path)
+    assert "predicted on the fullest rank; a GPU has 79.2 GiB" in done.stdout
+    assert "minimal_communication is predicted 16.8 % faster than maximum_performance" in done.stdout
+    (plan,) = tmp_path.rglob("plan.json")
+    assert f"--plan {plan}\n" in done.stdout, "the command can be copied and run"
+    for flags, said in (
+        ([*words, "V100"], "V100 SXM2 32GB does not multiply in bf16."),
+        ([*words, "h100", "--platform", "amd"], "H100 SXM is no GPU of amd."),
+        (["--gpu", "h100"], "--gpu describes another machine."),
+        (["--write"], "--write belongs to --dry-run."),
+    ):
+        assert said in call(*flags, cwd=tmp_path).stderr
 
 
 def test_routing_concerns_models_with_experts_alone():
@@ -179,9 +197,11 @@ def test_validation_prints_every_cell_and_exits_0():
     done = call(script="validate_config.py")
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
-    assert len(rows) == 61
-    assert rows[-1] == "60 of 60 valid"
-    assert all(" valid: TP=" in row for row in rows[:-1])
+    assert len(rows) == 63
+    assert next(row for row in rows if row.startswith("mixtral    nvidia balanced")).endswith(" GiB of 79.2 GiB: does not fit")
+    assert "qwen on H100 SXM: minimal_communication is predicted 15.4 % faster than maximum_performance" in done.stdout
+    assert rows[-1] == "60 of 60 valid, 10 of them too large for H100 SXM by prediction (--gpu names another)"
+    assert all(" valid: TP=" in row for row in rows[:60])
     assert {tuple(row.split()[:3]) for row in rows} >= {("llama", "nvidia", "balanced"), ("qwen", "cpu", "maximum_performance")}
 
 
@@ -190,7 +210,7 @@ def test_validation_exits_1_when_a_cell_is_not_valid_and_says_why():
     assert done.returncode == 1
     assert "not valid: world size (4) is not divisible by 8." in done.stdout
     assert "error: world size (4) is not divisible by 8.\n  at    config.yaml:" in done.stderr
-    valid, total = (int(word) for word in done.stdout.splitlines()[-1].split() if word.isdigit())
+    valid, total, *_ = (int(word) for word in done.stdout.splitlines()[-1].split() if word.isdigit())
     assert 0 < valid < total == 60
 
 

@@ -67,7 +67,11 @@ def show_checks(checks: "Iterable[Check]") -> None:
 
 
 class Validate:
-    """Check every model x platform x strategy of a configuration."""
+    """Check every model x platform x strategy of a configuration: does it divide, does it fit, is another one faster.
+
+    ./validate_config.py
+    ./validate_config.py --config config.yaml --gpus 16 --gpu H200
+    """
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,23 +80,31 @@ class Validate:
         parser.add_argument(
             "--gpus", type=int, metavar="N", help="GPUs per node, ignored on a CPU (default: from the file, otherwise 8)"
         )
+        parser.add_argument("--gpu", metavar="NAME", help="predict memory and time for it (this machine's, H100 SXM, MI300X)")
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0 all cells are valid, 1 some are not."""
+        from tprimat.core.units import gibibytes
         from tprimat.plan.schema import RunPlan
         from tprimat.report.tables import screen_of
-        from tprimat.runner.checks import check_configuration
+        from tprimat.runner.checks import check_configuration, faster_than_best
         from tprimat.runner.run import announcement
 
-        cells, screen = list(check_configuration(options.config, options.gpus)), screen_of(sys.stdout)
+        cells, screen = list(check_configuration(options.config, options.gpus, options.gpu)), screen_of(sys.stdout)
         alike: dict[tuple[str | None, ...], list[UserError]] = {}
         left_out = 0
-        for (model, platform, strategy), plan in cells:
-            name = f"{model:<10} {platform:<6} {strategy:<22} "
+        too_large: list[str] = []
+        for cell in cells:
+            plan, name = cell.plan, f"{cell.model:<10} {cell.platform:<6} {cell.strategy:<22} "
             if isinstance(plan, RunPlan):
-                layout = announcement(plan).partition("Parallelism: ")[2]
-                print(screen.prose(f"{name}valid: {layout} on {plan.workload.layout.world_size}", len(name)))
+                said = f"valid: {announcement(plan).partition('Parallelism: ')[2]} on {plan.workload.layout.world_size}"
+                need, room = cell.need, cell.machine.memory_bytes if cell.machine else None
+                large = need is not None and room is not None and need.least > room
+                if need is not None and room is not None:
+                    said += f", {gibibytes(need.most)} of {gibibytes(room)}" + ": does not fit" * large
+                too_large += [cell.machine.accelerator or ""] if large and cell.machine else []
+                print(screen.prose(name + said, len(name), "warning" if large else None))
             elif isinstance(plan, MissingLayoutError):
                 left_out += 1
                 print(screen.prose(f"{name}left out: {plan.what}", len(name)))
@@ -102,6 +114,13 @@ class Validate:
         for errors in alike.values():
             more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
             print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
+        machines = {cell.machine for cell in cells if cell.machine is not None}
+        for machine in sorted(machines, key=lambda one: one.platform):
+            plans = [cell.plan for cell in cells if cell.machine == machine and isinstance(cell.plan, RunPlan)]
+            for line in faster_than_best(plans, machine):
+                print(screen.prose(line, 2))
         failures, defined = sum(map(len, alike.values())), len(cells) - left_out
-        print(f"{defined - failures} of {defined} valid" + (f", {left_out} left out" if left_out else ""))
+        names = " and ".join(dict.fromkeys(too_large))
+        fits = f", {len(too_large)} of them too large for {names} by prediction (--gpu names another)" if too_large else ""
+        print(f"{defined - failures} of {defined} valid{fits}" + (f", {left_out} left out" if left_out else ""))
         return 1 if failures else 0

@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "continues, and with --resume repeats what failed",
     )
     how.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
+    how.add_argument("--write", action="store_true", help="with --dry-run: write plan.json, which its command needs")
+    how.add_argument(
+        "--profile",
+        action="store_true",
+        help="trace five steps with PyTorch's profiler; the others are measured (docs/results.md)",
+    )
     how.add_argument(
         "--report", action="store_true", help="train nothing: write report.html, one page on all results in --output-dir, there"
     )
@@ -73,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_request(options: argparse.Namespace) -> "RunRequest":
     """Return what the flags ask for."""
     output = Path(options.output_dir) if options.output_dir else None
-    return replace(request_of(options, "run", "./benchmark.py"), output=output, dry_run=options.dry_run)
+    request = request_of(options, "run", "./benchmark.py")
+    settings = (*request.settings, *["profiling.enabled=true"] * options.profile)
+    return replace(request, output=output, dry_run=options.dry_run, settings=settings)
 
 
 def pretrain(model: str) -> int:
@@ -93,6 +101,8 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all runs completed, 1 a run failed, 130 after Ctrl-C, 143 after SIGTERM."""
     if options.report:
         return _report(options)
+    if options.write and not options.dry_run:
+        raise ConfigError("--write belongs to --dry-run.", where="--write", fix="leave it out: a run writes its plan.json")
     request = run_request(options)
     if options.sweep and request.is_auto:
         what = "--parallel auto chooses one layout, and --sweep runs many configurations."
@@ -112,7 +122,7 @@ def _train(options: argparse.Namespace, request: "RunRequest") -> int:
     for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
         print(notice, file=sys.stderr)
     if options.dry_run:
-        return max([_show_plans(session, as_json=options.json) for session in sessions])
+        return max([_show_plans(session, request, options) for session in sessions])
     cells = [cell for session in sessions for entry in entries_of(session) for cell in entry.cells]
     results = run_cells(cells, resume=options.resume)
     if not options.json:
@@ -190,19 +200,24 @@ def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _show_plans(session: "Session", *, as_json: bool) -> int:
+def _show_plans(session: "Session", request: "RunRequest", options: argparse.Namespace) -> int:
     """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.checks import show_checks
     from tprimat.engines.base import engine_named
+    from tprimat.plan.schema import write_plan
     from tprimat.records.environment import masked_environment
     from tprimat.records.sharing import without_secrets
-    from tprimat.records.store import as_document
-    from tprimat.runner.checks import check_session, command_shown
+    from tprimat.records.store import RunDirectory, as_document
+    from tprimat.report.tables import screen_of
+    from tprimat.runner.checks import check_session, command_shown, predicted_lead
     from tprimat.runner.run import announcement
 
     checks = list(check_session(session))
     failed = any(check.status == "problem" for check in checks)
-    if as_json:
+    if options.write:
+        for plan in session.plans:
+            write_plan(RunDirectory(Path(plan.run_directory)).plan_file, plan)
+    if options.json:
         plans = [replace(plan, environment=masked_environment(plan.environment)) for plan in session.plans]
         print_json({"plans": [as_document(plan) for plan in plans], "checks": [asdict(check) for check in checks]})
         return int(failed)
@@ -219,9 +234,11 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
         )
         if remark := engine_named(plan.engine).remark(plan):
             print(remark)
-        print(f"Command (a real run writes plan.json first): {words}\n")
+        print(f"Command{'' if options.write else ' (--write writes the plan.json that it needs)'}: {words}\n")
     show_checks(checks)
-    print("Nothing was started or written.")
+    for line in predicted_lead(session, request):
+        print(screen_of(sys.stdout).prose(line, 2))
+    print("Nothing was started." if options.write else "Nothing was started or written.")
     return int(failed)
 
 
@@ -239,18 +256,20 @@ def _report(options: argparse.Namespace) -> int:
 
 # The five strategies, one folder each.
 
-MODELS = {"llama": ("llama",), "qwen": ("qwen",), "both": ("llama", "qwen")}
 DECIDED_HERE = (option_of("model"), option_of("parallel"), *DEGREES)
-MODEL_HINT = "./run_all_configs.sh llama, qwen or both; ./benchmark.py --model for any other"
 PICTURES = Path("all_outputs")
 
 
 class Sweep:
     """Run each of the five strategies of config.yaml in its own folder, then compare them.
 
-    ./run_all_configs.sh                      both models: output-00 to output-04, all_outputs/compare-00.png to compare-04.png
+    ./run_all_configs.sh                      both models: output-00 to output-04, all_outputs/compare-00.png to compare-04.png,
+                                              and compare-all.png with all of them
     ./run_all_configs.sh llama --steps 3      flags of ./benchmark.py are passed on
+    ./run_all_configs.sh llama-3.2-1b         any model that ./benchmark.py --model takes
     ./run_all_configs.sh qwen --fresh         also run what an earlier call has completed
+
+    Strategies that split a model alike on this platform run once, and are named twice.
     """
 
     EPILOG = SETTABLE
@@ -259,9 +278,9 @@ class Sweep:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Add the flags of a run that this command does not decide, and those of the sweep."""
         add_request(parser, "sweep")
-        decided = dict.fromkeys((f"--{option.name}" for option in DECIDED_HERE), "./benchmark.py") | {"--model": MODEL_HINT}
-        parser.set_defaults(hints=parser.get_default("hints") | decided)
-        parser.add_argument("models", nargs="?", choices=tuple(MODELS), default="both", help="default: both")
+        decided = dict.fromkeys((f"--{option.name}" for option in DECIDED_HERE), "./benchmark.py")
+        parser.set_defaults(hints=parser.get_default("hints") | decided | {"--model": "./run_all_configs.sh MODEL"})
+        parser.add_argument("models", nargs="?", metavar="MODEL", default="both", help="one, several as a,b, or both (default)")
         parser.add_argument("--fresh", action="store_true", help="also run what an earlier call has completed")
 
     @staticmethod
@@ -272,31 +291,39 @@ class Sweep:
             ConfigError: --set gives what this command decides.
             UserError: no cell can run here.
         """
-        from tprimat.runner.cells import planned
+        from tprimat.runner.cells import named_twice, planned, without_twins
         from tprimat.runner.request import RunRequest, strategy_requests
         from tprimat.runner.schedule import complete, exit_status, run_cells
+        from tprimat.runner.session import words
 
         request = request_of(options, "sweep", "./run_all_configs.sh")
         for option in DECIDED_HERE:
             field = option.field or option.name
             if getattr(request, field) != getattr(RunRequest(), field):
-                where, fix = f"--set {option.name}", MODEL_HINT if option.name == "model" else "./benchmark.py"
+                where, fix = f"--set {option.name}", "./run_all_configs.sh MODEL" if option.name == "model" else "./benchmark.py"
                 raise ConfigError(f"{where} is not for this command.", where=where, fix=fix)
-        entries = planned(strategy_requests(request, MODELS[options.models]))
+        models = ("llama", "qwen") if options.models == "both" else words(options.models)
+        entries = planned(strategy_requests(request, models))
         refuse_nothing(entries)
-        cells = [cell for entry in entries for cell in entry.cells]
+        cells, twins = without_twins(entries)
+        for later, first in twins:
+            print(f"{later.name} is {first.plan.strategy} on {later.plan.platform}: run once", file=sys.stderr)
         results = run_cells(cells, resume=not options.fresh)
         success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
-        counting = list(dict.fromkeys(result.cell.label for result in results if result.counts))
+        results += named_twice(results, twins)
+        counting = sorted({result.cell.label for result in results if result.counts})
         probes = [word for place in request.probes for word in ("--set", f"probes={place}")]
-        for folder in sorted(counting):
+        for folder in counting:
             success &= draw(PICTURES / f"compare-{folder.removeprefix('output-')}.png", ["--results-dir", folder, *probes])
+        picture = PICTURES / "compare-all.png"
+        drawn = len(counting) > 1 and draw(picture, ["--results-dir", *counting, *probes])
         if options.json:
             print_document(results)
         else:
             show(entries, results)
-            print(f"\nside by side: ./compare.py --results-dir {' '.join(sorted(counting))}", file=sys.stderr)
-        return exit_status(results, success=success)
+            if drawn:
+                print(f"\nside by side: {picture}", file=sys.stderr)
+        return exit_status(results, success=success and (drawn or len(counting) < 2))
 
 
 # What both commands share: the flags that make a request, and the table of many runs.
@@ -369,12 +396,14 @@ def print_document(results: "Sequence[CellResult]") -> None:
 def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]") -> None:
     """Print the ranking of all runs, and the table of all cells."""
     from tprimat.report.tables import screen_of
-    from tprimat.runner.cells import combined, table
+    from tprimat.runner.cells import combined, groups_of, measured_lead, table
 
     screen = screen_of(sys.stdout)
     if winners := combined([result.run for result in results if result.run is not None], screen):
         print("\n" + winners)
     print("\n" + table(entries, results, screen))
+    for line in measured_lead(groups_of([result.run for result in results if result.run is not None])):
+        print("\n" + screen.prose(line, 2))
 
 
 def draw(picture: Path, words: Sequence[str]) -> bool:

@@ -132,6 +132,13 @@ OPTIONS = (
         kind=count,
         swept=False,
     ),
+    Option(
+        name="gpu",
+        help="with --dry-run: the GPU of another machine, such as 'H100 SXM', to predict memory and time for",
+        metavar="NAME",
+        commands=RUN,
+        swept=False,
+    ),
     Option(name="steps", help="optimizer steps", group=WORKLOAD, commands=BOTH, key="training.duration.max_steps"),
     Option(name="warmup", help="steps left out of the metrics, or auto", group=WORKLOAD, key="benchmarking.warmup_steps"),
     Option(

@@ -1,7 +1,7 @@
 """One list for every call that makes runs: an entry a configuration, planned or refused, with a cell for each of its runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tprimat.analyze.compare import QUESTION, Question, rankings
@@ -11,6 +11,7 @@ from tprimat.core import units
 from tprimat.core.errors import MissingLayoutError, UserError
 from tprimat.plan.schema import RunPlan
 from tprimat.records.benchmark_file import RunResult
+from tprimat.records.environment import masked_environment
 from tprimat.records.evidence import REDIRECTED, other_notes
 from tprimat.records.schema import Finding
 from tprimat.records.store import as_document
@@ -18,9 +19,9 @@ from tprimat.report.catalogue import MFU, TOKENS, per_rank
 from tprimat.report.comparison import blocks
 from tprimat.report.names import heading
 from tprimat.report.tables import PLAIN, Painted, Screen, columns, with_interval
-from tprimat.report.words import caveats
-from tprimat.runner.request import RunRequest
-from tprimat.runner.run import TrainingRun
+from tprimat.report.words import caveats, sentence
+from tprimat.runner.request import BEST, RunRequest
+from tprimat.runner.run import TrainingRun, renamed
 from tprimat.runner.session import Session, prepare
 
 HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")
@@ -53,7 +54,7 @@ class CellResult:
     reused: bool = False
     """`run` is an earlier run of the same plan."""
     cause: str | None = None
-    """Why nothing could be started, or why the run failed."""
+    """Why nothing could be started, why the run failed, or whose run it is."""
     stop_signal: int | None = None
     """A signal that asked for an end, during the run or the wait after it."""
     is_last: bool = False
@@ -109,6 +110,50 @@ def entries_of(session: Session, label: str = "") -> list[Entry]:
     ]
 
 
+RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "trainer", "command", "prediction"}
+"""Fields of a plan that differ between two runs of the same configuration, and what older plans lack."""
+
+
+def configuration(plan: RunPlan) -> dict[str, Any]:
+    """Return what two plans must share for their runs to be repetitions of each other."""
+    fields = asdict(plan)
+    fields["environment"] = masked_environment(plan.environment)  # as plan.json has it
+    return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
+
+
+Twins = list[tuple[Cell, Cell]]
+"""Cells that are the same run under another strategy's name: the later one and the first."""
+
+
+def without_twins(entries: Iterable[Entry]) -> tuple[list[Cell], Twins]:
+    """Return the cells to run, and those that an earlier strategy's run answers, because it splits the model alike."""
+    cells: list[Cell] = []
+    twins: Twins = []
+    kinds: list[tuple[dict[str, Any], int, Cell]] = []
+    for entry in entries:
+        for number, cell in enumerate(entry.cells):
+            kind = configuration(replace(cell.plan, strategy=""))
+            first = next((one for wanted, place, one in kinds if (wanted, place) == (kind, number)), None)
+            if first is None:
+                kinds.append((kind, number, cell))
+                cells.append(cell)
+            else:
+                twins.append((cell, first))
+    return cells, twins
+
+
+def named_twice(results: Sequence[CellResult], twins: Twins) -> list[CellResult]:
+    """Return a result for each twin: the first one's run under the later one's name, with its benchmark file in its folder."""
+    by_id = {result.cell.plan.run_id: result for result in results}
+    named = []
+    for later, first in twins:
+        if (result := by_id.get(first.plan.run_id)) is not None:
+            run = None if result.run is None else renamed(result.run, later.plan.strategy, later.session.output)
+            cause = result.cause or f"the run of {first.plan.strategy}"
+            named.append(replace(result, cell=later, run=run, cause=cause))
+    return named
+
+
 def table(entries: Sequence[Entry], results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
     """Return the table of all cells, one line a repetition, and on a terminal the reasons below it, each once."""
     by_id = {result.cell.plan.run_id: result for result in results}
@@ -143,7 +188,7 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
         return layout, Painted("not started", "refused"), units.ABSENT, cause
     record, metrics = result.run.record, result.run.metrics
     rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant)
-    why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured
+    why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured or result.cause
     outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
     return layout, outcome if result.counts else Painted(outcome, "refused"), rate, why or units.ABSENT
 
@@ -199,3 +244,11 @@ def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
         for ranking in rankings(groups_of(runs))
         for group in ranking.groups
     ]
+
+
+def measured_lead(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a sentence for each model for which another strategy was measured faster than maximum_performance."""
+    for ranking in rankings(groups):
+        for group, judged in zip(ranking.groups, ranking.against_best, strict=True):
+            if group.run.strategy == BEST and judged is not None and judged.outcome in {"slower", "these runs differ"}:
+                yield f"{BEST} is not the fastest for {group.run.model} here: {sentence(judged)}"

@@ -1,9 +1,10 @@
 """Check plans without starting or writing anything: those of a session, and every cell of a configuration."""
 
-import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import Size
@@ -13,13 +14,16 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines import FALLBACK
 from tprimat.engines.base import Command, Here, engine_named
 from tprimat.hardware.health import Check, check_disk
-from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks
+from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks, this_machine
 from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import predict_memory
+from tprimat.records.schema import Machine
 from tprimat.runner.nodes import command_on
-from tprimat.runner.prediction import least_bytes, planned_workload
-from tprimat.runner.session import Session, plan_run
+from tprimat.runner.planning import accelerator_of
+from tprimat.runner.prediction import least_bytes, planned_workload, predicted
+from tprimat.runner.request import BEST, RunRequest
+from tprimat.runner.session import Session, machine_with, named_machine, plan_run, prepare
 
 FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT)
 """What a plan shows where MASTER_ADDR is not set."""
@@ -30,8 +34,15 @@ def command_shown(plan: RunPlan, environment: Mapping[str, str] = os.environ) ->
     try:
         nodes = find_nodes(plan.nodes, environment)
     except LaunchError:
-        nodes = dataclasses.replace(FIRST_NODE, count=plan.nodes)
+        nodes = replace(FIRST_NODE, count=plan.nodes)
     return command_on(plan, nodes)
+
+
+def predicted_lead(session: Session, request: RunRequest) -> Iterator[str]:
+    """Yield what is predicted to be faster than maximum_performance, for a dry run that plans this strategy."""
+    if any(plan.strategy == BEST for plan in session.plans):
+        every = prepare(replace(request, strategy=",".join(session.loaded.config.parallelism), runs=1))
+        yield from faster_than_best(every.plans, every.machine)
 
 
 def check_session(session: Session, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
@@ -50,6 +61,9 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
 
 def _gpus(session: Session, plan: RunPlan) -> Check:
     machine, wanted = session.machine, plan.gpus_per_node
+    if session.is_named and machine is not None:
+        finding = f"{wanted} x {machine.accelerator}, which --gpu names; what follows is predicted for it"
+        return Check(name="GPUs", status="absent", finding=finding)
     if plan.platform == "cpu":
         finding = f"{wanted:,} on this CPU, which has {cpu_cores()} cores"
         if wanted > (most := most_cpu_ranks()):
@@ -74,49 +88,90 @@ def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
 
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
-    workload = planned_workload(plan)
-    if workload is None:
+    need = needed_bytes(plan)
+    if need is None:
         why = "on a CPU" if plan.platform == "cpu" else f"for the engine {plan.engine}"
         return Check(name=name, status="absent", finding=f"{whose}not predicted {why}")
-    need = predict_memory(workload)
-    what = f"{whose}{units.gibibytes(need.device_bytes)} predicted on the fullest rank"
+    what = f"{whose}{units.gibibytes(need.most)} predicted on the fullest rank"
     what += " if no token is dropped" if plan.workload.expert_capacity_factor is not None else ""
-    least = least_bytes(plan, need.device_bytes, need.parts)
     room = session.machine_of(plan).memory_bytes
     if room is None:
-        return Check(name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here")
-    if least > room:
+        return Check(name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here", fix="--gpu 'H100 SXM'")
+    if need.least > room:
         fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)
     return Check(name=name, status="ok", finding=f"{what}; a GPU has {units.gibibytes(room)}")
+
+
+class Need(NamedTuple):
+    """Memory on the fullest rank, in bytes: if experts drop no token, and at least."""
+
+    most: int
+    least: int
+
+
+def needed_bytes(plan: RunPlan) -> Need | None:
+    """Return what a plan needs by prediction; None where it is not predicted."""
+    workload = planned_workload(plan)
+    if workload is None:
+        return None
+    memory = predict_memory(workload)
+    return Need(memory.device_bytes, least_bytes(plan, memory.device_bytes, memory.parts))
 
 
 # Every model x platform x strategy of a configuration.
 
 
 PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")
-Place = tuple[str, PlatformName, str]
-"""Model, platform, strategy."""
+USUAL: Mapping[PlatformName, str] = {"nvidia": "H100 SXM", "amd": "MI300X"}
+"""What a configuration is checked for where no such GPU is here."""
+LEAST_LEAD = 0.02
+"""By which a layout is predicted to be faster before anybody is told."""
 
 
-def check_configuration(config: Path | None, gpus: int | None) -> Iterator[tuple[Place, RunPlan | UserError]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredRun:
+    """One model under one strategy on one platform of a configuration."""
+
+    model: str
+    platform: PlatformName
+    strategy: str
+    plan: RunPlan | UserError
+    machine: Machine | None
+    """That it is predicted for; None on a CPU."""
+
+    @property
+    def need(self) -> Need | None:
+        """The memory that it needs; None where that is not predicted."""
+        return needed_bytes(self.plan) if isinstance(self.plan, RunPlan) else None
+
+
+def check_configuration(config: Path | None, gpus: int | None, gpu: str | None = None) -> Iterator[ConfiguredRun]:
     """Plan each cell of a configuration, by default TPrimat's own and with the number of GPUs that it states.
 
-    `gpus` says how many GPUs a node has instead; on a CPU the processes stay those of the configuration.
+    `gpus` says how many GPUs a node has instead; on a CPU the processes stay those of the configuration. `gpu` names the
+    accelerator that NVIDIA's or AMD's cells are predicted for instead of this machine's.
 
     Raises:
-        ConfigError: the file itself is wrong.
+        ConfigError: the file itself is wrong, or the accelerator is not known.
     """
+    here = named_machine(gpu, None) if gpu else this_machine()
     for platform in PLATFORM_ORDER:
         size: Size = "tiny" if platform == "cpu" else "full"
         settings = []
         if gpus and platform != "cpu":
             settings.append(Setting(("hardware", "platforms", platform, "gpus_per_node"), gpus, "--gpus"))
         loaded = read_config(config, size=size, settings=settings)
+        machine = here if here is not None and here.platform == BACKEND_OF[platform] else None
+        if machine is None and platform in USUAL:
+            machine = machine_with(accelerator_of(USUAL[platform])[0])
         if platform in loaded.config.hardware.platforms:
             for strategy in loaded.config.parallelism:
                 for model in loaded.config.models:
-                    yield (model, platform, strategy), _planned(loaded, model, platform, strategy, size)
+                    plan = _planned(loaded, model, platform, strategy, size)
+                    if isinstance(plan, RunPlan) and machine is not None:
+                        plan = predicted(plan, machine, ())
+                    yield ConfiguredRun(model=model, platform=platform, strategy=strategy, plan=plan, machine=machine)
 
 
 def _planned(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: str, size: Size) -> RunPlan | UserError:
@@ -133,3 +188,20 @@ def _planned(loaded: LoadedConfig, model: str, platform: PlatformName, strategy:
         return plan_run(loaded, request)
     except UserError as error:
         return error
+
+
+def faster_than_best(plans: Iterable[RunPlan], machine: Machine | None) -> Iterator[str]:
+    """Yield a sentence for each model for which another strategy that fits is predicted to be faster than maximum_performance."""
+    room = machine.memory_bytes if machine else None
+    fitting: dict[str, dict[str, float]] = {}
+    for plan in plans:
+        seconds, need = plan.prediction and plan.prediction.step_seconds, needed_bytes(plan)
+        if seconds and need is not None and room is not None and need.most <= room:
+            fitting.setdefault(plan.model, {})[plan.strategy] = seconds
+    for model, times in fitting.items():
+        fastest = min(times, key=lambda strategy: times[strategy])
+        if BEST in times and (lead := times[BEST] / times[fastest] - 1) > LEAST_LEAD and machine is not None:
+            yield (
+                f"{model} on {machine.accelerator}: {fastest} is predicted {units.percent(lead)} faster than {BEST}; "
+                f"./run_all_configs.sh {model} measures both"
+            )

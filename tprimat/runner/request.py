@@ -38,6 +38,8 @@ class RunRequest:
     gpus: int | None = None
     """Ranks on each node."""
     nodes: int | None = None
+    gpu: str | None = None
+    """Accelerator of another machine, for a dry run."""
     steps: int | str | None = None
     warmup: int | str | None = None
     micro_batch_size: int | str | None = None
@@ -144,8 +146,10 @@ def layout_settings(request: RunRequest, name: str, models: Sequence[str], platf
 # Several requests of one: --sweep, and the five strategies.
 
 
+BEST = "maximum_performance"
+"""The strategy that means to be the fastest."""
 MOST_CELLS = 10_000
-STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
+STRATEGIES = (BEST, "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Other strategies run by ./benchmark.py --parallel."""
 
 

@@ -1,6 +1,8 @@
 """Run one plan: build its command, launch it, write its records and its benchmark file."""
 
+import contextlib
 import dataclasses
+import shutil
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -142,6 +144,18 @@ def load_run(session: Session, record: RunRecord) -> TrainingRun:
     """Read an earlier run with its steps, and write its benchmark file again: another run may have replaced it."""
     steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
     return finish(session, record, steps, log_path(session, record.model))
+
+
+def renamed(run: TrainingRun, strategy: str, output: Path) -> TrainingRun:
+    """Return a run as that of another strategy, which splits the model alike, with its benchmark file and log in that folder."""
+    note = f"the run of {run.record.strategy}, which splits the model alike"
+    evidence = run.record.evidence and dataclasses.replace(run.record.evidence, notes=(*run.record.evidence.notes, note))
+    record = dataclasses.replace(run.record, strategy=strategy, evidence=evidence)
+    path = output / benchmark_file_name(record)
+    write_benchmark_file(path, record, run.steps, run.metrics)
+    with contextlib.suppress(OSError):  # the first folder has it
+        shutil.copyfile(run.log, output / run.log.name)
+    return dataclasses.replace(run, record=record, benchmark_file=path)
 
 
 def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> tuple[RunMetrics | None, str | None]:

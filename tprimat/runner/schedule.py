@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from tprimat.launch.agreement import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
 from tprimat.plan.schema import RunPlan, read_plan
-from tprimat.records.environment import changed_variable, masked_environment, variables_of_run
+from tprimat.records.environment import changed_variable, variables_of_run
 from tprimat.records.lock import locked
 from tprimat.records.schema import Failure, Machine, RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.tables import screen_of
-from tprimat.runner.cells import Cell, CellResult
+from tprimat.runner.cells import Cell, CellResult, configuration
 from tprimat.runner.nodes import follow, gathered
 from tprimat.runner.progress import outcome_line
 from tprimat.runner.run import TrainingRun, announcement, load_run, log_path, run_plan
@@ -40,9 +40,6 @@ RESULTS = {"failed", "out_of_memory", "diverged", "timed_out", "hung"}
 """Outcomes that say something about a cell. Interrupted runs, those cut off, and those without an end do not."""
 SAME_SOFTWARE = ("torch", "megatron-core", "nemo-toolkit", "transformer-engine", "triton", "torchao", "torchtitan", "primus")
 """Packages whose versions make two runs different measurements."""
-RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "trainer", "command", "prediction"}
-"""Fields of a plan that differ between two runs of the same configuration, and what older plans lack."""
-
 ABANDONED = Failure(
     outcome="interrupted",
     cause="The launcher ended before it could record how: it was killed, or the disk was full.",
@@ -268,13 +265,6 @@ def end_abandoned(output: Path) -> list[str]:
                 directory.write_run(with_outcome(record, ABANDONED))
                 ended.append(record.run_id)
     return ended
-
-
-def configuration(plan: RunPlan) -> dict[str, Any]:
-    """Return what two plans must share for their runs to be repetitions of each other."""
-    fields = asdict(plan)
-    fields["environment"] = masked_environment(plan.environment)  # as plan.json has it
-    return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
 
 
 def earlier_runs(cells: Iterable[Cell]) -> list[tuple[RunPlan, RunRecord]]:

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from tprimat.config.load import (
     DEFAULT_STRATEGY,
@@ -14,8 +15,8 @@ from tprimat.config.load import (
     environment_choices,
     read_config,
 )
-from tprimat.config.schema import PlatformOptimizations, Size
-from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
+from tprimat.config.schema import PlatformOptimizations, Precision, Size
+from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, Accelerator, PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.engines import AUTO, FALLBACK
 from tprimat.engines.base import Here, choose, engine_named
@@ -33,6 +34,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
+from tprimat.runner.planning import accelerator_of
 from tprimat.runner.prediction import predicted, refuse_too_large
 from tprimat.runner.request import ALL_MODELS, RunRequest, layout_name, layout_settings, settings_of
 
@@ -48,7 +50,9 @@ class Session:
     platform: PlatformName
     size: Size
     machine: Machine | None
-    """The GPUs of this machine; None where there are none."""
+    """The GPUs of this machine, or of the one that a dry run names; None where there are none."""
+    is_named: bool = False
+    """The machine is another one, that a dry run names."""
     choices: EnvironmentChoices
     output: Path
     plans: tuple[RunPlan, ...] = ()
@@ -62,7 +66,8 @@ class Session:
     @property
     def is_here(self) -> bool:
         """Whether this machine is of the kind that the plans are for."""
-        return self.platform == "cpu" or (self.machine is not None and BACKEND_OF[self.platform] == self.machine.platform)
+        like = self.machine is not None and not self.is_named and BACKEND_OF[self.platform] == self.machine.platform
+        return self.platform == "cpu" or like
 
     @property
     def gpus_found(self) -> int | None:
@@ -84,6 +89,13 @@ def prepare(request: RunRequest) -> Session:
         UserError: the request cannot be met; nothing has been written yet.
     """
     choices, machine = environment_choices(), this_machine()
+    if request.gpu is not None:
+        machine = named_machine(request.gpu, request.precision)
+        if not request.dry_run:
+            raise ConfigError("--gpu describes another machine.", where="--gpu", fix="--dry-run, or leave out --gpu to run here")
+        if request.platform not in {None, PLATFORM_OF[machine.platform]}:
+            fix = f"--platform {PLATFORM_OF[machine.platform]}"
+            raise ConfigError(f"{machine.accelerator} is no GPU of {request.platform}.", where="--gpu", fix=fix)
     here: PlatformName = PLATFORM_OF[machine.platform if machine else "cpu"]
     platform = request.platform or here
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
@@ -95,8 +107,16 @@ def prepare(request: RunRequest) -> Session:
     output = absolute_path(
         request.output or choices.output_directory, "--output-dir" if request.output else "the variable OUTPUT_DIR"
     )
-    session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output)
-    plans, left_out = _plans(session, request, own, elsewhere=request.dry_run and platform not in {"cpu", here})
+    session = Session(
+        loaded=loaded,
+        platform=platform,
+        size=size,
+        machine=machine,
+        is_named=request.gpu is not None,
+        choices=choices,
+        output=output,
+    )
+    plans, left_out = _plans(session, request, own, elsewhere=request.dry_run and not session.is_here)
     session = replace(session, probes=check_probes(request.probes), notices=tuple(left_out))
     probes, _ = probes_in([output, *session.probes])
     session = replace(session, plans=tuple(predicted(plan, session.machine_of(plan), probes) for plan in plans))
@@ -106,6 +126,32 @@ def prepare(request: RunRequest) -> Session:
     if not request.dry_run or session.is_here:
         _check_data(session)
     return session
+
+
+def named_machine(name: str, precision: str | None) -> Machine:
+    """Return the machine that --gpu describes: a node of the vendor's reference system.
+
+    Raises:
+        ConfigError: the name is not in the table, or the GPU lacks the dtype.
+    """
+    accelerator, _ = accelerator_of(name, "--gpu")
+    wanted = precision or "bf16"
+    if wanted not in accelerator.dense_flops:
+        known = [one for one in get_args(Precision) if one in accelerator.dense_flops]
+        fix = " or ".join(f"--precision {one}" for one in known) + ", or a later GPU"
+        raise ConfigError(f"{accelerator.name} does not multiply in {wanted}.", where="--gpu", fix=fix)
+    return machine_with(accelerator)
+
+
+def machine_with(accelerator: Accelerator) -> Machine:
+    """Return one node of the reference system with an accelerator."""
+    return Machine(
+        platform=accelerator.backend,
+        accelerator=accelerator.name,
+        gpus_per_node=accelerator.node_gpus,
+        nodes=1,
+        memory_bytes=accelerator.usable_bytes,
+    )
 
 
 def _started_on(platform: PlatformName) -> list[Setting]:
@@ -197,7 +243,7 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
 def _strategies(session: Session, request: RunRequest) -> list[str]:
     """Return the strategies that a request or the variable PARALLEL names."""
     place = "--parallel" if request.strategy else "the variable PARALLEL"
-    strategies, known = _words(request.strategy or session.choices.strategy), session.loaded.config.parallelism
+    strategies, known = words(request.strategy or session.choices.strategy), session.loaded.config.parallelism
     unknown = [name for name in strategies if name not in {*known, DEFAULT_STRATEGY} and not request.strategy]
     if unknown or not strategies:
         what = f"There is no strategy {unknown[0]!r}." if unknown else f"{place} names no strategy."
@@ -205,7 +251,7 @@ def _strategies(session: Session, request: RunRequest) -> list[str]:
     return strategies
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     """Split 'a, b' at the commas, each word once."""
     return list(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
 
@@ -218,7 +264,7 @@ def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
     """
     known = loaded.config.models
     every = request.model == ALL_MODELS
-    models = [name for name, model in known.items() if model.in_all] if every else _words(request.model)
+    models = [name for name, model in known.items() if model.in_all] if every else words(request.model)
     if not models:
         what, where = ("models is empty.", loaded.where("models")) if every else (f"--model is {request.model!r}.", "--model")
         raise ConfigError(what, where=where, fix=f"one of: {', '.join(known)}, all" if known else "describe at least one model")

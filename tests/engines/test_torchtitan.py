@@ -171,6 +171,46 @@ def test_a_log_that_contradicts_the_plan_is_not_counted(machine, tmp_path):
     } <= set(record["mismatches"])
 
 
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Says which versions of torchtitan and torch are installed, here and to the processes of ./benchmark.py."""
+
+    def install(titan, torch):
+        for name, version in (("torchtitan", titan), ("torch", torch)):
+            folder = tmp_path / "site" / f"{name}-{version}.dist-info"
+            folder.mkdir(parents=True)
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        paths = [str(tmp_path / "site"), str(FAKE_PACKAGES)]
+        for path in reversed(paths):
+            monkeypatch.syspath_prepend(path)
+        return {"PYTHONPATH": os.pathsep.join(paths)}
+
+    return install
+
+
+def test_the_newer_torchtitan_is_told_the_rest_by_a_module_of_ours(machine, installed, tmp_path):
+    words = ("--precision", "fp8", "--set", "platform_optimizations.nvidia.recompute=full")
+    done = machine(*words, run=run_script, **installed("0.3.0", "2.14.1"))
+    assert done.returncode == 0, done.stderr
+    record, _ = run_of(tmp_path)
+    assert (record["outcome"], record["evidence"]["workload"]["global_batch_sequences"]) == ("completed", 8)
+    log = (tmp_path / "out" / "training_llama.log").read_text()
+    assert "model {'flavor': '8B', 'converters': [Config(model_compile_enabled=True)]}" in log
+    assert "optimizer {'lr': 0.0001, 'betas': (0.9, 0.95), 'eps': 1e-08, 'weight_decay': 0.1} recomputes Config()" in log
+
+
+def test_a_torchtitan_that_cannot_start_here_is_refused_with_the_versions(installed):
+    installed("0.3.0", "2.13.0")
+    with pytest.raises(LaunchError, match="torchtitan 0.3 needs torch 2.14 or newer; torch 2.13 is installed") as caught:
+        choose("torchtitan", Here(platform="nvidia"))
+    assert caught.value.fix.startswith("pip install torchtitan==0.2.2")
+
+
+def test_a_torchtitan_newer_than_all_known_ones_wants_force(installed):
+    installed("0.4.0", "2.15.0")
+    assert ENGINE.untried().what == "torchtitan 0.4.0 is too new."
+
+
 def test_a_plan_that_it_refuses_starts_nothing(machine, tmp_path):
     done = machine("--set", "data=text:stdlib")
     assert done.returncode == 2

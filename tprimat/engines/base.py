@@ -4,7 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -271,6 +271,25 @@ def is_installed(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # of a parent package
         return False
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the major and the minor number of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def too_new(package: str, known: Sequence[str]) -> LaunchError | None:
+    """Return the refusal of a package newer than all versions that an engine is known to train with; None: it is not newer."""
+    try:
+        installed = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+    *others, newest = known
+    if release(installed) <= release(newest):
+        return None
+    why = f"This engine is known to train with {', '.join(others)} and {newest}."
+    fix = f"pip install {package}=={newest}; --force starts it anyway"
+    return LaunchError(f"{package} {installed} is too new.", why=why, fix=fix)
 
 
 class WorkerEngine(Engine):

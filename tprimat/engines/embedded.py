@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from itertools import chain
 from typing import Any, ClassVar
 
-from tprimat.core.errors import ConfigError, LaunchError, UserError
+from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.core.models import padded_vocabulary
 from tprimat.core.workload import graph_obstacle
-from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
+from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine, too_new
 from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
@@ -44,17 +43,7 @@ class EmbeddedEngine(WorkerEngine):
 
     def untried(self) -> UserError | None:
         """Refuse a Megatron-Core newer than all known ones: its parts may do something else under the same names."""
-        try:
-            installed = metadata.version(CORE)
-        except metadata.PackageNotFoundError:
-            return None
-        *others, newest = KNOWN_CORES
-        if _release(installed) <= _release(newest):
-            return None
-        why = f"This engine is known to train with {', '.join(others)} and {newest}."
-        return LaunchError(
-            f"{CORE} {installed} is too new.", why=why, fix=f"pip install {CORE}=={newest}; --force starts it anyway"
-        )
+        return too_new(CORE, KNOWN_CORES)
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
         """Return the switches; CUDA graphs as they are decided before the start."""
@@ -106,11 +95,6 @@ class EmbeddedEngine(WorkerEngine):
             fp8_output_layer=settings.options.get("fp8_output_layer") is True,
             late_host_seconds=0.0 if graphs else EMBEDDED.late_host_seconds,
         )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Return the major and the minor number of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:

@@ -1,27 +1,53 @@
 """torchtitan, PyTorch's own training framework: its command line, its input files and its log.
 
-Argument names are those of torchtitan 0.2.2 (torchtitan/config/job_config.py). Its parallelism is FSDP2 and DTensor, not
-Megatron-Core: the replicas of a plan share weights, gradients and optimizer states, and tensor parallelism always splits the
-sequence too.
+Argument names are those of torchtitan 0.2.2 (torchtitan/config/job_config.py). Since 0.3 a module names the configuration, which
+holds objects that a command line cannot say: `titan_config` below (torchtitan/config/manager.py). Its parallelism is FSDP2 and
+DTensor, not Megatron-Core: the replicas of a plan share weights, gradients and optimizer states, and tensor parallelism always
+splits the sequence too.
 """
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module, metadata
 from itertools import chain
-from pathlib import PurePath
-from typing import ClassVar
+from pathlib import Path, PurePath
+from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import FSDP, Implementation
 from tprimat.core.models import model_shape
-from tprimat.engines.base import LIMITS, OTHER_ENGINE, Availability, Command, Engine, Here, Settings, Where, beyond, is_installed
+from tprimat.engines.base import (
+    LIMITS,
+    OTHER_ENGINE,
+    ROOT,
+    Availability,
+    Command,
+    Engine,
+    Here,
+    Settings,
+    Where,
+    beyond,
+    is_installed,
+    release,
+    too_new,
+)
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.records.store import RunDirectory
 
+KNOWN = ("0.2.2", "0.3.0")
+"""Versions whose arguments these are; the first is what our extra installs."""
+BY_A_MODULE = (0, 3)
+"""The first version whose configuration a module names."""
+LEAST_TORCH = (2, 14)
+"""What that version imports of torch.distributed and older ones lack: fsdp.DataParallelMeshDims, set_timeout."""
 INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
+PLAN = "TPRIMAT_PLAN"
+"""Tells `titan_config` where the plan is."""
 FLAVORS = {"llama-3.1-8b": "8B", "llama-3.1-405b": "405B"}
 """Shape -> flavor of torchtitan's model llama3. Qwen 2.5 has biases, which none of its dense models has."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
@@ -31,6 +57,8 @@ RECOMPUTE = {"none": "none", "full": "full"}
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "linear"}
 """constant: a linear decay that ends at the learning rate itself."""
 
+DATASET, TOKENIZER = "c4_test", "tokenizer"
+"""What torchtitan reads of the files below."""
 WORDS, TEXTS, WORDS_PER_TEXT = 30_000, 800, 700
 
 
@@ -44,10 +72,22 @@ class TorchtitanEngine(Engine):
 
     def available(self, here: Here) -> Availability:
         """Look for the package."""
-        if is_installed(self.name):
-            return Availability(reason="torchtitan is installed")
-        error = LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
-        return Availability(reason="torchtitan is not installed", error=error)
+        if not is_installed(self.name):
+            error = LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
+            return Availability(reason="torchtitan is not installed", error=error)
+        titan, torch = installed_version(self.name), installed_version("torch")
+        if titan >= BY_A_MODULE and torch < LEAST_TORCH:
+            what = (
+                f"torchtitan {_dotted(titan)} needs torch {_dotted(LEAST_TORCH)} or newer; torch {_dotted(torch)} is installed."
+            )
+            why = "It imports names of torch.distributed that older ones lack."
+            error = LaunchError(what, why=why, fix=f"pip install torchtitan=={KNOWN[0]}, or a newer torch; or {OTHER_ENGINE}")
+            return Availability(reason="torchtitan needs a newer torch", error=error)
+        return Availability(reason="torchtitan is installed")
+
+    def untried(self) -> UserError | None:
+        """Refuse a torchtitan newer than all known ones."""
+        return too_new(self.name, KNOWN)
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
@@ -68,10 +108,14 @@ class TorchtitanEngine(Engine):
         The inputs are the same for all runs of an output folder, so they are written to one place there.
         """
         inputs = PurePath(plan.output_directory) / "torchtitan"
+        environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(inputs / "huggingface")}
+        if by_a_module := installed_version(self.name) >= BY_A_MODULE:
+            environment[PLAN] = str(RunDirectory(Path(plan.run_directory)).plan_file)
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         return Command(
-            argv=("--local-ranks-filter=0", "-m", "torchtitan.train", *arguments(plan)),
+            argv=("--local-ranks-filter=0", "-m", "torchtitan.train", *arguments(plan, by_a_module=by_a_module)),
             ranks_per_node=plan.gpus_per_node,
-            environment={"HF_HUB_OFFLINE": "1", "HF_HOME": str(inputs / "huggingface"), **plan.environment},
+            environment={**environment, **plan.environment},
             directory=str(inputs),
             files={str(inputs / name): text for name, text in input_files().items()},
         )
@@ -79,6 +123,18 @@ class TorchtitanEngine(Engine):
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the log."""
         return log_format.DIALECT.read_line(text)
+
+
+def installed_version(package: str) -> tuple[int, ...]:
+    """Return major and minor number of an installed package; of torchtitan where there is none, those of our extra."""
+    try:
+        return release(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return release(KNOWN[0])
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
@@ -119,16 +175,11 @@ def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError("torchtitan always clips gradients.", where=key, fix=f"gradient_clipping: 1.0, or {OTHER_ENGINE}")
 
 
-def arguments(plan: RunPlan) -> tuple[str, ...]:
-    """Return the plan as torchtitan's command line: compiled, with a log line for every step."""
+def arguments(plan: RunPlan, *, by_a_module: bool = False) -> tuple[str, ...]:
+    """Return the plan as torchtitan's command line: compiled, with a log line for every step; with a module, without objects."""
     batch, layout, optimizer = plan.workload, plan.workload.layout, plan.optimizer
     floor = 1.0 if optimizer.schedule == "constant" else optimizer.min_learning_rate / optimizer.learning_rate
-    values = {
-        "--job.dump_folder": PurePath(plan.run_directory) / "torchtitan",
-        "--model.name": "llama3",
-        "--model.flavor": FLAVORS[batch.shape.name],
-        "--model.hf_assets_path": "tokenizer",
-        "--training.dataset": "c4_test",
+    values: dict[str, object] = {
         "--training.steps": plan.steps,
         "--training.seq_len": batch.sequence_tokens,
         "--training.local_batch_size": batch.micro_batch_sequences,
@@ -137,22 +188,56 @@ def arguments(plan: RunPlan) -> tuple[str, ...]:
         "--training.max_norm": optimizer.gradient_clipping,
         "--parallelism.tensor_parallel_degree": layout.tensor,
         "--parallelism.context_parallel_degree": layout.context,
-        "--activation_checkpoint.mode": RECOMPUTE[plan.workload.recompute],
-        "--optimizer.lr": optimizer.learning_rate,
-        "--optimizer.beta1": optimizer.beta1,
-        "--optimizer.beta2": optimizer.beta2,
-        "--optimizer.eps": optimizer.epsilon,
-        "--optimizer.weight_decay": optimizer.weight_decay,
         "--lr_scheduler.warmup_steps": min(optimizer.warmup_steps, plan.steps - 1),
         "--lr_scheduler.decay_type": SCHEDULES[optimizer.schedule],
         "--lr_scheduler.min_lr_factor": floor,
         "--metrics.log_freq": 1,
         "--debug.seed": plan.seed,
     }
-    words = [str(word) for pair in values.items() for word in pair]
-    if plan.workload.matmul_dtype == "fp8":
-        words += ["--model.converters", "quantize.linear.float8"]
-    return (*words, "--compile.enable", "--job.print_config")
+    dump_folder = PurePath(plan.run_directory) / "torchtitan"
+    objects: dict[str, object] = {
+        "--model.name": "llama3",
+        "--model.flavor": FLAVORS[batch.shape.name],
+        "--training.dataset": DATASET,
+        "--activation_checkpoint.mode": RECOMPUTE[plan.workload.recompute],
+        "--optimizer.lr": optimizer.learning_rate,
+        "--optimizer.beta1": optimizer.beta1,
+        "--optimizer.beta2": optimizer.beta2,
+        "--optimizer.eps": optimizer.epsilon,
+        "--optimizer.weight_decay": optimizer.weight_decay,
+        **({"--model.converters": "quantize.linear.float8"} if plan.workload.matmul_dtype == "fp8" else {}),
+    }
+    if by_a_module:
+        named: dict[str, object] = {"--module": __name__, "--config": titan_config.__name__}
+        values = {**named, "--dump_folder": dump_folder, "--hf_assets_path": TOKENIZER, **values}
+        switches = ("--compile.enable", "--debug.print_config")
+    else:
+        values = {"--job.dump_folder": dump_folder, "--model.hf_assets_path": TOKENIZER, **objects, **values}
+        switches = ("--compile.enable", "--job.print_config")
+    return (*(str(word) for pair in values.items() for word in pair), *switches)
+
+
+def titan_config() -> Any:
+    """Return torchtitan's own configuration of Llama 3 with what its command line cannot say of the plan in TPRIMAT_PLAN.
+
+    torchtitan 0.3 calls this on each rank, before it reads the other arguments.
+    """
+    plan = read_plan(Path(os.environ[PLAN]))
+    registry, optimizer = import_module("torchtitan.models.llama3.config_registry"), plan.optimizer
+    in_fp8 = plan.workload.matmul_dtype == "fp8"
+    converters = [registry.Float8LinearConverter.Config(model_compile_enabled=True)] if in_fp8 else None
+    config = registry.llama3_8b()
+    config.model_spec = registry.model_registry(FLAVORS[plan.workload.shape.name], converters=converters)
+    config.optimizer = registry.default_adamw(
+        lr=optimizer.learning_rate,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+    )
+    config.activation_checkpoint = registry.FullAC.Config() if plan.workload.recompute == "full" else None
+    config.dataloader.dataset = DATASET
+    config.profiler.enable_profiling = config.metrics.enable_tensorboard = False
+    return config
 
 
 @cache

@@ -1,4 +1,6 @@
-"""python -m torchtitan.train: the lines of torchtitan 0.2.2 for the workload of its flags, on every rank.
+"""python -m torchtitan.train: the lines of torchtitan 0.2.2 or 0.3.0 for the workload of its flags, on every rank.
+
+With --module and --config as 0.3.0 wants them, that function must say the rest.
 
 FAKE_TITAN_BATCH    the global batch that it reports instead
 FAKE_TITAN_TENSOR   the tensor-parallel degree that it reports instead
@@ -7,6 +9,7 @@ FAKE_TITAN_FAILS    a line to fail with after its first step
 """
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -50,13 +53,28 @@ def log(text):
     print(START + text, flush=True)
 
 
+GONE = ("model.", "job.", "training.dataset", "activation_checkpoint.", "optimizer.")
+"""Fields that 0.3.0 has under no such name."""
+
+
 def arguments():
+    by_a_module = "--module" in sys.argv
+    fields = REQUIRED | OPTIONAL
+    if by_a_module:
+        fields = {name: kind for name, kind in fields.items() if not name.startswith(GONE)}
+        fields |= {"module": str, "config": str, "dump_folder": str, "hf_assets_path": str}
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, kind in (REQUIRED | OPTIONAL).items():
+    for name, kind in fields.items():
         parser.add_argument(f"--{name}", type=kind, required=name in REQUIRED)
-    for name in SWITCHES:
+    for name in ("compile.enable", "debug.print_config") if by_a_module else SWITCHES:
         parser.add_argument(f"--{name}", action="store_true")
-    return vars(parser.parse_args())
+    given = vars(parser.parse_args())
+    if by_a_module:
+        config = getattr(importlib.import_module(given["module"]), given["config"])()
+        assert config.dataloader.dataset == "c4_test"
+        log(f"model {config.model_spec} optimizer {config.optimizer} recomputes {config.activation_checkpoint}")
+        given["model.hf_assets_path"] = given["hf_assets_path"]
+    return given
 
 
 def describe(given, batch, degrees):

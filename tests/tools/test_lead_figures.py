@@ -13,8 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
-from graph_figures import GRAPHS, cuda_graphs  # noqa: E402
-from lead_figures import DELAYED, answer, choices_of_steps, earlier_leads, leads, output_layer  # noqa: E402
+from lead_figures import DELAYED, answer, choices_of_steps, earlier_leads, leads  # noqa: E402
 
 SERIES = "with-transformer-engine"
 RECORDS = ROOT / "benchmarks" / "records" / "h200" / SERIES
@@ -58,21 +57,6 @@ def test_two_configurations_of_a_program_are_named_and_neither_is_chosen(program
         leads(results)
 
 
-def test_a_layout_whose_own_runs_do_not_count_is_named(results):
-    shutil.rmtree(results / SERIES / "megatron" / "dp_mbs4")
-    (results / SERIES / "megatron" / "dp_mbs4").mkdir()
-    with pytest.raises(SystemExit, match="holds 0 configurations"):
-        leads(results)
-
-
-def test_the_answer_tells_the_widest_interval_of_its_ratios(results):
-    shutil.copytree(RECORDS.parent / "in-turn-nemo", results / "in-turn-nemo")
-    lines = answer(results)
-    intervals = re.findall(r"1\.\d{3} \[(1\.\d{3}), (1\.\d{3})\]", leads(results))
-    assert min(low for low, _ in intervals) in lines
-    assert max(high for _, high in intervals) in lines
-
-
 def test_a_chain_of_operations_is_no_match_for_a_fused_adam(tmp_path):
     records = RECORDS.parents[1] / "h100" / "earlier"
     for folder in (Path(program, "llama_one_gpu") for program in ("megatron", "transformer_engine")):
@@ -86,16 +70,6 @@ def test_a_chain_of_operations_is_no_match_for_a_fused_adam(tmp_path):
     assert last_cells(tmp_path)[1].startswith("1.101 [")
 
 
-def test_delayed_scaling_has_rows_of_its_own(tmp_path):
-    for series in ("in-turn", DELAYED):
-        for program in ("megatron", "transformer_engine"):
-            folder = Path(series, program, "cut_mbs4_fp8")
-            shutil.copytree(RECORDS.parent / folder, tmp_path / folder)
-    programs = [line.split("|")[4].strip() for line in leads(tmp_path).splitlines()[2:]]
-    peer = "the same with Transformer Engine's layers"
-    assert programs == ["embedded engine", peer, "embedded engine", f"{peer}, delayed scaling"]
-
-
 def test_a_comparison_that_was_repeated_leaves_the_first_table_for_the_history(results):
     assert earlier_leads(results) == "Nothing is recorded yet."
     before = leads(results)
@@ -105,17 +79,6 @@ def test_a_comparison_that_was_repeated_leaves_the_first_table_for_the_history(r
     shutil.rmtree(results / SERIES / "transformer_engine")
     assert len(leads(results).splitlines()) == len(earlier_leads(results).splitlines()) + 1
     assert leads(results) == before
-
-
-def test_a_machine_without_graphs_is_not_among_those_that_compare_them(tmp_path):
-    folder = Path("in-turn-two-gpus", "megatron", "dp_mbs2_fp8")
-    shutil.copytree(RECORDS.parent / folder, tmp_path / folder)
-    assert cuda_graphs(tmp_path) == "Nothing is recorded yet."
-    graphs = Path("in-turn-two-gpus", f"megatron{GRAPHS}", "dp_mbs2_fp8")
-    shutil.copytree(RECORDS.parent / graphs, tmp_path / graphs)
-    without, with_graphs = cuda_graphs(tmp_path).splitlines()[2:]
-    assert "| embedded engine |" in without
-    assert re.search(r"\| embedded engine, CUDA graphs \| 3 \| .* \| 1\.05\d \[", with_graphs)
 
 
 def test_the_answer_tells_the_other_scaling_from_ours(tmp_path):
@@ -139,17 +102,6 @@ def test_a_ratio_that_depends_on_which_steps_count_is_listed_beside_the_others(t
     assert (name, gpus) == ("`dp_mbs1`", "2")  # that of dp_mbs4 hardly depends on them
     ours, peer = (geometric_mean(fastest[program, "dp_mbs1"]) for program in ("megatron", "transformer_engine"))
     assert float(ratios[-1].split()[0]) == pytest.approx(peer / ours, abs=1e-3)
-
-
-def test_an_output_layer_in_fp8_stands_beside_the_same_peer(tmp_path):
-    shutil.copytree(RECORDS.parent / "output-layer" / "mbs2", tmp_path / "output-layer" / "mbs2")
-    shutil.rmtree(tmp_path / "output-layer" / "mbs2" / "on" / "3")
-    off, on, peer = ([cell.strip() for cell in line.split("|")[1:-1]] for line in output_layer(tmp_path).splitlines()[2:])
-    assert [row[1] for row in (off, on)] == ["embedded engine", "embedded engine, output layer in fp8"]
-    assert re.fullmatch(r"1\.\d{3} \[1\.\d{3}, 1\.\d{3}\]", off[-1])
-    assert re.fullmatch(r"1\.\d{3}", on[-1])  # of two runs: no interval
-    assert on[-1] > off[-1]
-    assert peer[-1] == "–"
 
 
 def test_the_answer_counts_what_ran_often_enough_and_names_where_the_engine_is_slower(results):

@@ -1,18 +1,14 @@
 """Predictions of training runs that others published, from data sheets and published rates alone."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
 from tprimat.core.flops import flop_per_token
-from tprimat.core.implementations import FSDP, MEGATRON_TUNED
 from tprimat.core.published import PublishedResult, rebase, results
-from tprimat.core.workload import FullWorkload
 from tprimat.predict import predict
-from tprimat.predict.search import short_ends
+from tprimat.runner.against import published_workloads
 
 GPUS_OF_A_NODE = 8
 
@@ -42,7 +38,7 @@ def score_published() -> tuple[PublishedScore, ...]:
 
 
 def _score(result: PublishedResult, accelerator: Accelerator) -> PublishedScore | None:
-    workloads, measured = list(_workloads(result)), _tokens_per_second(result)
+    workloads, measured = list(published_workloads(result)), _tokens_per_second(result)
     if not workloads or measured is None:
         return None
     peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype) or math.inf
@@ -62,37 +58,3 @@ def _tokens_per_second(result: PublishedResult) -> float | None:
     causal = rebase(result).flops_per_second_per_gpu
     shape, tokens = result.workload.shape, result.workload.sequence_tokens
     return None if causal is None or shape is None or tokens is None else causal / flop_per_token(shape, tokens)
-
-
-def _workloads(result: PublishedResult) -> Iterable[FullWorkload]:
-    known = result.workload
-    shape, batch, tokens = known.shape, known.global_batch_sequences, known.sequence_tokens
-    if shape is None or batch is None or tokens is None or known.tensor_parallel is None or result.gpus is None:
-        return
-    if known.matmul_dtype not in {"bf16", "fp8"} or (shape.experts and known.expert_parallel is None):
-        return
-    pipeline, context = known.pipeline_parallel or 1, known.context_parallel or 1
-    data = result.gpus // (known.tensor_parallel * pipeline * context)
-    share = batch // max(1, data)
-    chunks: list[int | None] = [known.virtual_pipeline]
-    if pipeline > 1 and known.virtual_pipeline is None:
-        chunks += [count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0]
-    facts: dict[str, Any] = known.facts | {
-        "data_parallel": data,
-        "sequence_parallel": known.tensor_parallel > 1,
-        "expert_tensor_parallel": 1 if shape.experts else None,
-        "implementation": FSDP if known.weights_split_over else MEGATRON_TUNED,
-    }
-    for micro in [known.micro_batch_sequences] if known.micro_batch_sequences else [1, 2, 4]:
-        if data < 1 or share % micro:
-            continue
-        for count in chunks:
-            yield FullWorkload(
-                **facts
-                | {
-                    "micro_batch_sequences": micro,
-                    "global_batch_sequences": share * data,
-                    "virtual_pipeline": count,
-                    "chunk_layers": short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
-                }
-            )

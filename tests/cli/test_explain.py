@@ -81,3 +81,37 @@ def test_what_cannot_be_explained_is_refused_with_a_reason(tmp_path):
     done = run_command("explain", tmp_path / "nothing")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: There is no file or folder {tmp_path / 'nothing'}.")
+
+
+def differences(run, other, *words):
+    found = document(run, "--against", other, *words)["against"]
+    apart = {one["name"]: one["flops"] for one in found["apart"]}
+    total = sum(size or 0.0 for size in apart.values()) + sum(found["parts"].values())
+    assert abs(found["here"] - found["there"] - total) < 1e3
+    return found, apart
+
+
+def test_two_runs_differ_first_by_their_fields_then_by_their_parts():
+    probes = ("--set", f"probes={H100}")
+    found, apart = differences(EXPERTS, EXPERTS.parents[1] / "moe_ep4_balanced/1", *probes)
+    assert list(apart) == ["routing"]
+    assert (found["apart"][0]["here"], found["apart"][0]["there"]) == ("natural", "balanced")
+    assert apart["routing"] < -20e12
+    assert abs(found["parts"]["rest"]) < 5e12
+    # The same work on another day: what a late host cost is a part.
+    found, apart = differences(RECOMPUTED.parents[1] / "tp2_mbs2/1", H100 / "earlier/megatron/tp2_mbs2/1", *probes)
+    assert (apart, max(found["parts"], key=found["parts"].get)) == ({}, "host")
+    found, apart = differences(RECOMPUTED.parents[1] / "tp2_mbs2/1", DP2, *probes)
+    assert list(apart) == ["accelerator", "layout", "micro-batch"]
+    assert all(size < 0 for size in apart.values())
+
+
+def test_a_published_row_is_the_other_side_and_the_nearest_has_the_same_model_and_dtype():
+    found, apart = differences(RECOMPUTED, "published")
+    assert found["name"] == "tprimat-h100-llama"
+    found, apart = differences(DP2, "megatron-bridge-llama-3-70b-h100")
+    assert {"model", "dtype", "sequence", "layout"} <= apart.keys()
+    assert found["apart"][0]["there"] == "llama-3-70b"
+    done = run_command("explain", DP2, "--against", "nobody-s-row")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: There is no run and no published row 'nobody-s-row'.")

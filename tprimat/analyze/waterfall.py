@@ -205,7 +205,7 @@ def _expected(run: RunRecord, metrics: RunMetrics, expected: Expected, ideal: Ma
     losses = [_of(expected, name, parts.get(name, 0.0) - ideal.get(name, 0.0)) for name in names]
     losses.append(_of(expected, "products", max(0.0, parts.get("products", 0.0) - ideal["products"])))
     losses.append(_of(expected, "recompute", sum(expected.again.values())))
-    load = _load(run, metrics, parts.get("products", 0.0) * _share_of_experts(run.ran.shape) + parts.get("experts", 0.0))
+    load = _load(run, metrics, parts.get("products", 0.0) * _share_of_experts(run.ran.shape))
     uneven = _ranks(run)
     if load > uneven.seconds:
         uneven = Loss(name="uneven", seconds=load, known_by="run", source="load of the busiest rank")

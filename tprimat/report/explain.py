@@ -1,5 +1,6 @@
 """Show where the throughput of a run went: a waterfall from the dense peak to what was measured, and what would help most."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +32,30 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """A field in which two sides differ."""
+
+    name: str
+    here: str
+    there: str
+    flops: float | None
+    """FLOP/s of one GPU that the run has more for it, by prediction, and for routing by the measured load; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """Why a run is faster or slower than another, or than a published row. Fields and parts add up to the difference."""
+
+    name: str
+    here: float
+    there: float
+    """FLOP/s of one GPU."""
+    apart: tuple[Apart, ...]
+    parts: Mapping[str, float]
+    """Of what the fields leave: part of a waterfall -> FLOP/s that the run has more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """A run, where its time went, and what its prediction depends on."""
 
@@ -42,6 +67,7 @@ class Explanation:
     rates: Rates | None
     advice: tuple[Advice, ...] = ()
     """For the largest parts."""
+    against: Against | None = None
 
 
 def title_of(found: Explanation) -> str:
@@ -119,6 +145,7 @@ def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     if rest := rest_words(parts, unit):
         lines += ["", screen.prose(rest, 2, "warning")]
     lines += ["", *(screen.prose(one, 2) for one in advised(found, unit))]
+    lines += _against_lines(found.against, screen) if found.against else []
     if found.trace is not None:
         kernels = [
             [one.name if len(one.name) <= WIDEST_NAME else f"{one.name[: WIDEST_NAME - 1]}…", units.seconds(one.seconds)]
@@ -126,6 +153,17 @@ def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
         ]
         lines += ["", columns(["kernel", "a step"], kernels, screen=screen)]
     return "\n".join(lines)
+
+
+def _against_lines(found: Against, screen: Screen) -> list[str]:
+    """Format what two sides differ in, what it is worth, and what is left."""
+    title = f"{found.here / 1e12:,.0f} against {found.there / 1e12:,.0f} TFLOP/s/GPU of {found.name}"
+    body = [
+        [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops / 1e12)] for one in found.apart
+    ]
+    body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in found.parts.items()]  # type: ignore[index]
+    header = ["difference", "here", "there", "TFLOP/s/GPU"]
+    return ["", screen.prose(title, 2, "heading"), "", columns(header, body, left=3, screen=screen)]
 
 
 def rest_words(parts: Waterfall, unit: Unit) -> str:
@@ -158,5 +196,6 @@ def document(found: Explanation) -> dict[str, Any]:
         "path": str(found.measured.result.path),
         **whole,
         "advice": [as_document(one) for one in found.advice],
+        "against": None if found.against is None else as_document(found.against),
         "trace": None if found.trace is None else as_document(found.trace),
     }

@@ -1,0 +1,256 @@
+"""Explain a run against another run, or a published row: what differs, what that is worth, and what is left."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tprimat.analyze.groups import group_runs
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.published import nearest_published
+from tprimat.analyze.waterfall import LOSSES
+from tprimat.core.accelerators import find_accelerator
+from tprimat.core.errors import ConfigError
+from tprimat.core.flops import flop_per_token
+from tprimat.core.implementations import FSDP, MEGATRON_TUNED
+from tprimat.core.published import PublishedResult, rebase, results
+from tprimat.core.workload import DEGREES, FullWorkload, Workload
+from tprimat.predict.memory import predict_memory
+from tprimat.predict.rates import Rates, published_rates
+from tprimat.predict.search import short_ends
+from tprimat.predict.time import predict_time
+from tprimat.records.schema import ProbeRecord
+from tprimat.report.explain import Against, Apart, Explanation, title_of
+from tprimat.report.plan import layout_name
+from tprimat.runner.analysis import read_results
+from tprimat.runner.explain import explained, newest, trace_of_run
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "model": ("shape", "mtp_layers", "vocabulary_rows"),
+    "dtype": ("matmul_dtype",),
+    "sequence": ("sequence_tokens",),
+    "layout": (*DEGREES, "expert_tensor_parallel", "chunk_layers", "interleaved_group", "weights_split_over"),
+    "micro-batch": ("micro_batch_sequences",),
+    "global batch": ("global_batch_sequences",),
+    "recomputation": ("recompute", "recompute_modules", "recompute_layers"),
+    "optimizer": ("optimizer_states", "distributed_optimizer"),
+    "implementation": ("implementation",),
+}
+"""What two workloads may differ in, in the order in which the fields of one become those of the other."""
+MEASURED = ("host", "data")
+"""Parts that no prediction of a field contains: sustained rates contain the clock."""
+VERSIONS = ("tprimat", "torch", "megatron-core", "transformer-engine", "nemo-toolkit", "nccl")
+"""Of software, whose effect no prediction knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A run, or a published row."""
+
+    name: str
+    flops: float
+    """Of one GPU, causal."""
+    known: Workload
+    full: FullWorkload | None
+    rates: Rates | None
+    found: Explanation | None = None
+    """Of a run."""
+
+
+def against(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Against:
+    """Return how a run differs from another: a path of results, the id of a published row, or `published` for the nearest row.
+
+    Raises:
+        UserError: there is no such run or row, or it has no FLOP/s.
+    """
+    here, there = _side(found), _other(found, other, probes)
+    apart = list(_worths(here, there))
+    if here.known.routing != there.known.routing:
+        worth = sum(sign * _cost(side.found, "uneven") for sign, side in ((-1, here), (1, there)) if side.found)
+        apart.append(Apart(name="routing", here=str(here.known.routing), there=str(there.known.routing), flops=worth))
+    if here.found is not None and there.found is not None:
+        apart += _of_machines(here.found, there.found)
+    left = here.flops - there.flops - sum(one.flops or 0.0 for one in apart)
+    parts: dict[str, float] = {}
+    if here.found is not None and there.found is not None:
+        alike = all(one.flops is None for one in apart)
+        of = _of_same_work if alike else _of_measured
+        parts = of(here.found, there.found)
+    parts |= {"rest": left - sum(parts.values())}
+    return Against(name=there.name, here=here.flops, there=there.flops, apart=tuple(apart), parts=parts)
+
+
+def _of_machines(here: Explanation, there: Explanation) -> Iterator[Apart]:
+    """Yield another power limit, which is worth what the clocks are, and other versions."""
+    runs = [found.measured.result.run for found in (here, there)]
+    watts = [run.machine.power_limit_watts for run in runs]
+    if watts[0] and watts[1] and watts[0] != watts[1]:
+        words = [f"{limit:.0f} W" for limit in watts if limit]
+        yield Apart(name="power limit", here=words[0], there=words[1], flops=_cost(there, "clock") - _cost(here, "clock"))
+    for name in VERSIONS:
+        one, other = (run.software.get(name, "").split("+source")[0] for run in runs)
+        if one and other and one != other:
+            yield Apart(name=name, here=one, there=other, flops=None)
+
+
+def _cost(found: Explanation, name: str) -> float:
+    """Return the FLOP/s that a step without this part would have more."""
+    parts = found.parts
+    seconds = sum(loss.seconds for loss in parts.losses if loss.name == name)
+    return (parts.flops or 0.0) * seconds / (parts.step_seconds - seconds)
+
+
+def _of_measured(here: Explanation, there: Explanation) -> dict[str, float]:
+    return {name: size for name in MEASURED if (size := _cost(there, name) - _cost(here, name))}
+
+
+def _of_same_work(here: Explanation, there: Explanation) -> dict[str, float]:
+    """Return what each part contributes to the difference of two steps of the same work: exactly, in all."""
+    scale = (here.parts.flops or 0.0) / there.parts.step_seconds
+    seconds = [{loss.name: loss.seconds for loss in found.parts.losses} for found in (here, there)]
+    names = [name for name in LOSSES if name != "rest"]
+    return {name: size for name in names if (size := scale * (seconds[1].get(name, 0.0) - seconds[0].get(name, 0.0)))}
+
+
+def _side(found: Explanation) -> Side:
+    run = found.measured.result.run
+    if found.parts.flops is None:
+        why = found.measured.metrics.mfu_absent_because if found.measured.metrics else None
+        raise ConfigError("There is no FLOP/s to compare.", where=str(found.measured.result.path), why=why)
+    return Side(
+        name=title_of(found),
+        flops=found.parts.flops,
+        known=run.ran,
+        full=found.workload,
+        rates=found.rates,
+        found=found,
+    )
+
+
+def _other(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Side:
+    if other != "published" and Path(other).exists():
+        measured = newest(read_results([Path(other)], MetricOptions(), {}).measured, Path(other))
+        trace = trace_of_run(measured.result.run, measured.result.path) if found.trace else None
+        return _side(explained(measured, probes, trace))
+    return published_side(_nearest(found) if other == "published" else published_named(other))
+
+
+def _nearest(found: Explanation) -> PublishedResult:
+    near = [neighbour for one in nearest_published(group_runs([found.measured])) for neighbour in one.neighbours]
+    for neighbour in near:
+        if not {"model", "accelerator", "dtype"} & {difference.name for difference in neighbour.differences}:
+            return neighbour.result
+    what = "No published row has this model, accelerator and dtype."
+    raise ConfigError(what, where="--against published", fix=", ".join(one.result.name for one in near) or None)
+
+
+def published_named(name: str) -> PublishedResult:
+    """Return a published row by its id.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    row = next((row for row in results() if row.name == name), None)
+    if row is None:
+        what = f"There is no run and no published row {name!r}."
+        raise ConfigError(what, where=name, fix="a folder of results, or a name that python3 -m tprimat models --published lists")
+    return row
+
+
+def published_side(row: PublishedResult) -> Side:
+    """Return a published row as a side.
+
+    Raises:
+        ConfigError: it states too little for a FLOP/s.
+    """
+    flops, full, accelerator = rebase(row).flops_per_second_per_gpu, published_workload(row), find_accelerator(row.accelerator)
+    if flops is None:
+        raise ConfigError(f"{row.name} states no FLOP/s, and too little to count them.", where=row.name, fix="another row")
+    rates = published_rates(accelerator, min(accelerator.node_gpus, row.gpus or accelerator.node_gpus)) if accelerator else None
+    return Side(name=row.name, flops=flops, known=row.workload, full=full, rates=rates)
+
+
+def published_workload(row: PublishedResult) -> FullWorkload | None:
+    """Return the workload of a row; of what it leaves out the fastest by prediction that fits, None where that is too much."""
+    accelerator, work = find_accelerator(row.accelerator), list(published_workloads(row))
+    if accelerator is None or not work:
+        return None
+    rates = published_rates(accelerator, min(accelerator.node_gpus, row.gpus or accelerator.node_gpus))
+    fitting = [one for one in work if predict_memory(one).allocated_bytes < accelerator.memory_bytes] or work
+    return max(fitting, key=lambda one: predict_time(one, rates).tokens_per_second_per_gpu)
+
+
+def published_workloads(result: PublishedResult) -> Iterator[FullWorkload]:
+    """Yield the workloads that a row may stand for, by what it leaves out; none where that is too much."""
+    known = result.workload
+    shape, batch, tokens = known.shape, known.global_batch_sequences, known.sequence_tokens
+    if shape is None or batch is None or tokens is None or known.tensor_parallel is None or result.gpus is None:
+        return
+    if known.matmul_dtype not in {"bf16", "fp8"} or (shape.experts and known.expert_parallel is None):
+        return
+    pipeline, context = known.pipeline_parallel or 1, known.context_parallel or 1
+    data = result.gpus // (known.tensor_parallel * pipeline * context)
+    share = batch // max(1, data)
+    chunks: list[int | None] = [known.virtual_pipeline]
+    if pipeline > 1 and known.virtual_pipeline is None:
+        chunks += [count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0]
+    facts: dict[str, Any] = known.facts | {
+        "data_parallel": data,
+        "sequence_parallel": known.tensor_parallel > 1,
+        "expert_tensor_parallel": 1 if shape.experts else None,
+        "implementation": FSDP if known.weights_split_over else MEGATRON_TUNED,
+    }
+    for micro in [known.micro_batch_sequences] if known.micro_batch_sequences else [1, 2, 4]:
+        if data < 1 or share % micro:
+            continue
+        for count in chunks:
+            yield FullWorkload(
+                **facts
+                | {
+                    "micro_batch_sequences": micro,
+                    "global_batch_sequences": share * data,
+                    "virtual_pipeline": count,
+                    "chunk_layers": short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
+                }
+            )
+
+
+def flops_of(work: FullWorkload, rates: Rates) -> float:
+    """Return the FLOP/s of one GPU by prediction."""
+    return predict_time(work, rates).tokens_per_second_per_gpu * flop_per_token(work.shape, work.sequence_tokens)
+
+
+def _worths(here: Side, there: Side) -> Iterator[Apart]:
+    """Yield the fields in which two sides differ, each with its FLOP/s by prediction on the way from there to here."""
+    if here.full is None or here.rates is None or there.full is None or there.rates is None:
+        for name, keys in FIELDS.items():
+            values = [[getattr(side.known, key, None) for key in keys] for side in (here, there)]
+            if None not in (values[0][0], values[1][0]) and values[0] != values[1]:
+                yield Apart(name=name, here=_shown(name, here.known), there=_shown(name, there.known), flops=None)
+        return
+    scale, before, now = there.flops / flops_of(there.full, there.rates), there.full, there.full
+    if here.rates.accelerator != there.rates.accelerator:
+        worth = scale * (flops_of(now, here.rates) - flops_of(now, there.rates))
+        yield Apart(name="accelerator", here=here.rates.accelerator, there=there.rates.accelerator, flops=worth)
+    waiting: list[str] = []
+    for name, keys in FIELDS.items():
+        changed: dict[str, Any] = {key: getattr(here.full, key) for key in keys}
+        if name == "layout" and here.full.code.name == there.full.code.name:  # what it can overlap depends on the layout
+            changed["implementation"] = here.full.code
+        if all(getattr(now, key) == value for key, value in changed.items()):
+            continue
+        now, waiting = replace(now, **changed), [*waiting, name]
+        if now.global_batch_sequences % (now.micro_batch * now.data_parallel) == 0:  # else with the next field
+            worth = scale * (flops_of(now, here.rates) - flops_of(before, here.rates))
+            words = [", ".join(_shown(one, side) for one in waiting) for side in (here.full, there.full)]
+            yield Apart(name=", ".join(waiting), here=words[0], there=words[1], flops=worth)
+            before, waiting = now, []
+
+
+def _shown(name: str, work: Workload) -> str:
+    if name == "layout" and isinstance(work, FullWorkload):
+        return layout_name(work)
+    if name == "recomputation":
+        return work.recompute_words or "none"
+    value = getattr(work, FIELDS[name][0])
+    return str(getattr(value, "name", value))

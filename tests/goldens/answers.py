@@ -103,6 +103,7 @@ LOGS = {
     "maxtext": (*LLAMA, *H100),
     "megatron_bridge": (*LLAMA, *H100),
     "megatron_bridge_2025": (*LLAMA, *H100),
+    "megatron_bridge_non_default": ("--model-name", "qwen3-30b-a3b", "--gpu", "B200", "--num-gpus", 8),
     "megatron_bridge_nemo_run": (*LLAMA, *H100),
     "megatron_lm": (*LLAMA, *H200),
     "megatron_lm_interval10": (*LLAMA, *H200),

@@ -1,5 +1,7 @@
 """Two logs whose work or arithmetic differs in one argument are never repetitions, and compare.py says what differs."""
 
+from dataclasses import replace
+
 import pytest
 from a_log import evidence_by, lines_of, run_from
 from commands import run_command
@@ -43,9 +45,11 @@ def mixtral(**arguments):
 def compared(tmp_path, *runs):
     """What compare.py says of runs."""
     folders = [tmp_path / str(number) for number in range(len(runs))]
-    for folder, run in zip(folders, runs, strict=True):
+    for number, (folder, run) in enumerate(zip(folders, runs, strict=True)):
         folder.mkdir()
-        write_benchmark_file(folder / "benchmark_cuda_m.json", run.record, run.steps, run_metrics(run.record, run.steps))
+        slower = [1 + 0.01 * (number + step.step % 2 * number) for step in run.steps]  # the same times would be a copy
+        steps = [replace(step, step_seconds=by * step.step_seconds) for step, by in zip(run.steps, slower, strict=True)]
+        write_benchmark_file(folder / "benchmark_cuda_m.json", run.record, steps, run_metrics(run.record, steps))
     done = run_command("compare.py", "--results-dir", *folders, cwd=tmp_path)
     return " ".join(done.stdout.split())
 

@@ -1,7 +1,9 @@
 """Which steps of a log count, with which time: repeated lines, attempts, means with start-up."""
 
 import pytest
-from a_log import collect, column, dumped, iterations, lines_of, parse, reading_of
+from a_log import collect, column, dumped, iterations, lines_of, parse, reading_of, run_from
+
+from tprimat.core.errors import ConfigError
 
 MESH = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1, etp=1"
 FLOAT8 = "Float8 tensorwise scaled training active"
@@ -100,3 +102,28 @@ def test_a_second_attempt_of_a_framework_that_prints_rates_replaces_the_first(sa
 def test_settings_that_another_rank_prints_after_the_first_step_begin_no_attempt():
     contents = collect(ONE + iterations(1, [20.0]) + dumped(world_size=8) + iterations(2, [6.0, 6.0]))
     assert list(contents.steps) == [1, 2, 3]
+
+
+def rated(label, value, **others):
+    """Lines of a fork of Megatron-LM that print a rate, and no time."""
+    further = "".join(f" {name}: {text} |" for name, text in others.items())
+    text = " iteration {:8d}/ 60 | {}: {} |{} global batch size: 128 | lm loss: {:.3f} | grad norm: 1.0 |"
+    return [text.format(number, label, value, further, 9 - number / 10) for number in range(1, 13)]
+
+
+def test_a_rate_under_any_name_gives_the_time_and_contradicts_another():
+    claims = {"gpus": 8, "sequence_tokens": 2048}
+    each = ("tokens/s/GPU", "Tokens per GPU per second", "tok/s/device", "TGS", "tokens_per_sec_per_gpu", "Tok/s/GPU")
+    every = ("tokens per second", "tokens/sec", "throughput (tokens/s)", "tps", "tok/s", "wps")
+    for label, value in [(label, 6790.3) for label in each] + [(label, 8 * 6790.3) for label in every]:
+        assert column(parse(rated(label, value), **claims), "step_seconds")[5] == pytest.approx(128 * 2048 / 8 / 6790.3)
+    timed = rated("elapsed time per iteration (ms)", 4825.5, **{"tokens per second": "94322.4"})
+    with pytest.raises(ConfigError, match="step 7 has 11,790 tokens/s/GPU, and its batch"):
+        run_from(timed, "llama-3.1-8b", accelerator="H100 SXM", **claims)
+
+
+def test_a_share_of_memory_in_use_and_an_unlikely_sequence_length_are_told():
+    lines = rated("tokens/s/GPU", 6790.3, **{"mem usages": "0.5462", "throughput per GPU (TFLOP/s/GPU)": "540.1"})
+    notes = run_from(lines, "llama-3.1-8b", accelerator="H100 SXM", gpus=8).notes
+    assert any("54.6 % of the memory of one device" in note for note in notes)
+    assert any("79.5 GFLOP a token" in note and "give --sequence-length" in note for note in notes)

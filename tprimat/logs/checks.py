@@ -13,14 +13,13 @@ from tprimat.core import units
 from tprimat.core.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling, taken_as
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
-from tprimat.core.limits import finite_or_none
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
-from tprimat.logs.times import batch_of, tokens_of
+from tprimat.logs.times import batch_of, rate_of, tokens_of
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine
 
@@ -32,6 +31,8 @@ FLOP_TOLERANCE = 0.15
 """Between the FLOP of a token by the log's TFLOP/s and by the shape."""
 LOOSE = 3
 """Times by which they may differ where no line or flag states the sequence length."""
+USUAL_TOKENS = 8192
+"""Of a sequence, where no line or flag states them."""
 MOST_RATES = 1000
 """Lines with TFLOP/s that are looked at."""
 LEAST_REPORTED, MOST_REPORTED = 0.97, 1.01
@@ -277,7 +278,7 @@ def _check_work(reading: LogReading, claims: Claims) -> None:
     rates = sorted(
         (printed / ours, step.step, printed, ours)
         for step in steps
-        if (ours := rate_by_time(step, claims)) and (printed := finite_or_none(step.tokens_per_second_per_gpu)) and printed > 0
+        if (ours := rate_by_time(step, claims)) and (printed := rate_of(step, claims.gpus))
     )
     if not rates or abs(statistics.median(ratio for ratio, *_ in rates) - 1) <= RATE_TOLERANCE:
         return
@@ -297,8 +298,8 @@ def rate_by_time(step: LoggedStep, claims: Claims) -> float | None:
 def logged_flop(contents: LogContents, claims: Claims) -> Iterator[tuple[float, int]]:
     """Yield the FLOP of a token by the TFLOP/s of each line, with its number: over the line's tokens/s, or those of its time."""
     for step in islice(contents.steps.values(), MOST_RATES):
-        flop, rate = step.tflops_per_gpu, step.tokens_per_second_per_gpu or rate_by_time(step, claims)
-        if flop and rate and flop > 0 and rate > 0:
+        flop, rate = step.tflops_per_gpu, rate_of(step, claims.gpus) or rate_by_time(step, claims)
+        if flop and rate and flop > 0:
             yield flop * 1e12 / rate, step.line
 
 
@@ -313,20 +314,23 @@ def _check_flop(
     if not logged:
         return None
     stated = claims.sequence_tokens or reading.contents.evidence.get("sequence_tokens")
-    sequence = known_tokens or shape.context_tokens
     flop = statistics.median(flop for flop, _ in logged)
-    causal, full = flop_per_token(shape, sequence, "causal"), flop_per_token(shape, sequence, "full")
-    least = causal if stated else flop_per_token(shape, 1, "causal")
-    if min(abs(flop / ours - 1) for ours in (causal, full)) <= FLOP_TOLERANCE or (not stated and least <= flop <= full):
+    known = [known_tokens, known_tokens] if known_tokens else [1, min(USUAL_TOKENS, shape.context_tokens)]
+    least, most = flop_per_token(shape, known[0], "causal"), flop_per_token(shape, known[1], "full")
+    near = min(abs(flop / ours - 1) for ours in (least, most)) <= FLOP_TOLERANCE
+    if near or (known_tokens is None and least <= flop <= most):
         return None
+    words = f"its TFLOP/s are those of {giga(flop)} a token, {shape.name} takes {giga(least)} (causal"
+    words += (
+        f") or {giga(most)} (full) at {units.count(known[1])} tokens" if known_tokens else f", 1 token) to {giga(most)} (full)"
+    )
+    longest = flop_per_token(shape, shape.context_tokens, "full")
+    if not stated and (least / LOOSE <= flop <= most * LOOSE or (known_tokens is None and least <= flop <= longest)):
+        return f"{words}: the model may be another, or the sequences long; give --sequence-length"
     claimed = claims.model != AUTO
-    words = f"its TFLOP/s are those of {giga(flop)} a token, {shape.name} takes {giga(causal)} (causal) or {giga(full)} (full)"
-    if not stated and least / LOOSE <= flop <= full * LOOSE:
-        return f"{words} at {units.count(sequence)} tokens: the model may be another"
     who = f"{MODEL_FLAG} {claims.model}" if claimed else "The model of the arguments"
     lines = [min(line for _, line in logged), max(line for _, line in logged)]
-    fix = FROM_ARGUMENTS if claimed else CHECK_SIZES
-    raise _contradiction(reading, who, f"{words} at {units.count(sequence)} tokens", lines, fix)
+    raise _contradiction(reading, who, words, lines, FROM_ARGUMENTS if claimed else CHECK_SIZES)
 
 
 def giga(flop: float) -> str:

@@ -144,8 +144,8 @@ def same(new: float, old: float | None) -> bool:
 
 def describes_step(fields: LineFields) -> bool:
     """Whether a line with a step number says how the step went, unlike a memory report."""
-    values = (fields.step_seconds, fields.loss, fields.tokens_per_second_per_gpu, fields.sequences_per_second)
-    return any(value is not None for value in values)
+    names = ("step_seconds", "loss", "tokens_per_second_per_gpu", "tokens_per_second", "sequences_per_second")
+    return any(getattr(fields, name) is not None for name in names)
 
 
 @dataclass(slots=True)
@@ -165,6 +165,7 @@ class LogContents:
     finished: bool = False
     accelerator: str | None = None
     device_used_bytes: int | None = None
+    device_used_share: float | None = None
     run: RunRecord | None = None
     """The record that TPrimat printed before the first step."""
     _reports: dict[int, LineFields] = field(default_factory=dict)
@@ -228,6 +229,8 @@ class LogContents:
         if fields.accelerator and fields.accelerator != self.accelerator:
             self.accelerator, self.evidence_line["accelerator"] = fields.accelerator, line
         self.device_used_bytes = larger(self.device_used_bytes, fields.device_used_bytes)
+        if fields.device_used_share is not None and 0 <= fields.device_used_share <= 1:
+            self.device_used_share = max(self.device_used_share or 0.0, fields.device_used_share)
         if fields.step is not None:
             if 0 < fields.step <= LARGEST_STEP:
                 self._add_step(fields, fields.step, line)

@@ -45,6 +45,8 @@ class LineFields:
     peak_reserved_bytes: int | None = None
     device_used_bytes: int | None = None
     """All memory in use on the device, including that of other processes. Not a peak of this run."""
+    device_used_share: float | None = None
+    """The same, of the device's memory: 0..1."""
     evidence: Mapping[str, object] = field(default_factory=dict)
     """Field of records.schema.Evidence -> value, where the line shows what the framework runs."""
     arguments: Mapping[str, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import packs, pads
-from tprimat.logs.times import batch_of, correct_second, step_times, tokens_by_stamps, tokens_of
+from tprimat.logs.times import batch_of, correct_second, rate_of, step_times, tokens_by_stamps, tokens_of
 from tprimat.records.evidence import with_facts
 from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
 
@@ -249,6 +249,9 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRe
     if contents.device_used_bytes is not None:
         used = units.gibibytes(contents.device_used_bytes)
         notes = (*notes, f"at most {used} in use on one device, including other processes")
+    elif contents.device_used_share is not None:
+        used = units.percent(contents.device_used_share)
+        notes = (*notes, f"at most {used} of the memory of one device in use, including other processes")
     if contents.steps and not steps:
         flags = "--global-batch-size, --sequence-length and --num-gpus"
         notes = (*notes, f"none of the logged steps has a time: {flags} give one by a rate")
@@ -268,10 +271,8 @@ def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
     claims = Claims(global_batch_sequences=contents.evidence.get("global_batch_sequences"))
     lengths: set[int] = set()
     for step in contents.steps.values():
-        every = step.tokens_per_second and step.tokens_per_second / gpus
-        rate, seconds = finite_or_none(step.tokens_per_second_per_gpu or every), finite_or_none(step.step_seconds)
-        batch = batch_of(step, claims)
-        if batch is None or not rate or not seconds or min(rate, seconds) <= 0:
+        rate, seconds, batch = rate_of(step, gpus), finite_or_none(step.step_seconds), batch_of(step, claims)
+        if batch is None or not rate or not seconds or seconds <= 0:
             continue
         tokens = rate * seconds * gpus / batch
         nearest = round(tokens / SEQUENCE_UNIT) * SEQUENCE_UNIT if math.isfinite(tokens) else 0

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from tprimat.core.limits import LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS
+from tprimat.core.limits import LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS, finite_or_none
 from tprimat.logs.contents import Claims, LogContents, LoggedStep
 
 SLOW_FIRST_LINE = 1.05
@@ -33,13 +33,20 @@ def tokens_of(step: LoggedStep, claims: Claims) -> int | None:
     return batch * sequence if batch and sequence else claims.tokens_per_step
 
 
+def rate_of(step: LoggedStep, gpus: int | None) -> float | None:
+    """Return the tokens/s of a GPU that a line prints, or its share of the rate of all."""
+    every = step.tokens_per_second / gpus if step.tokens_per_second and gpus else None
+    rate = finite_or_none(step.tokens_per_second_per_gpu or every)
+    return rate if rate and rate > 0 else None
+
+
 def seconds_of(step: LoggedStep, claims: Claims) -> float | None:
     """Return the time of a step: as printed, or derived from a rate over this step where its work is known."""
     if step.is_printed:
         return plausible(step.step_seconds)
     seconds = quotient(batch_of(step, claims), step.sequences_per_second)
-    if seconds is None and claims.gpus and step.tokens_per_second_per_gpu is not None:
-        seconds = quotient(tokens_of(step, claims), step.tokens_per_second_per_gpu * claims.gpus)
+    if seconds is None and claims.gpus and (rate := rate_of(step, claims.gpus)):
+        seconds = quotient(tokens_of(step, claims), rate * claims.gpus)
     return plausible(quotient(tokens_of(step, claims), step.tokens_per_second) if seconds is None else seconds)
 
 

@@ -61,6 +61,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
     elapsed = fields.get("elapsed time per iteration (ms)")
     others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
     others.setdefault("peak_reserved_bytes", in_bytes(fields.get("memory(GiB)"), GIBIBYTE))  # of ms-swift
+    others.setdefault("device_used_share", number(fields.get("mem usages")))  # of Pai-Megatron and older Primus
     further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
     counted = (whole(fields.get(f"number of {kind} iterations")) for kind in ("skipped", "nan"))
     return LineFields(
@@ -102,6 +103,7 @@ def read_memory(match: re.Match[str]) -> LineFields:
 
 RULES = {
     "elapsed time per iteration": read_iteration,
+    "| lm loss:": read_iteration,  # of programs that print a rate, and no time
     "max allocated": matching(r"\(after (\d+) iterations\) memory \(MB\)", read_memory),
     " ..": matching(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)", lambda match: argument(match[1], match[2])),
     "using world size": lambda text: LineFields(evidence={SIZES[name]: count(digits) for name, digits in SIZE.findall(text)}),
@@ -135,9 +137,17 @@ def read_section(match: re.Match[str]) -> LineFields | None:
     return argument(name, match[2]) if name in READ and not (name in OPTIONS and match[2] in NONE) else None
 
 
-SETTING = matching(r"(?:^|\s)(\w+): (\S+)\s*$", lambda match: argument(match[1], match[2]))
+VALUE = r"'?(\[[^\]]*\]|[^\s']+)'?(?:  \(Mcore default: .*\))?\s*$"
+"""In YAML, or since 0.4 as Python prints it, beside the default that it differs from."""
+SETTING = matching(rf"(?:^|\s)(\w+): {VALUE}", lambda match: argument(match[1], match[2]))
 # The nested keys of other models are indented further.
-SECTION = matching(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$", read_section)
+SECTION = matching(rf"{LAUNCHER_PREFIX}  (\w+): {VALUE}", read_section)
+DEFAULTS: dict[str, object] = {
+    **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1),
+    "sequence_parallel": False,
+    "recompute": "none",
+}
+"""Megatron-Core's, which the summary of values that differ leaves out (ConfigContainer.log_non_default_values)."""
 STEP_RULES = {
     "mem-max-allocated-gigabytes": matching(r"\(after (\d+) iterations\) memory \(GB\)", read_bridge_memory),
     **RULES,
@@ -146,7 +156,9 @@ STEP_RULES = {
         r"(?<![\d.])([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU", lambda match: LineFields(tflops_per_gpu=number(match[1]))
     ),
 }
-MEGATRON_LM = Dialect(name="megatron-lm", signs=(("iteration", "elapsed time per iteration"),), rules=STEP_RULES)
+MEGATRON_LM = Dialect(
+    name="megatron-lm", signs=(("iteration", "elapsed time per iteration"), (" iteration ", "/", "| lm loss:")), rules=STEP_RULES
+)
 """Reads the steps of Megatron-Bridge too: of two ranks, the one that prints Megatron-LM's line alone may speak first."""
 BRIDGE = Dialect(
     name="megatron-bridge",
@@ -154,6 +166,7 @@ BRIDGE = Dialect(
     rules={
         **STEP_RULES,
         **rules_of("megatron-bridge"),
+        "(Non-Default Values vs Megatron Core)": lambda _: LineFields(evidence=DEFAULTS, arguments={"moe_layer_freq": "1"}),
         "packed_sequence_size: ": SETTING,
         **dict.fromkeys([f"  {name}: " for name in sorted(READ | RENAMED.keys())], SECTION),
         **dict.fromkeys(SETTINGS, SETTING),

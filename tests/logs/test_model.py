@@ -242,3 +242,16 @@ def test_maxtexts_settings_show_its_model():
     ):
         arguments = collect([f"I0317 pyconfig.py:413] Config param {name}: {value}"], "maxtext").arguments
         assert (other_work(arguments) is not None) == windowed, (name, value)
+
+
+def test_a_device_whose_memory_is_not_that_of_its_name_has_no_row():
+    begin = "[rank0]:[titan] 2026-02-24 19:46:17,508 - root - INFO - "
+    for capacity, name, platform in (
+        ("GPU capacity: NVIDIA H100 with 95.04GiB memory", "NVIDIA H100 of 95.04 GiB", "cuda"),
+        ("CUDA capacity: NVIDIA H100 80GB HBM3 with 79.11GiB memory", "NVIDIA H100 80GB HBM3", "cuda"),
+        ("NPU capacity: Ascend910B3 with 60.97GiB memory", "Ascend910B3", "other"),
+        ("MLU capacity: MLU590 with 79.00GiB memory", "MLU590", "other"),
+    ):
+        steps = [f"{begin}step: {n:2}  loss: {9 - n / 20:8.5f}  memory: 6.91GiB  tps: 6,790" for n in range(1, 5)]
+        machine = run_from([begin + capacity, *steps], "llama-3.1-8b", gpus=8).record.machine
+        assert (machine.accelerator, machine.platform) == (name, platform)

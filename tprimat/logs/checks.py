@@ -10,14 +10,14 @@ from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.core import units
-from tprimat.core.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling, taken_as
+from tprimat.core.accelerators import PLATFORM_OF, Accelerator, Backend, find_accelerator, resembling, taken_as
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
-from tprimat.logs.parse import LogReading
+from tprimat.logs.parse import Device, LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
 from tprimat.logs.times import batch_of, rate_of, tokens_of
 from tprimat.records.evidence import CAUTION
@@ -106,14 +106,19 @@ def check_device(reading: LogReading, claims: Claims) -> None:
     if known is None or not reading.contents.steps:
         return
     for line, seen in reading.devices.items():
-        total = seen.gib * units.GIBIBYTE / known.memory_bytes if seen.gib else 1.0
-        least = 0.0 if seen.share else LEAST_REPORTED * known.usable_bytes / known.memory_bytes
-        words = f"it shows {seen.platform}" if seen.platform not in {"", known.backend} else ""
-        words = words or ("" if least <= total <= MOST_REPORTED else f"it shows {seen.gib:.4g} GiB on a device")
-        if words:
+        if words := seen_otherwise(seen, known):
             has = f"{known.name} has {units.gibibytes(known.memory_bytes)} and runs {known.backend}"
             fix = "leave --gpu out, or name the accelerator that ran"
             raise _contradiction(reading, f"--gpu {claims.accelerator}", f"{words}, and {has}", [line], fix)
+
+
+def seen_otherwise(seen: Device, known: Accelerator) -> str | None:
+    """Return what a line shows of its devices that an accelerator is not; None: nothing."""
+    if seen.platform not in {"", known.backend}:
+        return f"it shows {seen.platform}"
+    total = seen.gib * units.GIBIBYTE / known.memory_bytes if seen.gib else 1.0
+    least = 0.0 if seen.share else LEAST_REPORTED * known.usable_bytes / known.memory_bytes
+    return None if least <= total <= MOST_REPORTED else f"it shows {seen.gib:.4g} GiB on a device"
 
 
 def machine_of(reading: LogReading, claims: Claims, dialect: Dialect | None) -> Machine:
@@ -123,6 +128,9 @@ def machine_of(reading: LogReading, claims: Claims, dialect: Dialect | None) -> 
         ConfigError: neither names an accelerator or the nodes, or they contradict each other.
     """
     name = reading.contents.accelerator or taken_as(claims.accelerator) or claims.accelerator
+    if (logged := find_accelerator(reading.contents.accelerator)) is not None:
+        other = next((seen for seen in reading.devices.values() if seen.gib and seen_otherwise(seen, logged)), None)
+        name = name if other is None else f"{name} of {other.gib:.4g} GiB"  # a variant without a row
     own, only = platform_of(name), dialect.platform if dialect else None
     alike = resembling(name or "")
     platform = own or only
@@ -165,7 +173,7 @@ def platform_of(accelerator: str | None) -> Backend | None:
         "instinct": "rocm",
         "radeon": "rocm",
     }
-    vendors |= dict.fromkeys(("intel", "gaudi", "tpu", "ascend", "npu", "xpu", "trainium"), "other")
+    vendors |= dict.fromkeys(("intel", "gaudi", "tpu", "ascend", "npu", "xpu", "mlu", "musa", "mtt", "trainium"), "other")
     return next((vendors[word] for word in re.findall("[a-z]+", words) if word in vendors), None)
 
 

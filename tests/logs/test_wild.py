@@ -1,12 +1,14 @@
 """Logs of the field get their right answers: how the last attempt ended and why, of which device, with which numbers.
 
-Reduced from public logs and reports, which docs/start.md lists; some have a public wording between lines that are made up.
+Reduced from public logs and reports, which docs/engines.md lists; some have a public wording between lines that are made up.
 """
 
 import re
 from pathlib import Path
 
 from commands import run_command
+
+from tprimat.logs.parse import LogReading
 
 HERE = Path(__file__).parent
 FOLDERS = (HERE / "wild", HERE.parent / "goldens" / "wild")
@@ -99,3 +101,15 @@ def test_every_log_gets_its_right_answer(tmp_path):
 
 def test_every_log_has_an_answer():
     assert {path.stem for path in FOLDERS[0].glob("*.log")} <= {name for name, *_ in ANSWERS}
+
+
+def test_the_docs_have_a_row_for_every_log_under_the_framework_that_wrote_it():
+    page = (HERE.parents[1] / "docs" / "engines.md").read_text(encoding="utf8").partition("## What the reading of logs")[2]
+    rows = {log: name for name, log in re.findall(r"^\| ([^|]+) \| (\w+) \|", page, re.M)}
+    logs = {path.stem: path for folder in (HERE, *FOLDERS) for path in folder.glob("*.log")}
+    assert rows.keys() - {"log"} == logs.keys()
+    for name, path in logs.items():
+        reading = LogReading(name=name)
+        reading.add(path.read_text(encoding="utf8").splitlines())
+        wrote = reading.dialect.name if reading.dialect else "any"
+        assert rows[name].lower().startswith((wrote, "composer", "nemo automodel")), name

@@ -128,9 +128,10 @@ def machine_of(reading: LogReading, claims: Claims, dialect: Dialect | None) -> 
         ConfigError: neither names an accelerator or the nodes, or they contradict each other.
     """
     name = reading.contents.accelerator or taken_as(claims.accelerator) or claims.accelerator
-    if (logged := find_accelerator(reading.contents.accelerator)) is not None:
-        other = next((seen for seen in reading.devices.values() if seen.gib and seen_otherwise(seen, logged)), None)
-        name = name if other is None else f"{name} of {other.gib:.4g} GiB"  # a variant without a row
+    logged = find_accelerator(reading.contents.accelerator)
+    seen = reading.devices.get(reading.contents.evidence_line.get("accelerator", 0))
+    if logged and seen and seen.gib and seen_otherwise(seen, logged):
+        name = f"{name} of {seen.gib:.4g} GiB"  # a variant without a row
     own, only = platform_of(name), dialect.platform if dialect else None
     alike = resembling(name or "")
     platform = own or only

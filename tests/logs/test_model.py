@@ -193,6 +193,20 @@ def test_the_size_that_megatron_estimates_is_checked_where_it_prints_no_argument
     error = refused(lines, "qwen", sequence_tokens=4096, **H100)
     assert "parameters_in_billions is 8.03 in the log and 7.62 in the model" in error.what
     assert error.where == "train.log:2"
+    parts = (
+        "Number of parameters in transformer layers in billions: {}",
+        "Number of parameters in embedding layers in billions: {}",
+    )
+    for layers, embeddings, fits in ((6.98, 1.05, True), (6.02, 1.05, False), (6.5, 1.53, False)):
+        lines[1:2] = [parts[0].format(layers), parts[1].format(embeddings)]
+        if fits:
+            run_from(lines, "llama", sequence_tokens=4096, **H100)
+        else:
+            assert (
+                f"layers_in_billions is {layers} in the log and 6.98"
+                in refused(lines, "llama", sequence_tokens=4096, **H100).what
+            )
+        lines[1:3] = [""]
 
 
 BRIDGE = (

@@ -70,6 +70,12 @@ def test_each_wording_has_its_cause_before_and_after_what_other_ranks_say():
 def test_ranks_that_wait_are_the_cause_only_where_nothing_else_is():
     assert "A collective operation timed out" in cause_of(*WATCHDOG).cause
     assert cause_of(*HARMLESS) is None
+    for line in (
+        "srun: error: node07: tasks 0-7: Exited with exit code 1",
+        "failed (exitcode: 1) local_rank: 3 (pid: 14) of binary",
+    ):
+        assert cause_of(line).cause == f"A process ended with an error: {line}"
+        assert cause_of(line, "[rank3]: ValueError: x").cause == "ValueError: x"
 
 
 def test_an_exception_of_any_name_ends_a_traceback():

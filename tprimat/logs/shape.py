@@ -184,6 +184,21 @@ def size_name(shape: ModelShape) -> str:
     return f"dense-{total}" if shape.experts is None else f"moe-{total}-a{active}"
 
 
+def counted_otherwise(arguments: Mapping[str, str], shape: ModelShape) -> list[Difference]:
+    """List the billions of parameters that are not those of a shape: of its layers, and of all, which may be printed in parts."""
+    count = parameters(replace(shape, vocabulary=padded_vocabulary(shape)))
+    layers, embeddings = (number(arguments.get(f"{part}_in_billions")) for part in ("layers", "embeddings"))
+    total = number(arguments.get("parameters_in_billions"))
+    if total is None and layers and embeddings:
+        total = layers + embeddings
+    expected = {"parameters": count.total / 1e9, "layers": (count.total - count.embedding - count.output) / 1e9}
+    return [
+        Difference(f"{name}_in_billions", logged, round(expected[name], 2))
+        for name, logged in (("parameters", total), ("layers", layers))
+        if logged and abs(logged - expected[name]) > BILLIONS_TOLERANCE * expected[name] + HALF_A_DIGIT
+    ]
+
+
 def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Difference]:
     """List the arguments that contradict a shape; an argument that the log does not print contradicts nothing."""
     different = []
@@ -195,10 +210,8 @@ def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Differe
             different.append(Difference(ARGUMENTS[name], words(logged), None if expected is None else words(expected)))
     if other := other_work(arguments):
         different.append(Difference(other, arguments[other], None))
-    billions = number(arguments.get("parameters_in_billions"))
-    total = parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total / 1e9
-    if billions and shape.kv_lora_rank is None and abs(billions - total) > BILLIONS_TOLERANCE * total + HALF_A_DIGIT:
-        different.append(Difference("parameters_in_billions", billions, round(total, 2)))
+    if shape.kv_lora_rank is None:
+        different += counted_otherwise(arguments, shape)
     vocabulary, expected_rows = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
     if vocabulary and abs(vocabulary / expected_rows - 1) > VOCABULARY_TOLERANCE:
         different.append(Difference("padded_vocab_size", vocabulary, expected_rows))

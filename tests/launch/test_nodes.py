@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from a_launch import ROOT, wait_for
+from a_launch import ROOT, Notes, a_launch, wait_for
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.agreement import Ended, Group, Hello, Member
-from tprimat.launch.run import Seen, cause_of
+from tprimat.launch.process import Ending
+from tprimat.launch.run import Attempt
 from tprimat.logs.failures import classify, earliest
 from tprimat.plan.schema import read_plan
 from tprimat.records.environment import processor_name
@@ -251,7 +253,7 @@ def test_strangers_and_nodes_of_other_runs_do_not_take_a_place(place):
     ):
         late = Member(dataclasses.replace(place, rank=1, **fields), hello(1, pid=2))
         with pytest.raises(LaunchError, match=reason):
-            late.join(1, lambda: False)
+            late.join(3, lambda: False)
         late.close()
     assert (right.join(5, lambda: False), right.read(str, "stop/1")) == (True, None)
     right.close()
@@ -287,24 +289,18 @@ def an_nvidia_plan(tmp_path):
     return prepare(request).plans[0]
 
 
-def test_a_signal_to_all_nodes_is_the_cause_also_where_another_node_had_it_first():
+def test_a_signal_to_all_nodes_is_the_cause_also_where_another_node_had_it_first(tmp_path):
     stopped = Failure(outcome="failed", cause="Node 1 (b) was lost: its launcher ended.")
     there = {"Node 1 (b)": Ended(exit_code=None, failure=Failure(outcome="interrupted", cause="Stopped by SIGUSR1."))}
-    seen = Seen(
-        exit_code=-15,
-        lines=[],
-        steps=[],
-        stopped=stopped,
-        gone=stopped,
-        signal=signal.SIGUSR1,
-        seconds_left=60.0,
-        oom_killed=False,
-        planned_steps=9,
-        elsewhere=there,
-    )
-    assert cause_of(seen).outcome == "timed_out"
-    assert cause_of(dataclasses.replace(seen, signal=None)).cause == "Node 1 (b): Stopped by SIGUSR1."
-    assert cause_of(dataclasses.replace(seen, signal=None, elsewhere={})) == stopped
+
+    def cause(first, elsewhere):
+        launch = a_launch(tmp_path, group=SimpleNamespace(ends=lambda: elsewhere))
+        attempt = Attempt(launch, Notes(), SimpleNamespace(first=first))
+        return attempt._failure(Ending(exit_code=-15, stopped=stopped), Ended(exit_code=None), stopped).cause
+
+    assert cause(signal.SIGUSR1, there) == "Stopped by SIGUSR1."
+    assert cause(None, there) == "Node 1 (b): Stopped by SIGUSR1."
+    assert cause(None, {}) == stopped.cause
 
 
 TORCHRUN = """\

@@ -151,60 +151,8 @@ class Ending:
 
     exit_code: int | None
     """Negative signal number if a signal ended it; None if nothing could end it."""
-    duration_seconds: float
     stopped: Failure | None
     """Why we stopped it; None if it ended by itself."""
-    stop_signal: int | None = None
-    """The signal that asked the launcher to stop."""
-
-
-class Child:
-    """A started command. Stdout and stderr are one stream; stdin is empty, so that no framework waits for an answer."""
-
-    def __init__(self, command: Command, grace_seconds: float) -> None:
-        self.marker = uuid.uuid4().hex
-        write_files(command)
-        self._reaper = Reaper(self.marker, grace_seconds)
-        try:
-            self._process = subprocess.Popen(
-                command.argv,
-                cwd=command.directory,
-                env={**os.environ, **command.environment, process_tree.MARKER: self.marker},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            self._reaper.dismiss()
-            raise start_error(command, error) from error
-        self._reaper.tell(self._process.pid)
-        self._output = cast("BinaryIO", self._process.stdout)  # not None with stdout=PIPE
-
-    def root(self) -> int | None:
-        """Return the pid of the first process, or None once it has ended."""
-        return self._process.pid if self._process.poll() is None else None
-
-    def members(self) -> set[int]:
-        """Return the pids of all its processes."""
-        return process_tree.members(self.marker, self.root())
-
-    @property
-    def output_descriptor(self) -> int:
-        """File descriptor of the output stream."""
-        return self._output.fileno()
-
-    def close(self) -> int | None:
-        """Release everything after the last process has ended.
-
-        Returns:
-            the exit code of the first process, or None if it could not be ended.
-        """
-        process_tree.remove_leftovers(self._process.pid)
-        self._reaper.dismiss()
-        self._output.close()
-        return self._process.poll()
 
 
 def write_files(command: Command) -> None:
@@ -232,11 +180,36 @@ def start_error(command: Command, error: OSError) -> LaunchError:
 
 
 class Supervisor:
-    """Follow one child from its start to the end of its last process."""
+    """One command, from its start to the end of its last process.
 
-    def __init__(self, child: Child, output: Output, interrupts: Interrupts, grace_seconds: float = GRACE_SECONDS) -> None:
-        self._child = child
-        self._descriptor = child.output_descriptor
+    Stdout and stderr are one stream; stdin is empty, so that no framework waits for an answer.
+    """
+
+    def __init__(self, command: Command, output: Output, interrupts: Interrupts, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Start the command.
+
+        Raises:
+            LaunchError: it cannot be started.
+        """
+        self._marker = uuid.uuid4().hex
+        write_files(command)
+        self._reaper = Reaper(self._marker, grace_seconds)
+        try:
+            self._process = subprocess.Popen(
+                command.argv,
+                cwd=command.directory,
+                env={**os.environ, **command.environment, process_tree.MARKER: self._marker},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            self._reaper.dismiss()
+            raise start_error(command, error) from error
+        self._reaper.tell(self._process.pid)
+        self._pipe = cast("BinaryIO", self._process.stdout)  # not None with stdout=PIPE
         self._closed = False
         self._output = output
         self._grace_seconds = grace_seconds
@@ -245,15 +218,16 @@ class Supervisor:
         self._stopped: Failure | None = None
         self.began = monotonic()
 
-    def run(
-        self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure, Callable[[], str]], object] | None = None
-    ) -> Ending:
+    def members(self) -> set[int]:
+        """Return the pids of all its processes."""
+        return process_tree.members(self._marker, self._root())
+
+    def run(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None] | None = None) -> Ending:
         """Return when no process is left.
 
         Args:
             tick: called about ten times a second with the current time; a Failure requests a stop.
-            before_stop: called once with that Failure while all processes are still alive, and with a function that returns
-                what they print until they are silent.
+            before_stop: called once with that Failure while all processes are still alive.
         """
         try:
             last_tick = 0.0
@@ -265,7 +239,7 @@ class Supervisor:
                 verdict = tick(now)
                 if verdict is not None and self._shutdown is None:
                     if before_stop is not None:
-                        before_stop(verdict, self._listen)
+                        before_stop(verdict)
                     self._stop(verdict)
                 self._check_signals_and_root()
             while not self._closed and self._read():  # what they wrote before they ended; a foreign process may hold the pipe
@@ -273,19 +247,20 @@ class Supervisor:
             self._output.close()
         finally:
             self._kill_remaining()
-            code = self._child.close()
+            process_tree.remove_leftovers(self._process.pid)
+            self._reaper.dismiss()
+            self._pipe.close()
         tick(monotonic())
-        return Ending(
-            exit_code=code,
-            duration_seconds=monotonic() - self.began,
-            stopped=self._stopped,
-            stop_signal=self._interrupts.first,
-        )
+        return Ending(exit_code=self._process.poll(), stopped=self._stopped)
+
+    def _root(self) -> int | None:
+        """Return the pid of the first process, or None once it has ended."""
+        return self._process.pid if self._process.poll() is None else None
 
     def _kill_remaining(self) -> None:
         """Kill what is left after an error in the launcher; normally there is nothing."""
-        if self._shutdown is None and self._child.members():
-            shutdown = Shutdown(self._child.marker, self._child.root, grace_seconds=0.0)
+        if self._shutdown is None and self.members():
+            shutdown = Shutdown(self._marker, self._root, grace_seconds=0.0)
             while not shutdown.advance():
                 sleep(TICK_SECONDS / 2)
 
@@ -295,16 +270,16 @@ class Supervisor:
             self._stop(Failure(outcome="interrupted", cause=f"Stopped by {self._interrupts.first.name}."))
         if self._interrupts.count > 1 and self._shutdown is not None:
             self._shutdown.kill()
-        if self._shutdown is None and self._child.root() is None:
+        if self._shutdown is None and self._root() is None:
             self._stop(None)
 
     def _stop(self, why: Failure | None) -> None:
         if self._shutdown is None:
             self._stopped = why
-            self._shutdown = Shutdown(self._child.marker, self._child.root, self._grace_seconds)
+            self._shutdown = Shutdown(self._marker, self._root, self._grace_seconds)
 
-    def _listen(self) -> str:
-        """Read output until there is none for a moment."""
+    def listen(self) -> str:
+        """Return what the processes print until they are silent for a moment."""
         heard, ends, silent = b"", monotonic() + LISTEN_SECONDS, monotonic() + SILENCE_SECONDS
         while monotonic() < min(ends, silent):
             if chunk := self._read():
@@ -316,9 +291,9 @@ class Supervisor:
         if self._closed:  # the child closed its output and may go on without it
             sleep(TICK_SECONDS / 2)
             return b""
-        if not select.select([self._descriptor], [], [], TICK_SECONDS / 2)[0]:
+        if not select.select([self._pipe], [], [], TICK_SECONDS / 2)[0]:
             return b""
-        chunk = os.read(self._descriptor, CHUNK_BYTES)
+        chunk = os.read(self._pipe.fileno(), CHUNK_BYTES)
         if chunk:
             self._output.feed(chunk)
         self._closed = not chunk
@@ -339,7 +314,7 @@ def run_command(command: Command, on_line: Callable[[str], None], limit_seconds:
         return Failure(outcome="timed_out", cause=f"No end within {limit_seconds:.0f} s.") if now > ends else None
 
     with Interrupts() as interrupts:
-        return Supervisor(Child(command, GRACE_SECONDS), Output((), on_line, on_line), interrupts).run(tick)
+        return Supervisor(command, Output((), on_line, on_line), interrupts).run(tick)
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:
@@ -353,9 +328,10 @@ def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callab
         SystemExit: a signal asked for an end.
     """
     argv = (*torchrun(Nodes(), ranks), "-m", module, *arguments)
-    ending = run_command(Command(argv=argv, environment=python_environment(ranks)), on_line)
-    if ending.stop_signal:
-        raise SystemExit(128 + ending.stop_signal)
+    with Interrupts() as interrupts:
+        ending = run_command(Command(argv=argv, environment=python_environment(ranks)), on_line)
+        if interrupts.first is not None:
+            raise SystemExit(128 + interrupts.first)
     if ending.stopped:
         return ending.stopped.cause
     return f"torchrun ended with status {ending.exit_code}." if ending.exit_code else None

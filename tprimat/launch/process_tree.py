@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, cast
 
 MARKER = "TPRIMAT_LAUNCH"
 """Environment variable with the same value in all processes of a run."""
@@ -156,21 +157,17 @@ DISMISSED = b"."
 
 
 class Reaper:
-    """The launcher's handle on the helper process."""
+    """The launcher's handle on the helper process, whose input ends when the launcher does."""
 
     def __init__(self, marker: str, grace_seconds: float) -> None:
-        reading, self._writing = os.pipe()
-        package_root = str(Path(__file__).parents[2])
         # -I and -S skip PYTHON* variables and site-packages, for a quick start. In its own session, signals to our group miss it.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", START, package_root, str(reading), marker, str(grace_seconds)],
-            pass_fds=(reading,),
+            [sys.executable, "-I", "-S", "-c", START, str(Path(__file__).parents[2]), marker, str(grace_seconds)],
             start_new_session=True,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(reading)
 
     def tell(self, root: int) -> None:
         """Name the first process of the run, whose process group is asked to stop first."""
@@ -183,23 +180,22 @@ class Reaper:
 
     def release(self) -> None:
         """Let the helper stop the run, and wait until it has."""
-        os.close(self._writing)
-        self._process.wait()
+        self._process.communicate()
 
     def _write(self, words: bytes) -> None:
+        pipe = cast("BinaryIO", self._process.stdin)  # not None with stdin=PIPE
         with contextlib.suppress(BrokenPipeError):  # the helper itself was killed
-            os.write(self._writing, words)
+            pipe.write(words)
+            pipe.flush()
 
 
 def main() -> None:
     """Wait until the launcher dismisses us or dies; stop the run if it died."""
-    reading, marker, grace = sys.argv[2:5]
-    told = b""
-    while words := os.read(int(reading), 64):
-        told += words
-        if told.endswith(DISMISSED):
-            return
-    first = int(told) if told.endswith(b"\n") else None
+    marker, grace = sys.argv[2:4]
+    told = sys.stdin.buffer.read()
+    if told.endswith(DISMISSED):
+        return
+    first = int(told) if told else None
 
     def leader() -> int | None:
         return first if first is not None and first in members(marker, first) else None

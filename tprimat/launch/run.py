@@ -1,7 +1,6 @@
 """Run one launch from its first record to its last: start the command, follow its steps, stop it, say how it ended."""
 
 import dataclasses
-import signal
 import statistics
 import sys
 from collections import deque
@@ -18,7 +17,7 @@ from tprimat.hardware.nodes import TimeLimit
 from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
 from tprimat.launch.hang import culprit, missing_ranks, save, take_records, take_stacks
-from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
+from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
 from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
 from tprimat.records.schema import Failure, RunRecord, StepRecord
@@ -114,29 +113,6 @@ class Watchdog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the launcher saw of the end of a run, from which the cause is found."""
-
-    exit_code: int | None
-    lines: Sequence[str]
-    """Of the log and of the ranks' own logs."""
-    steps: Sequence[StepRecord]
-    stopped: Failure | None
-    """Why the launcher stopped the run."""
-    gone: Failure | None
-    """Which other node was lost, or did not end."""
-    signal: signal.Signals | None
-    """That asked the launcher to stop."""
-    seconds_left: float | None
-    """Until the scheduler's time limit."""
-    oom_killed: bool
-    """Whether the kernel counted an out-of-memory kill."""
-    planned_steps: int | None
-    elsewhere: dict[str, Ended]
-    """Name of each other node -> how its ranks ended, the first one first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Everything needed to start one run."""
 
@@ -172,7 +148,6 @@ class LaunchResult:
     """Why the run did not complete; None: it did."""
     exit_code: int | None = None
     """Of the process; negative signal number if a signal ended it."""
-    duration_seconds: float = 0.0
     steps: tuple[StepRecord, ...] = ()
     """All steps, even if the disk was full."""
     stop_signal: int | None = None
@@ -332,14 +307,13 @@ class Attempt:
         try:
             if group is not None:
                 group.begin(launch.record.started_at or "")
-            child = Child(launch.command, launch.grace_seconds)
+            supervisor = Supervisor(launch.command, self._output, self._interrupts, launch.grace_seconds)
         except LaunchError as error:
             self._output.close()
             if group is not None and not isinstance(error, LostNodeError):  # which started nothing anywhere
                 group.stop(error.what)
                 group.finish(patience)
             raise
-        supervisor = Supervisor(child, self._output, self._interrupts, launch.grace_seconds)
         watchdog = Watchdog(launch.limits, supervisor.began, launch.planned_steps)
         here = Ended(exit_code=None)
 
@@ -354,12 +328,12 @@ class Attempt:
                 group.stop(f"Stopped by {self._interrupts.first.name} on the first node.")
             return (group and group.check()) or watchdog.verdict(now)
 
-        def before_stop(why: Failure, listen: Callable[[], str]) -> None:
+        def before_stop(why: Failure) -> None:
             nonlocal here
             self._watcher.on_notice(f"{why.cause} Stopping it.")
             if group is not None:
                 group.stop(why.cause)
-            here = stopped_ranks(child, launch.directory, listen, self._watcher.on_notice)
+            here = stopped_ranks(supervisor, launch.directory, self._watcher.on_notice)
 
         ending = supervisor.run(tick, before_stop)
         if group is not None and ending.exit_code != 0:
@@ -371,7 +345,6 @@ class Attempt:
         return LaunchResult(
             failure=failure,
             exit_code=ending.exit_code,
-            duration_seconds=ending.duration_seconds,
             steps=tuple(self._steps),
             stop_signal=self._interrupts.first,
         )
@@ -381,35 +354,53 @@ class Attempt:
         self._watcher.on_line(text)
 
     def _failure(self, ending: Ending, here: Ended, gone: Failure | None) -> Failure | None:
+        """Return why the run did not complete; None: it did.
+
+        Args:
+            ending: of the command on this node.
+            here: where the ranks of this node stood, if they were stopped.
+            gone: which other node was lost, or did not end.
+        """
         elsewhere = {} if self._launch.group is None else self._launch.group.ends()
-        stopped = ending.stopped
+        first, stopped = self._interrupts.first, ending.stopped
+        # The ranks may have died of the signal before the launcher stopped them, and another node may have had it first.
+        stops = (stopped, *(ended.failure for ended in elsewhere.values()))
+        signalled = stopped is None or any(stop is not None and stop.outcome == "interrupted" for stop in stops)
+        if first is not None and ending.exit_code != 0 and signalled:
+            return stopped_by(first.name, self._time_limit.seconds_left())
+        for name, ended in elsewhere.items():
+            if ended.failure is not None:
+                return dataclasses.replace(ended.failure, cause=f"{name}: {ended.failure.cause}")
+        if gone is not None:
+            return gone
+        lines = [*self._output.tail, *error_log_lines(self._launch.error_logs)]
         if stopped is not None and stopped.outcome in {"hung", "timed_out"}:
-            ends = [here, *elsewhere.values()]
-            words = [stopped.cause, culprit([stack for end in ends for stack in end.stacks])]
-            if stopped.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
-                words.append(missing_ranks([record for end in ends for record in end.collectives]))
-            hint = stopped.hint or (HINT if any(stack.text for stack in here.stacks) else None)
-            stopped = dataclasses.replace(stopped, cause=" ".join(filter(None, words)), hint=hint)
-        return cause_of(
-            Seen(
-                exit_code=ending.exit_code,
-                lines=[*self._output.tail, *error_log_lines(self._launch.error_logs)],
-                steps=tuple(self._steps),
-                stopped=stopped,
-                gone=gone,
-                signal=self._interrupts.first,
-                seconds_left=self._time_limit.seconds_left(),
-                oom_killed=count_oom_kills() > self._oom_kills_before,
-                planned_steps=self._launch.planned_steps,
-                elsewhere=elsewhere,
-            )
-        )
+            return add_log_hint(self._where_it_stood(stopped, [here, *elsewhere.values()]), lines)
+        if stopped is not None and stopped.kind != PART_FAILED:
+            return stopped
+        killed = count_oom_kills() > self._oom_kills_before
+        failures = [(classify(ending.exit_code, lines, self._steps, oom_killed=killed), lines)]
+        for name, ended in elsewhere.items():
+            there = classify(ended.exit_code, ended.lines, self._steps) if ended.exit_code else None
+            failures.append((there and dataclasses.replace(there, cause=f"{name}: {there.cause}"), list(ended.lines)))
+        if named := [(failure, its_lines) for failure, its_lines in failures if failure is not None]:
+            return earliest(named)
+        planned = self._launch.planned_steps
+        return None if planned is None else ended_early(self._steps, planned)
+
+    def _where_it_stood(self, stopped: Failure, ends: Sequence[Ended]) -> Failure:
+        """Return why a run was stopped, with the rank that the others wait for, by the stacks and collectives of all nodes."""
+        words = [stopped.cause, culprit([stack for end in ends for stack in end.stacks])]
+        if stopped.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
+            words.append(missing_ranks([record for end in ends for record in end.collectives]))
+        hint = stopped.hint or (HINT if any(stack.text for stack in ends[0].stacks) else None)
+        return dataclasses.replace(stopped, cause=" ".join(filter(None, words)), hint=hint)
 
 
-def stopped_ranks(child: Child, directory: RunDirectory, listen: Callable[[], str], notify: Callable[[str], None]) -> Ended:
+def stopped_ranks(supervisor: Supervisor, directory: RunDirectory, notify: Callable[[str], None]) -> Ended:
     """Return where the ranks of this node stand that are about to be stopped, and save their stacks in a run's folder."""
-    collectives = tuple(take_records(child.members(), directory.path))
-    stacks = tuple(take_stacks(child.members(), listen))
+    collectives = tuple(take_records(supervisor.members(), directory.path))
+    stacks = tuple(take_stacks(supervisor.members(), supervisor.listen))
     if saved := save(stacks, directory.path / "stacks.txt"):
         notify(saved)
     return Ended(exit_code=None, stacks=stacks, collectives=collectives)
@@ -427,29 +418,3 @@ def error_log_lines(patterns: Iterable[str]) -> list[str]:
                 continue
             lines += data.decode("utf8", errors="replace").splitlines()
     return lines
-
-
-def cause_of(seen: Seen) -> Failure | None:
-    """Return why a run did not complete; None: it did."""
-    stopped = seen.stopped
-    # The ranks may have died of the signal before the launcher stopped them, and another node may have had it first.
-    stops = (stopped, *(ended.failure for ended in seen.elsewhere.values()))
-    signalled = stopped is None or any(stop is not None and stop.outcome == "interrupted" for stop in stops)
-    if seen.signal is not None and seen.exit_code != 0 and signalled:
-        return stopped_by(seen.signal.name, seen.seconds_left)
-    for name, ended in seen.elsewhere.items():
-        if ended.failure is not None:
-            return dataclasses.replace(ended.failure, cause=f"{name}: {ended.failure.cause}")
-    if seen.gone is not None:
-        return seen.gone
-    if stopped is not None and stopped.kind != PART_FAILED:
-        return add_log_hint(stopped, seen.lines) if stopped.outcome in {"hung", "timed_out"} else stopped
-    here = classify(seen.exit_code, seen.lines, seen.steps, oom_killed=seen.oom_killed)
-    failures = [] if here is None else [(here, seen.lines)]
-    for name, ended in seen.elsewhere.items():
-        there = classify(ended.exit_code, ended.lines, seen.steps) if ended.exit_code else None
-        if there is not None:
-            failures.append((dataclasses.replace(there, cause=f"{name}: {there.cause}"), ended.lines))
-    if failures:
-        return earliest(failures)
-    return None if seen.planned_steps is None else ended_early(seen.steps, seen.planned_steps)

@@ -16,7 +16,7 @@ from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.agreement import POLL_SECONDS, Ended, Group, Hello, Leave, LostNodeError, Member, Part
-from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor, torchrun
+from tprimat.launch.process import Interrupts, Output, Supervisor, torchrun
 from tprimat.launch.run import stopped_ranks
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
@@ -152,17 +152,17 @@ def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts,
         cause = member.read(str, stop)
         return None if cause is None else Failure(outcome="interrupted", cause=cause)
 
-    def before_stop(why: Failure, listen: Callable[[], str]) -> None:
+    def before_stop(why: Failure) -> None:
         nonlocal here
         notify(f"{why.cause} Stopping it.")
-        here = stopped_ranks(child, directory, listen, notify)
+        here = stopped_ranks(supervisor, directory, notify)
 
     try:
         write_plan(directory.plan_file, plan)
         output = Output((directory.log_file,), lambda _: None, notify)
         with Telemetry(directory, part.started_at, gpus, notify):
-            child = Child(command_on(plan, dataclasses.replace(part.place, rank=nodes.rank)), GRACE_SECONDS)
-            ending = Supervisor(child, output, interrupts).run(tick, before_stop)
+            supervisor = Supervisor(command_on(plan, dataclasses.replace(part.place, rank=nodes.rank)), output, interrupts)
+            ending = supervisor.run(tick, before_stop)
     except LostNodeError:
         raise
     except UserError as error:

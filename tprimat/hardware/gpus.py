@@ -51,20 +51,14 @@ def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
         if word.startswith("MIG-"):  # a slice: name and memory of the whole GPU do not apply
             selected.append(Gpu(platform="cuda", name=None, uuid=word, driver=gpus[0].driver if gpus else None))
             continue
-        match = find_gpu(gpus, word)
-        if match is None:
+        if word.isdigit():
+            matches = gpus[int(word) : int(word) + 1]
+        else:
+            matches = [gpu for gpu in gpus if word.startswith("GPU-") and (gpu.uuid or "").startswith(word)]
+        if not matches:
             break
-        selected.append(match)
+        selected.append(matches[0])
     return tuple(selected)
-
-
-def find_gpu(gpus: Sequence[Gpu], word: str) -> Gpu | None:
-    """Find a GPU by index or by the beginning of its UUID."""
-    if word.isdigit():
-        return gpus[int(word)] if int(word) < len(gpus) else None
-    if not word.startswith("GPU-"):
-        return None
-    return next((gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid.startswith(word)), None)
 
 
 def open_nvml() -> Any:
@@ -111,7 +105,7 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
                 index=index,
                 uuid=query_nvml(nvml, "nvmlDeviceGetUUID", device),
                 memory_bytes=None if memory is None else memory.total,
-                power_limit_watts=scale(query_nvml(nvml, "nvmlDeviceGetPowerManagementLimit", device), 1e-3),
+                power_limit_watts=number(query_nvml(nvml, "nvmlDeviceGetPowerManagementLimit", device), 1e-3),
                 driver=driver,
             )
         )
@@ -154,7 +148,7 @@ def amd_gpus() -> tuple[Gpu, ...]:
             name=nested(card, "asic", "market_name"),
             index=card["gpu"],
             memory_bytes=to_bytes(nested(card, "vram", "size")),
-            power_limit_watts=next((watts for keys in AMD_LIMITS if (watts := to_float(nested(card, "limit", *keys)))), None),
+            power_limit_watts=next((watts for keys in AMD_LIMITS if (watts := number(nested(card, "limit", *keys)))), None),
             driver=nested(card, "driver", "version"),
         )
         for card in amd_smi_cards(tool_output(["amd-smi", "static", "--asic", "--vram", "--driver", "--limit", "--json"]))
@@ -189,23 +183,18 @@ def nested(value: Any, *keys: str) -> Any:
     return None if value == "N/A" else value
 
 
-def to_float(text: Any) -> float | None:
-    """Convert a tool's number; None for N/A and the like."""
+def number(value: Any, factor: float = 1.0) -> float | None:
+    """Convert a tool's number to another unit; None for N/A and the like."""
     try:
-        return float(text)
+        return float(value) * factor
     except (TypeError, ValueError):
         return None
 
 
-def scale(value: float | None, factor: float) -> float | None:
-    """Convert to another unit."""
-    return None if value is None else value * factor
-
-
 def to_bytes(size: Any) -> int | None:
     """Convert a tool's number with its unit."""
-    value = to_float(nested(size, "value"))
-    return None if value is None else round(value * UNIT_BYTES.get(str(nested(size, "unit")), 1))
+    value = number(nested(size, "value"), UNIT_BYTES.get(str(nested(size, "unit")), 1))
+    return None if value is None else round(value)
 
 
 def common(values: Iterable[Any]) -> Any:

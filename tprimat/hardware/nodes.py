@@ -7,7 +7,6 @@ Reads what srun, Kubernetes and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_
 import os
 import re
 import subprocess
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +23,6 @@ ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
 INTERACTIVE_STEP = str(0xFFFFFFFA)
 """Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
-BRACKETS = re.compile(r"([^,\[]*)\[([^\]]*)\]([^,\[]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,28 +216,24 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Expand 'gpu[01-03,7],login' to node names; scontrol is missing in containers."""
-    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)
-    return tuple(name for part in parts for name in expand_brackets(part))
-
-
-def expand_brackets(part: str) -> list[str]:
-    """Expand one part of a host list.
+    """Expand 'gpu[01-03,7],login' to node names; scontrol is missing in containers.
 
     Raises:
-        LaunchError: the brackets contain something other than numbers and ranges.
+        LaunchError: brackets contain something other than numbers and ranges.
     """
-    match = BRACKETS.search(part)
-    if match is None:
-        return [part]
-    names = []
-    for piece in match[2].split(","):
-        low, _, high = piece.partition("-")
-        if not (low.isdigit() and (high or low).isdigit()):
-            raise LaunchError(f"Cannot parse the host list {part}.", fix="set MASTER_ADDR and NODE_RANK on every node")
-        for value in range(int(low), int(high or low) + 1):
-            names += expand_brackets(f"{match[1]}{value:0{len(low)}d}{match[3]}{part[match.end() :]}")
-    return names
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        before, bracket, rest = part.partition("[")
+        ranges, _, after = rest.partition("]")
+        if not bracket:
+            names.append(part)
+            continue
+        for low, _, high in (piece.partition("-") for piece in ranges.split(",")):
+            if not (low.isdigit() and (high or low).isdigit()):
+                raise LaunchError(f"Cannot parse the host list {part}.", fix="set MASTER_ADDR and NODE_RANK on every node")
+            numbers = range(int(low), int(high or low) + 1)
+            names += [f"{before}{number:0{len(low)}d}{end}" for number in numbers for end in expand_hosts(after) or ("",)]
+    return tuple(names)
 
 
 def whole_number(environment: Mapping[str, str], name: str, most: int | None = None) -> int:
@@ -269,29 +263,22 @@ def job_name(environment: Mapping[str, str] = os.environ) -> str | None:
     return f"slurm {environment['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in environment else None
 
 
-class TimeLimit:
-    """The time limit of this job. A job that is cancelled ends now, so what counts is the limit that it had before."""
+def job_ends_at(known: float | None = None, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return when this job's time limit is, in seconds since 1970; None: no job, or no limit.
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        """Ask SLURM; the variable is what SLURM 23.02 and later said at the start of the job."""
-        job, end = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_END_TIME", "")
-        self._job = job if job.isdigit() else None
-        self._end = float(end) if end.isdigit() else None
-        self._refresh()
-
-    def seconds_left(self) -> float | None:
-        """Return the seconds until the limit, which may have changed; negative after it. None: no job, or no limit."""
-        self._refresh()
-        return None if self._end is None else self._end - time.time()
-
-    def _refresh(self) -> None:
-        if self._job is None:
-            return
-        command = ["squeue", "--noheader", "--states=all", f"--jobs={self._job}", "--format=%T %e"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True)
-            state, end = done.stdout.split()
-            if state == "RUNNING":
-                self._end = datetime.fromisoformat(end).timestamp()  # in local time, without a zone
-        except (OSError, subprocess.SubprocessError, ValueError):  # no squeue here, or no limit
-            return
+    Args:
+        known: what this returned before. A job that is cancelled ends now, so what counts is the limit that it had before.
+        environment: with what SLURM 23.02 and later said at the start of the job.
+    """
+    job, end = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_END_TIME", "")
+    if known is None and end.isdigit():
+        known = float(end)
+    if not job.isdigit():
+        return known
+    command = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T %e"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True)
+        state, now = done.stdout.split()
+        return datetime.fromisoformat(now).timestamp() if state == "RUNNING" else known  # in local time, without a zone
+    except (OSError, subprocess.SubprocessError, ValueError):  # no squeue here, or no limit
+        return known

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tprimat.core.errors import RecordError
-from tprimat.hardware.gpus import Gpu, amd_smi_cards, nested, open_nvml, query_nvml, scale, to_float, tool_output
+from tprimat.hardware.gpus import Gpu, amd_smi_cards, nested, number, open_nvml, query_nvml, tool_output
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
 
@@ -60,27 +60,22 @@ class NvmlReader:
 
     def read(self, at_seconds: float = 0.0) -> list[TelemetrySample]:
         """Read all GPUs now, each numbered by its place."""
-        return [self._read(number, device, at_seconds) for number, device in enumerate(self._devices)]
+        return [self._read(place, device, at_seconds) for place, device in enumerate(self._devices)]
 
-    def _read(self, number: int, device: Any, at_seconds: float) -> TelemetrySample:
+    def _read(self, place: int, device: Any, at_seconds: float) -> TelemetrySample:
         def query(function: str, *arguments: Any) -> Any:
             return query_nvml(self._nvml, function, device, *arguments)
 
-        rates = query("nvmlDeviceGetUtilizationRates")
+        rates, reasons = query("nvmlDeviceGetUtilizationRates"), query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         return TelemetrySample(
             at_seconds=at_seconds,
-            gpu=number,
-            power_watts=scale(query("nvmlDeviceGetPowerUsage"), 1e-3),
-            clock_hertz=scale(query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM), 1e6),
-            temperature_celsius=scale(query("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU), 1.0),
+            gpu=place,
+            power_watts=number(query("nvmlDeviceGetPowerUsage"), 1e-3),
+            clock_hertz=number(query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM), 1e6),
+            temperature_celsius=number(query("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)),
             utilization=None if rates is None else rates.gpu / 100,
-            throttle_reasons=nvidia_reasons(query("nvmlDeviceGetCurrentClocksEventReasons") or 0),
+            throttle_reasons=tuple(word for bit, word in NVIDIA_REASONS.items() if reasons & bit),
         )
-
-
-def nvidia_reasons(bits: int) -> tuple[str, ...]:
-    """Name the reasons for throttling that are set in NVML's bits."""
-    return tuple(word for bit, word in NVIDIA_REASONS.items() if bits & bit)
 
 
 def amd_smi_samples(text: str | None, at_seconds: float = 0.0) -> list[TelemetrySample]:
@@ -89,10 +84,10 @@ def amd_smi_samples(text: str | None, at_seconds: float = 0.0) -> list[Telemetry
         TelemetrySample(
             at_seconds=at_seconds,
             gpu=card["gpu"],
-            power_watts=to_float(nested(card, "power", "socket_power", "value")),
-            clock_hertz=scale(to_float(nested(card, "clock", "gfx_0", "clk", "value")), 1e6),
-            temperature_celsius=to_float(nested(card, "temperature", "hotspot", "value")),
-            utilization=scale(to_float(nested(card, "usage", "gfx_activity", "value")), 1e-2),
+            power_watts=number(nested(card, "power", "socket_power", "value")),
+            clock_hertz=number(nested(card, "clock", "gfx_0", "clk", "value"), 1e6),
+            temperature_celsius=number(nested(card, "temperature", "hotspot", "value")),
+            utilization=number(nested(card, "usage", "gfx_activity", "value"), 1e-2),
             throttle_reasons=tuple(
                 word for key, word in AMD_REASONS.items() if nested(card, "throttle", key) in {"ACTIVE", True}
             ),

@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Protocol
 from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu
-from tprimat.hardware.nodes import TimeLimit
+from tprimat.hardware.nodes import job_ends_at
 from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
 from tprimat.launch.hang import culprit, missing_ranks, save, take_records, take_stacks
@@ -293,7 +294,7 @@ class Attempt:
         self._launch = launch
         self._interrupts = interrupts
         self._watcher = watcher
-        self._time_limit = TimeLimit()
+        self._job_ends_at = job_ends_at()
         self._oom_kills_before = count_oom_kills()
         self._steps: list[StepRecord] = []
         self._source = Steps(launch, watcher.on_notice)
@@ -367,7 +368,8 @@ class Attempt:
         stops = (stopped, *(ended.failure for ended in elsewhere.values()))
         signalled = stopped is None or any(stop is not None and stop.outcome == "interrupted" for stop in stops)
         if first is not None and ending.exit_code != 0 and signalled:
-            return stopped_by(first.name, self._time_limit.seconds_left())
+            job_end = job_ends_at(self._job_ends_at)
+            return stopped_by(first.name, None if job_end is None else job_end - time.time())
         for name, ended in elsewhere.items():
             if ended.failure is not None:
                 return dataclasses.replace(ended.failure, cause=f"{name}: {ended.failure.cause}")

@@ -50,10 +50,10 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
     plan = session.plans[0]
     yield _gpus(session, plan)
     if not session.is_here and (error := engine_named(plan.engine).available(Here(platform=plan.platform)).error) is not None:
-        yield Check(name="engine", status="absent", finding=f"{error.what} The machine that runs this needs it.")
+        yield Check("engine", "absent", f"{error.what} The machine that runs this needs it.")
     if plan.nodes > 1:
         yield _nodes(plan, environment)
-    yield Check(name="data", status="ok", finding=plan.dataset)
+    yield Check("data", "ok", plan.dataset)
     for one in {(plan.model, plan.strategy): plan for plan in session.plans}.values():
         yield _memory(session, one, several=len({plan.run_id for plan in session.plans}) > 1)
     yield check_disk(session.output)
@@ -63,16 +63,16 @@ def _gpus(session: Session, plan: RunPlan) -> Check:
     machine, wanted = session.machine, plan.gpus_per_node
     if session.is_named and machine is not None:
         finding = f"{wanted} x {machine.accelerator}, which --gpu names; what follows is predicted for it"
-        return Check(name="GPUs", status="absent", finding=finding)
+        return Check("GPUs", "absent", finding)
     if plan.platform == "cpu":
         finding = f"{wanted:,} on this CPU, which has {cpu_cores()} cores"
         if wanted > (most := most_cpu_ranks()):
-            return Check(name="processes", status="problem", finding=finding, fix=f"--gpus {most} at most")
-        return Check(name="processes", status="ok", finding=finding)
+            return Check("processes", "problem", finding, f"--gpus {most} at most")
+        return Check("processes", "ok", finding)
     if machine is None or BACKEND_OF[plan.platform] != machine.platform:
         finding = f"{wanted} {plan.platform} GPUs are planned, and this machine shows none"
-        return Check(name="GPUs", status="absent", finding=finding, fix="start the run on a machine with GPUs")
-    return Check(name="GPUs", status="ok", finding=f"{wanted} of {machine.gpus_per_node} x {machine.accelerator}")
+        return Check("GPUs", "absent", finding, "start the run on a machine with GPUs")
+    return Check("GPUs", "ok", f"{wanted} of {machine.gpus_per_node} x {machine.accelerator}")
 
 
 def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
@@ -80,9 +80,8 @@ def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
         nodes = find_nodes(plan.nodes, environment)
     except LaunchError as error:
         finding = f"{plan.nodes}; the command is for the first one, with FIRST_NODE as its address"
-        return Check(name="nodes", status="absent", finding=finding, fix=error.fix)
-    return Check(
-        name="nodes", status="ok", finding=f"this is node {nodes.rank} of {nodes.count}, the first is {nodes.master_address}"
+        return Check("nodes", "absent", finding, error.fix)
+    return Check("nodes", "ok", f"this is node {nodes.rank} of {nodes.count}, the first is {nodes.master_address}"
     )
 
 
@@ -91,16 +90,16 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     need = needed_bytes(plan)
     if need is None:
         why = "on a CPU" if plan.platform == "cpu" else f"for the engine {plan.engine}"
-        return Check(name=name, status="absent", finding=f"{whose}not predicted {why}")
+        return Check(name, "absent", f"{whose}not predicted {why}")
     what = f"{whose}{units.gibibytes(need.most)} predicted on the fullest rank"
     what += " if no token is dropped" if plan.workload.expert_capacity_factor is not None else ""
     room = session.machine_of(plan).memory_bytes
     if room is None:
-        return Check(name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here", fix="--gpu 'H100 SXM'")
+        return Check(name, "absent", f"{what}; the memory of a GPU is not known here", "--gpu 'H100 SXM'")
     if need.least > room:
         fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
-        return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)
-    return Check(name=name, status="ok", finding=f"{what}; a GPU has {units.gibibytes(room)}")
+        return Check(name, "problem", f"{what}; a GPU has {units.gibibytes(room)}", fix)
+    return Check(name, "ok", f"{what}; a GPU has {units.gibibytes(room)}")
 
 
 class Need(NamedTuple):

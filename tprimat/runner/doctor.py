@@ -37,7 +37,7 @@ def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], 
         the checks in the order in which a reader wants them, and whether some engine can train here.
     """
     machine = this_machine()
-    python = Check(name="Python", status="ok", finding=f"{platform.python_version()} at {sys.executable}")
+    python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     torch = check_torch(ask_torch(), machine.platform if machine else None)
     packages = [check_package(name, distributions) for name, distributions in TRAINING]
     here = Here(platform=PLATFORM_OF[machine.platform] if machine else "cpu", primus_path=primus_path)
@@ -65,28 +65,28 @@ def ask_torch() -> Mapping[str, Any] | str:
 def check_torch(answer: Mapping[str, Any] | str, gpus: str | None) -> Check:
     """Say for what torch is built, and whether it sees the GPUs."""
     if isinstance(answer, str):
-        return Check(name="torch", status="problem", finding=answer, fix=INSTALL)
+        return Check("torch", "problem", answer, INSTALL)
     built = "rocm" if answer["hip"] else "cuda" if answer["cuda"] else None
     build = {"rocm": f"ROCm {answer['hip']}", "cuda": f"CUDA {answer['cuda']}", None: "CPUs"}[built]
     library = f", {'RCCL' if answer['hip'] else 'NCCL'} {'.'.join(map(str, answer['nccl']))}" if answer["nccl"] else ""
     finding = f"{answer['version']}, built for {build}{library}"
     if gpus and built != gpus:
         fix = f"{sys.executable} -m pip uninstall torch, then make install" + (" TORCH=rocm7.2" if gpus == "rocm" else "")
-        return Check(name="torch", status="problem", finding=f"{finding}, but the GPUs need {gpus}", fix=fix)
+        return Check("torch", "problem", f"{finding}, but the GPUs need {gpus}", fix)
     if gpus and not answer["devices"]:
         fix = "nvidia-smi or rocm-smi shows the driver's version; a driver older than torch's build must be updated"
-        return Check(name="torch", status="problem", finding=f"{finding}, which does not see the GPUs", fix=fix)
-    return Check(name="torch", status="ok", finding=finding + (f", sees {answer['devices']} GPUs" if gpus else ""))
+        return Check("torch", "problem", f"{finding}, which does not see the GPUs", fix)
+    return Check("torch", "ok", finding + (f", sees {answer['devices']} GPUs" if gpus else ""))
 
 
 def check_package(name: str, distributions: Sequence[str]) -> Check:
     """Look for one of the packages that training needs."""
     for distribution in distributions:
         try:
-            return Check(name=name, status="ok", finding=metadata.version(distribution))
+            return Check(name, "ok", metadata.version(distribution))
         except metadata.PackageNotFoundError:
             continue
-    return Check(name=name, status="problem", finding="not installed", fix=INSTALL)
+    return Check(name, "problem", "not installed", INSTALL)
 
 
 def check_engines(here: Here) -> Iterator[Check]:
@@ -95,6 +95,6 @@ def check_engines(here: Here) -> Iterator[Check]:
         answer = engine.available(here)
         name = f"engine {engine.name}"
         if answer.error is None:
-            yield Check(name=name, status="ok", finding=answer.reason)
+            yield Check(name, "ok", answer.reason)
         else:
-            yield Check(name=name, status="absent", finding=answer.reason, fix=answer.error.fix)
+            yield Check(name, "absent", answer.reason, answer.error.fix)

@@ -30,7 +30,7 @@ def test_the_second_one_is_refused_with_who_holds_the_folder_and_the_way_out(tmp
     with pytest.raises(LaunchError) as refused, locked(tmp_path):
         pass
     assert refused.value.what == f"The output folder {tmp_path} is in use."
-    assert f"Process {process.pid} on this machine" in refused.value.why
+    assert f"process {process.pid} on this machine since" in refused.value.why
     assert "--output-dir" in refused.value.fix
     assert holder_of(tmp_path).pid == process.pid
     process.communicate("\n")

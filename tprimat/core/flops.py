@@ -213,14 +213,9 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
     spared = dropped * chosen
     if convention == "6n":
         return 6.0 * (count.active - spared)
-    square = _attention_square_flop_per_token(shape, sequence_tokens)
+    # Scores and weighted values: 2 FLOP for each token of the sequence and column of heads, in the forward pass.
+    square = FORWARD_AND_BACKWARD * 2.0 * sequence_tokens * shape.heads * (shape.head_dim + shape.value_dim) * shape.layers
     return 6.0 * (count.matmul - spared) + (square / 2 if convention == "causal" else square)
-
-
-def _attention_square_flop_per_token(shape: ModelShape, sequence_tokens: int) -> float:
-    """Return the FLOP of one token's scores and weighted values over its whole sequence, forward and backward, all layers."""
-    width = shape.heads * (shape.head_dim + shape.value_dim)
-    return float(FORWARD_AND_BACKWARD * 2 * sequence_tokens * width * shape.layers)
 
 
 def seed_flop_per_token(shape_name: str) -> float | None:

@@ -88,7 +88,13 @@ def _take(folder: Path, job: str | None) -> int:
     if not _lock(file):
         holder = _read(file)
         os.close(file)
-        raise _in_use(folder, holder)
+        who = "another launcher" if holder is None else f"{holder} since {holder.since}"
+        raise LaunchError(
+            f"The output folder {folder} is in use.",
+            where="--output-dir",
+            why=f"It is held by {who}. Two launchers in one folder would overwrite each other's results.",
+            fix="--output-dir with another folder, or wait until it has ended",
+        )
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
     holder = Holder(pid=os.getpid(), host=platform.node(), since=since, job=job)
     os.truncate(file, 0)
@@ -105,17 +111,6 @@ def _lock(file: int) -> bool:
         if error.errno not in NO_LOCKS:
             raise
     return True
-
-
-def _in_use(folder: Path, holder: Holder | None) -> LaunchError:
-    who = "Another launcher" if holder is None else f"P{str(holder)[1:]}"
-    since = "" if holder is None else f" since {holder.since}"
-    return LaunchError(
-        f"The output folder {folder} is in use.",
-        where="--output-dir",
-        why=f"{who} has been writing results there{since}. Runs of two launchers in one folder would overwrite each other.",
-        fix="--output-dir with another folder, or wait until it has ended",
-    )
 
 
 def _read(file: int) -> Holder | None:

@@ -3,7 +3,8 @@
 OUTPUT/runs/RUN_ID/   plan.json   what was requested
                       run.json    what ran and how it ended, replaced atomically
                       steps.jsonl one line per step, appended as the step ends
-                      telemetry.jsonl, training.log
+                      telemetry.jsonl  power and clocks of the GPUs, one line per reading
+                      training.log     everything the framework printed
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -224,36 +225,16 @@ def rising(steps: tuple[StepRecord, ...], path: Path) -> tuple[StepRecord, ...]:
     return steps
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The folder of one run."""
 
-    path: Path
-
-    @property
-    def plan_file(self) -> Path:
-        """The RunPlan, which the worker reads."""
-        return self.path / "plan.json"
-
-    @property
-    def run_file(self) -> Path:
-        """The RunRecord."""
-        return self.path / "run.json"
-
-    @property
-    def steps_file(self) -> Path:
-        """StepRecords, one per line."""
-        return self.path / "steps.jsonl"
-
-    @property
-    def telemetry_file(self) -> Path:
-        """TelemetrySamples, one per line."""
-        return self.path / "telemetry.jsonl"
-
-    @property
-    def log_file(self) -> Path:
-        """Everything the framework printed."""
-        return self.path / "training.log"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan_file = path / "plan.json"
+        self.run_file = path / "run.json"
+        self.steps_file = path / "steps.jsonl"
+        self.telemetry_file = path / "telemetry.jsonl"
+        self.log_file = path / "training.log"
 
     def write_run(self, run: RunRecord) -> None:
         """Replace run.json. Its command was masked when it was read; what a log says is masked here."""

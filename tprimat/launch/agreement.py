@@ -57,7 +57,7 @@ class Part:
 
     number: int
     plan: RunPlan
-    started_at: str
+    started_at: str | None
     """Of the run, ISO 8601."""
     place: Nodes
     """With the address of torchrun's store; `rank` is the first node's."""
@@ -141,7 +141,8 @@ class Group:
         self._hellos = {0: own}
         self._number = 0
         """Of the run, counted from 1."""
-        self._next: tuple[RunPlan, Nodes] | None = None
+        self._next = ""
+        """What the other nodes start next: a Part as JSON."""
         self._beats: dict[int, tuple[bytes, float]] = {}
         """The last one, and when it was new."""
         self._lost: dict[int, str] = {}
@@ -188,28 +189,26 @@ class Group:
             records.append(replace(hello.node, other_variables=other))
         return tuple(records)
 
-    def prepare(self, plan: RunPlan) -> Nodes:
+    def prepare(self, plan: RunPlan, started_at: str | None) -> Nodes:
         """Return the first node's place in the next run, with a fresh port for torchrun's store."""
         address, port = self._address or self.nodes.master_address, free_port(self._address or "")
-        self._next = plan, replace(self.nodes, master_address=address, master_port=port)
-        return self._next[1]
+        place = replace(self.nodes, master_address=address, master_port=port)
+        self._next = to_json(Part(number=self._number + 1, plan=plan, started_at=started_at, place=place))
+        return place
 
-    def begin(self, started_at: str) -> None:
+    def begin(self) -> None:
         """Let the other nodes start their ranks of the run that was prepared.
 
         Raises:
             LostNodeError: a node was lost.
         """
-        assert self._next is not None  # `prepare` comes first
-        plan, place = self._next
         self._number += 1
         self._ended, self._failed_at, self._stopping = {}, None, False
         self._poll()
         if self._lost:
             fix = "the same call with --resume continues from here"
             raise LostNodeError(f"{self._loss()} No further run can start.", fix=fix)
-        part = Part(number=self._number, plan=plan, started_at=started_at, place=place)
-        self._store.write(f"run/{self._number}", to_json(part))
+        self._store.write(f"run/{self._number}", self._next)
 
     def check(self) -> Failure | None:
         """Return why the run must end: a node is lost, or its ranks have failed and those of this node go on."""

@@ -307,7 +307,7 @@ class Attempt:
         patience = launch.grace_seconds + OTHER_NODES_SECONDS
         try:
             if group is not None:
-                group.begin(launch.record.started_at or "")
+                group.begin()
             supervisor = Supervisor(launch.command, self._output, self._interrupts, launch.grace_seconds)
         except LaunchError as error:
             self._output.close()

@@ -1,6 +1,6 @@
 """Starts a command through the real launcher, in this process or, as a script, in one that can be killed.
 
-python tests/launch/a_launch.py FOLDER GRACE_SECONDS COMMAND... prints the result as JSON.
+python tests/launch/a_launch.py FOLDER GRACE_SECONDS COMMAND... prints outcome, cause, exit status and number of steps as JSON.
 """
 
 import dataclasses
@@ -16,11 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from changes import record as record_of  # noqa: E402
 
 from tprimat.engines.base import Command  # noqa: E402
-from tprimat.launch.run import (  # noqa: E402
-    Launch,
-    Limits,
-    run,
-)
+from tprimat.launch.run import Launch, Limits, run  # noqa: E402
 from tprimat.records.schema import Machine  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
 
@@ -31,14 +27,9 @@ class Notes:
     """A watcher that records what it receives."""
 
     def __init__(self):
-        self.lines, self.waits, self.steps, self.notices, self.ends = [], [], [], [], []
-        self.on_line, self.on_wait, self.on_step, self.on_notice, self.on_end = (
-            self.lines.append,
-            self.waits.append,
-            self.steps.append,
-            self.notices.append,
-            self.ends.append,
-        )
+        self.lines, self.waits, self.steps, self.notices = [], [], [], []
+        self.on_line, self.on_wait = self.lines.append, self.waits.append
+        self.on_step, self.on_notice = self.steps.append, self.notices.append
 
 
 def first_record(**fields):
@@ -105,8 +96,8 @@ def wait_for(condition, seconds=120.0, pause=0.02, explain=lambda: "it did not h
 def main():
     plain = a_launch(sys.argv[1], grace_seconds=float(sys.argv[2]))
     command = dataclasses.replace(plain.command, argv=tuple(sys.argv[3:]))
-    record, result = run(dataclasses.replace(plain, command=command), Notes())
-    print(json.dumps({"record": record.outcome, "result": dataclasses.asdict(result)}), flush=True)
+    record, steps = run(dataclasses.replace(plain, command=command), Notes())
+    print(json.dumps([record.outcome, record.cause, record.exit_code, len(steps)]), flush=True)
 
 
 if __name__ == "__main__":

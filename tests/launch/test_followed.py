@@ -49,30 +49,30 @@ def said(step, seconds):
 def test_the_last_steps_of_a_log_say_when_they_ended_as_far_as_nothing_came_between(tmp_path):
     words = [*said(1, 0.6), "sleep", 0.6, *said(2, 0.6), "sleep", 2.0, *said(3, 0.6)]  # a validation of 1.4 s before step 3
     words += [word for step in (4, 5, 6, 7) for word in ("sleep", 0.6, *said(step, 0.6))]
-    _, result, _ = followed(tmp_path, None, *words)
-    ends = [step.ended_at_seconds for step in result.steps]
+    _, steps, _ = followed(tmp_path, None, *words)
+    ends = [step.ended_at_seconds for step in steps]
     assert ends[:2] == [None, None]
     assert [after - before for before, after in pairwise(ends[2:])] == pytest.approx([0.6] * 4, abs=0.15)
-    assert RunDirectory(tmp_path).read_steps() == result.steps
+    assert RunDirectory(tmp_path).read_steps() == steps
     readings = [TelemetrySample(at_seconds=at / 4, gpu=0, power_watts=500.0) for at in range(40)]
-    assert joules(readings, result.steps[3:], 1) == (pytest.approx(4 * 0.6 * 500, rel=0.1), [])
-    assert joules(readings, result.steps, 1) == (None, [Finding(kind="no ends of steps")])
+    assert joules(readings, steps[3:], 1) == (pytest.approx(4 * 0.6 * 500, rel=0.1), [])
+    assert joules(readings, steps, 1) == (None, [Finding(kind="no ends of steps")])
 
 
 def test_steps_too_short_for_the_clock_of_their_lines_have_no_moments_and_count(tmp_path):
     words = [word for step in range(1, 9) for word in ("sleep", 0.02, *said(step, 0.01))]
-    record, result, _ = followed(tmp_path, None, *words)
-    assert [step.ended_at_seconds for step in result.steps] == [None] * 8
-    assert contradictions(RunResult(run=record, steps=result.steps, path=tmp_path), None) == ()
+    record, steps, _ = followed(tmp_path, None, *words)
+    assert [step.ended_at_seconds for step in steps] == [None] * 8
+    assert contradictions(RunResult(run=record, steps=steps, path=tmp_path), None) == ()
 
 
 def test_a_replayed_primus_log_gives_each_step_once_with_its_evidence(tmp_path):
-    record, result, notes = followed(tmp_path, LOGS / "primus_core_v26_5_1.log")
+    record, steps, notes = followed(tmp_path, LOGS / "primus_core_v26_5_1.log")
     numbers = [step.step for step in notes.steps]
     assert numbers == sorted(set(numbers))
     assert numbers
-    assert {step.step for step in result.steps} >= set(numbers)
-    assert RunDirectory(tmp_path).read_steps() == result.steps
+    assert {step.step for step in steps} >= set(numbers)
+    assert RunDirectory(tmp_path).read_steps() == steps
     assert (record.outcome, record.clock, record.evidence.source) == ("completed", "framework", "log")
 
 
@@ -83,8 +83,8 @@ def test_a_batch_that_the_log_contradicts_marks_the_run(tmp_path):
 
 
 def test_a_primus_run_that_fails_keeps_the_steps_before(tmp_path):
-    record, result, _ = followed(
+    record, steps, _ = followed(
         tmp_path, LOGS / "primus_core_v26_5_1.log", "line", "HIP out of memory. Tried to allocate 3.31 GiB.", "exit", "1"
     )
     assert record.outcome == "out_of_memory"
-    assert result.steps
+    assert steps

@@ -14,25 +14,23 @@ from tprimat.records.store import RunDirectory
 
 def launched(*args, **kwargs):
     notes = Notes()
-    record, result = run(a_launch(*args, **kwargs), notes)
-    return record, result, notes
+    return (*run(a_launch(*args, **kwargs), notes), notes)
 
 
 @pytest.mark.parametrize(("steps", "outcome"), [(3, "failed"), (19, "failed"), (20, "completed")])
 def test_exit_status_0_before_the_planned_step_is_a_failure(tmp_path, steps, outcome):
-    record, result, _ = launched(tmp_path, "steps", steps, planned_steps=20)
-    assert (record.outcome, len(result.steps)) == (outcome, steps)
+    record, made, _ = launched(tmp_path, "steps", steps, planned_steps=20)
+    assert (record.outcome, len(made)) == (outcome, steps)
     assert record.cause == (f"The process ended with exit status 0 after step {steps} of 20." if outcome == "failed" else None)
 
 
 def test_a_run_that_completes_leaves_its_steps_its_log_and_its_outcome(tmp_path, left_behind):
-    record, result, notes = launched(tmp_path, "line", "hello", "steps", 3, "line", "bye")
+    record, steps, notes = launched(tmp_path, "line", "hello", "steps", 3, "line", "bye")
     assert (record.outcome, record.exit_code, record.cause) == ("completed", 0, None)
     assert record.ended_at is not None
     assert [step.step for step in notes.steps] == [1, 2, 3]
-    assert tuple(notes.steps) == result.steps
+    assert tuple(notes.steps) == steps
     assert notes.lines == ["hello", "bye"]
-    assert notes.ends == [result]
     assert (tmp_path / "training.log").read_bytes() == b"hello\nbye\n"
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "completed"
     assert not left_behind()
@@ -60,9 +58,9 @@ def test_a_worker_that_died_while_writing_its_record_does_not_hide_the_run(tmp_p
 
 def test_a_full_disk_under_the_log_is_said_once_and_the_run_goes_on(tmp_path):
     (tmp_path / "training.log").symlink_to("/dev/full")
-    record, result, notes = launched(tmp_path, "line", "one", "steps", 2, "line", "two", "steps", 2)
+    record, steps, notes = launched(tmp_path, "line", "one", "steps", 2, "line", "two", "steps", 2)
     assert record.outcome == "completed"
-    assert len(result.steps) == 4
+    assert len(steps) == 4
     assert len(notes.notices) == 1
     assert "No space left on device" in notes.notices[0]
 
@@ -73,19 +71,15 @@ def test_steps_are_made_from_the_log_where_the_engine_says_so(tmp_path):
         return StepRecord(step=int(number), step_seconds=0.5) if number.isdigit() else None
 
     launch = a_launch(tmp_path, "print", "iteration 1\\nnoise\\niteration 2\\n", step_of_line=step_of_line)
-    _, result = run(launch, Notes())
-    assert (
-        launch.directory.read_steps()
-        == result.steps
-        == (StepRecord(step=1, step_seconds=0.5), StepRecord(step=2, step_seconds=0.5))
-    )
+    _, steps = run(launch, Notes())
+    assert launch.directory.read_steps() == steps == tuple(StepRecord(step=n, step_seconds=0.5) for n in (1, 2))
 
 
 def test_steps_from_the_log_that_cannot_be_written_survive_in_the_result(tmp_path):
     (tmp_path / "steps.jsonl").mkdir()
-    record, result, notes = launched(tmp_path, "line", "x", step_of_line=lambda text: StepRecord(step=1, step_seconds=0.5))
+    record, steps, notes = launched(tmp_path, "line", "x", step_of_line=lambda text: StepRecord(step=1, step_seconds=0.5))
     assert (record.outcome, f"{tmp_path}/steps.jsonl cannot be written" in record.cause) == ("failed", True)
-    assert [step.step for step in result.steps] == [1]
+    assert [step.step for step in steps] == [1]
     assert len(notes.notices) == 1
 
 
@@ -98,8 +92,8 @@ def test_a_damaged_step_is_passed_over_and_said(tmp_path):
             f'echo "{{}}" >> {tmp_path}/steps.jsonl; echo \'{{"step": 1, "step_seconds": 2}}\' >> {tmp_path}/steps.jsonl',
         )
     )
-    _, result, notes = launched(tmp_path, command=command)
-    assert [step.step_seconds for step in result.steps] == [2.0]
+    _, steps, notes = launched(tmp_path, command=command)
+    assert [step.step_seconds for step in steps] == [2.0]
     assert notes.notices[0].startswith(f"Skipped a line of {tmp_path}/steps.jsonl")
 
 
@@ -140,12 +134,12 @@ def test_what_the_log_told_is_added_to_the_last_record(tmp_path):
         told = dataclasses.replace(record, mismatches=("tensor_parallel: 2 was asked for, 1 ran",))
         return told, (StepRecord(step=1, step_seconds=9.0),)
 
-    record, result, _ = launched(
+    record, steps, _ = launched(
         tmp_path, "line", "x", complete=complete, step_of_line=lambda text: StepRecord(step=1, step_seconds=1)
     )
     assert record.outcome == "completed"
-    assert [step.step_seconds for step in result.steps] == [9.0]
-    assert RunDirectory(tmp_path).read_steps() == result.steps
+    assert [step.step_seconds for step in steps] == [9.0]
+    assert RunDirectory(tmp_path).read_steps() == steps
     assert not RunDirectory(tmp_path).read_run().counts
 
 

@@ -51,10 +51,8 @@ def cell_of(folder, run_id, **fields):
     return Cell(session=None, plan=plan_of(folder, run_id, **fields))
 
 
-def run_of(record, steps=(), *, stop_signal=None):
-    return TrainingRun(
-        record=record, steps=steps, metrics=None, unmeasured=None, benchmark_file=None, log=Path("log"), stop_signal=stop_signal
-    )
+def run_of(record, steps=()):
+    return TrainingRun(record=record, steps=steps, metrics=None, unmeasured=None, benchmark_file=None, log=Path("log"))
 
 
 class Fake(Schedule):
@@ -75,8 +73,7 @@ class Fake(Schedule):
         record = first_record(run_id=plan.run_id, strategy=plan.strategy, started_at=started_at)
         self.said.append(f"started {plan.run_id}")
         launch = a_launch(directory.path, "steps", 2, "exit", plan.strategy.partition("-")[2] or 0, record=record)
-        ended, result = run(launch, Notes())
-        return run_of(ended, result.steps, stop_signal=result.stop_signal)
+        return run_of(*run(launch, Notes()))
 
     def load(self, cell, record):
         return run_of(record)

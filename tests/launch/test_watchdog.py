@@ -22,10 +22,10 @@ def test_a_run_that_takes_too_long_is_stopped_and_keeps_its_steps(tmp_path, left
     notes = Notes()
     notes.on_step = lambda step: late.append(1) if step.step == 3 else None
     launch = a_launch(tmp_path, "pace", 0.01, "steps", 1000, limits={"run_timeout_seconds": 900.0}, planned_steps=1000)
-    record, result = run(launch, notes)
+    record, steps = run(launch, notes)
     assert record.outcome == "timed_out"
     last = re.search(r"the last was step (\d+) of 1000", record.cause)
-    assert 3 <= int(last[1]) <= result.steps[-1].step < 1000  # a step may end while the run is being stopped
+    assert 3 <= int(last[1]) <= steps[-1].step < 1000  # a step may end while the run is being stopped
     assert not left_behind()
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -141,20 +140,6 @@ class Launch:
     """GPUs whose power, clock and temperature are sampled, in the order of the local ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchResult:
-    """How a launch ended."""
-
-    failure: Failure | None
-    """Why the run did not complete; None: it did."""
-    exit_code: int | None = None
-    """Of the process; negative signal number if a signal ended it."""
-    steps: tuple[StepRecord, ...] = ()
-    """All steps, even if the disk was full."""
-    stop_signal: int | None = None
-    """A signal asked the launcher to stop: start nothing after this run."""
-
-
 class Watcher(Protocol):
     """Receives the progress of a run."""
 
@@ -170,15 +155,12 @@ class Watcher(Protocol):
     def on_notice(self, text: str) -> None:
         """Take one sentence about the launch itself."""
 
-    def on_end(self, result: LaunchResult) -> None:
-        """Take the result; all processes of the run have ended."""
 
-
-def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
+def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, tuple[StepRecord, ...]]:
     """Start a run, follow it to its end, and record how it ended.
 
     Returns:
-        the record as written to run.json, and the result with the steps.
+        the record as written to run.json, and all steps, even if the disk was full.
 
     Raises:
         LaunchError: the command cannot be started here.
@@ -186,50 +168,24 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     """
     launch.directory.write_run(launch.record)
     launch.directory.reserve_space()
-    result = None
     with Interrupts() as interrupts:  # until the last record is written: an impatient second Ctrl-C must not lose it
+        attempt = Attempt(launch, watcher, interrupts)
         try:
             with Telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
-                result = Attempt(launch, watcher, interrupts).run()
+                attempt.run()
+        except BaseException as error:
+            attempt.failure = launcher_failure(error)
+            raise
         finally:
-            result = result or LaunchResult(failure=launcher_failure(sys.exc_info()[1]), stop_signal=interrupts.first)
-            record, result = write_end(launch, result, watcher)
-    watcher.on_end(result)
-    return record, result
+            ended = attempt.write_end()
+    return ended
 
 
-def launcher_failure(error: BaseException | None) -> Failure:
+def launcher_failure(error: BaseException) -> Failure:
     """Return why a run could not be started, or how its launcher failed. One that found a node gone never began."""
     if not isinstance(error, UserError):
         return Failure(outcome="failed", cause=f"The launcher failed: {error!r}.")
     return Failure(outcome="interrupted" if isinstance(error, LostNodeError) else "failed", cause=error.what, hint=error.fix)
-
-
-def write_end(launch: Launch, result: LaunchResult, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
-    """Write the last record, from the worker's own or from the first one; report a full disk without hiding the result."""
-    directory = launch.directory
-    try:
-        record = directory.read_run()
-    except RecordError:  # the worker died while writing it, or the disk is full: the launcher's own facts are still valid
-        record = launch.record
-    if launch.complete is not None:
-        record, steps = launch.complete(record)
-        result = dataclasses.replace(result, steps=steps or result.steps)
-    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    record = dataclasses.replace(record, exit_code=result.exit_code, ended_at=ended_at, steps_recorded=len(result.steps))
-    record = with_outcome(record, result.failure)
-    try:
-        if launch.step_of_line is not None:  # the whole log may correct what its lines said
-            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in result.steps))
-    except RecordError as error:
-        if record.outcome == "completed":
-            record = with_outcome(record, Failure(outcome="failed", cause=error.what, hint=error.fix))
-    directory.release_space()
-    try:
-        directory.write_run(record)
-    except RecordError as error:
-        watcher.on_notice(error.what)
-    return record, result
 
 
 def with_outcome(record: RunRecord, failure: Failure | None) -> RunRecord:
@@ -294,6 +250,9 @@ class Attempt:
         self._launch = launch
         self._interrupts = interrupts
         self._watcher = watcher
+        self.failure: Failure | None = None
+        """Why the run did not complete; None: it did."""
+        self._exit_code: int | None = None
         self._job_ends_at = job_ends_at()
         self._oom_kills_before = count_oom_kills()
         self._steps: list[StepRecord] = []
@@ -301,7 +260,7 @@ class Attempt:
         self._output = Output((launch.directory.log_file, *launch.logs), self._on_line, watcher.on_notice)
         self._output.write_to_logs("".join(f"{line}\n" for line in launch.heading.splitlines()).encode())
 
-    def run(self) -> LaunchResult:
+    def run(self) -> None:
         """Start the command and return when its last process has ended, on all nodes."""
         launch, group = self._launch, self._launch.group
         patience = launch.grace_seconds + OTHER_NODES_SECONDS
@@ -340,21 +299,41 @@ class Attempt:
         if group is not None and ending.exit_code != 0:
             group.stop("The ranks of the first node have ended.")
         gone = None if group is None else group.finish(patience)
-        failure = self._failure(ending, here, gone)
+        self.failure, self._exit_code = self._cause(ending, here, gone), ending.exit_code
         if ending.exit_code is None:
             self._watcher.on_notice("Even SIGKILL cannot end some processes of the run; please check them.")
-        return LaunchResult(
-            failure=failure,
-            exit_code=ending.exit_code,
-            steps=tuple(self._steps),
-            stop_signal=self._interrupts.first,
-        )
+
+    def write_end(self) -> tuple[RunRecord, tuple[StepRecord, ...]]:
+        """Write the last record, from the worker's own or from the first one; report a full disk without hiding the result."""
+        launch, directory, steps = self._launch, self._launch.directory, tuple(self._steps)
+        try:
+            record = directory.read_run()
+        except RecordError:  # the worker died while writing it, or the disk is full: the launcher's own facts are still valid
+            record = launch.record
+        if launch.complete is not None:
+            record, corrected = launch.complete(record)
+            steps = corrected or steps
+        ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        record = dataclasses.replace(record, exit_code=self._exit_code, ended_at=ended_at, steps_recorded=len(steps))
+        record = with_outcome(record, self.failure)
+        try:
+            if launch.step_of_line is not None:  # the whole log may correct what its lines said
+                write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in steps))
+        except RecordError as error:
+            if record.outcome == "completed":
+                record = with_outcome(record, Failure(outcome="failed", cause=error.what, hint=error.fix))
+        directory.release_space()
+        try:
+            directory.write_run(record)
+        except RecordError as error:
+            self._watcher.on_notice(error.what)
+        return record, steps
 
     def _on_line(self, text: str) -> None:
         self._source.on_line(text)
         self._watcher.on_line(text)
 
-    def _failure(self, ending: Ending, here: Ended, gone: Failure | None) -> Failure | None:
+    def _cause(self, ending: Ending, here: Ended, gone: Failure | None) -> Failure | None:
         """Return why the run did not complete; None: it did.
 
         Args:

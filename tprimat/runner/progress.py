@@ -8,7 +8,6 @@ from pathlib import Path
 from tprimat.analyze.metrics import StepRates, step_rates
 from tprimat.core import units
 from tprimat.engines.base import engine_named
-from tprimat.launch.run import LaunchResult
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import captures_layers
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp, StepRecord
@@ -81,19 +80,16 @@ class Progress:
 
     def on_notice(self, text: str) -> None:
         """Print a notice."""
-        self._close_line()
+        self.close()
         print(self._screen.prose(text, 2), file=sys.stderr, flush=True)
-
-    def on_end(self, result: LaunchResult) -> None:
-        """End the live line."""
-        self._close_line()
 
     def _show(self, text: str) -> None:
         sys.stderr.write("\r\x1b[2K" + text)
         sys.stderr.flush()
         self._line_open = True
 
-    def _close_line(self) -> None:
+    def close(self) -> None:
+        """End the live line."""
         if self._line_open:
             sys.stderr.write("\n")
             self._line_open = False

@@ -49,8 +49,6 @@ class TrainingRun:
     """What the profiler recorded, one file a cycle."""
     lost: Waterfall | None = None
     """Where its time went."""
-    stop_signal: int | None = None
-    """A signal that asked for an end, so that no further run should start."""
 
 
 def announcement(plan: RunPlan) -> str:
@@ -102,11 +100,13 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
         launch = dataclasses.replace(
             launch, step_of_line=printed.step_of_line, complete=printed.complete, error_logs=engine.error_logs(plan)
         )
-    record, result = run(launch, Progress(plan, record))
+    progress = Progress(plan, record)
+    record, steps = run(launch, progress)
+    progress.close()
     if record.outcome == "out_of_memory":
         record = dataclasses.replace(record, hint=out_of_memory_hint(plan, record.machine, record.hint))
         launch.directory.write_run(record)
-    return dataclasses.replace(finish(session, record, result.steps, log), stop_signal=result.stop_signal)
+    return finish(session, record, steps, log)
 
 
 def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) -> RunRecord:

@@ -116,7 +116,7 @@ class Schedule:
                     break
                 began = time.monotonic()
                 results.append(self._start(place, cell))
-                if results[-1].is_last or results[-1].stop_signal:
+                if results[-1].is_last or interrupts.first is not None:
                     break
                 seconds.append(time.monotonic() - began)
                 if left := len(self.cells) - place - 1:
@@ -147,7 +147,7 @@ class Schedule:
         except UserError as error:  # this cell cannot start; the next one may
             self.notify(f"{cell.name}: not started. {error}")
             return CellResult(cell=cell, cause=error.what, is_last=isinstance(error, LostNodeError))
-        return CellResult(cell=cell, run=run, cause=run.record.cause, stop_signal=run.stop_signal)
+        return CellResult(cell=cell, run=run, cause=run.record.cause)
 
     def _cool_down(self, interrupts: Interrupts) -> None:
         if self.cooldown_seconds > 0:

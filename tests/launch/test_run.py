@@ -6,7 +6,6 @@ from a_launch import Notes, a_launch
 
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
-from tprimat.launch.process import write_files
 from tprimat.launch.run import run
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import RunDirectory
@@ -111,6 +110,7 @@ def test_a_command_runs_where_and_with_what_it_asks_for(tmp_path):
         (Command(argv=("no-such-program",)), "no-such-program cannot be started: No such file or directory."),
         (Command(argv=("true",), directory="/no/such/folder"), "The working directory /no/such/folder does not exist."),
         (Command(argv=("true",), files={"/dev/null/x": ""}), "/dev/null cannot be written"),
+        (Command(argv=("true",), files={"/dev/full": "x"}), "/dev/full cannot be written: No space left on device"),
     ],
 )
 def test_a_command_that_cannot_start_is_a_users_error(tmp_path, command, message):
@@ -148,8 +148,3 @@ def test_the_heading_stands_first_in_every_log_and_is_no_output_of_the_run(tmp_p
     *_, notes = launched(tmp_path, "line", "hello", "steps", 1, logs=(other,), heading="Using parallelism strategy: minimal")
     assert other.read_text() == (tmp_path / "training.log").read_text() == "Using parallelism strategy: minimal\nhello\n"
     assert notes.lines == ["hello"]
-
-
-def test_what_keeps_a_command_from_starting_is_named_with_its_way_out():
-    with pytest.raises(LaunchError, match="/dev/full cannot be written: No space left on device"):
-        write_files(Command(argv=("true",), files={"/dev/full": "x"}))

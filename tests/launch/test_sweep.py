@@ -91,26 +91,18 @@ def outcomes(results):
     return [(r.cell.plan.run_id, "reused" if r.reused else r.run and r.run.record.outcome) for r in results]
 
 
-def test_a_failed_run_stops_no_other(messages, tmp_path):
-    plans = [cell_of(tmp_path, "a", strategy="bad-3"), cell_of(tmp_path, "b")]
-    assert outcomes(Fake(messages, *plans).run()) == [("a", "failed"), ("b", "completed")]
-
-
-def test_a_run_that_cannot_start_stops_no_other(messages, tmp_path):
+def test_a_failure_stops_no_other_run_and_the_next_call_makes_what_is_missing(messages, tmp_path):
     class Refuses(Fake):
         def start(self, place, cell):
-            if cell.plan.run_id == "a":
+            if cell.plan.run_id == "x":
                 raise LaunchError("no such engine.")
             return super().start(place, cell)
 
-    results = Refuses(messages, cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)).run()
-    assert outcomes(results) == [("a", None), ("b", "completed")]
+    first = [cell_of(tmp_path, "x", seed=2), cell_of(tmp_path, "a"), cell_of(tmp_path, "b", strategy="bad-3")]
+    results = Refuses(messages, *first).run()
+    assert outcomes(results) == [("x", None), ("a", "completed"), ("b", "failed")]
     assert results[0].cause == "no such engine."
     assert "llama minimal: not started. no such engine." in messages
-
-
-def test_a_sweep_resumes_where_it_ended(messages, tmp_path):
-    Fake(messages, cell_of(tmp_path, "a"), cell_of(tmp_path, "b", strategy="bad-3")).run()
     again = [cell_of(tmp_path, "c"), cell_of(tmp_path, "d", strategy="bad-3"), cell_of(tmp_path, "e", steps=3)]
     results = Fake(messages, *again).run()
     assert outcomes(results) == [("c", "reused"), ("d", "failed"), ("e", "completed")]
@@ -118,24 +110,16 @@ def test_a_sweep_resumes_where_it_ended(messages, tmp_path):
     assert any(line.startswith("llama minimal: skipped, run a of") for line in messages)
 
 
-def test_each_repetition_needs_a_run_of_its_own(messages, tmp_path):
-    Fake(messages, cell_of(tmp_path, "a")).run()
-    assert outcomes(Fake(messages, cell_of(tmp_path, "b"), cell_of(tmp_path, "c")).run()) == [("b", "reused"), ("c", "completed")]
-
-
-def test_a_run_that_counts_is_reused_whatever_the_clock_said(messages, tmp_path):
+def test_a_run_that_counts_is_reused_once_whatever_the_clock_said_unless_it_has_lost_steps(messages, tmp_path):
     Fake(messages, cell_of(tmp_path, "a")).run()
     newer = RunDirectory(tmp_path / "runs" / "z")
     write_plan(newer.plan_file, plan_of(tmp_path, "z"))
     newer.write_run(first_record(run_id="z", outcome="failed", started_at="2027-01-01T00:00:00.000+00:00"))
-    assert outcomes(Fake(messages, cell_of(tmp_path, "b")).run()) == [("b", "reused")]
-
-
-def test_a_run_that_has_lost_steps_is_made_again(messages, tmp_path):
-    Fake(messages, cell_of(tmp_path, "a")).run()
-    steps = tmp_path / "runs" / "a" / "steps.jsonl"
-    steps.write_bytes(steps.read_bytes()[:-5])
-    assert outcomes(Fake(messages, cell_of(tmp_path, "b")).run()) == [("b", "completed")]
+    assert outcomes(Fake(messages, cell_of(tmp_path, "b"), cell_of(tmp_path, "c")).run()) == [("b", "reused"), ("c", "completed")]
+    for name in "ac":
+        steps = tmp_path / "runs" / name / "steps.jsonl"
+        steps.write_bytes(steps.read_bytes()[:-5])
+    assert outcomes(Fake(messages, cell_of(tmp_path, "d")).run()) == [("d", "completed")]
 
 
 def test_an_interrupt_ends_the_series_and_keeps_what_was_done(messages, tmp_path, monkeypatch):

@@ -23,12 +23,17 @@ def step_number(number):
     )
 
 
-def test_the_file_reads_back_as_it_was_written(tmp_path):
+def test_the_file_has_the_keys_that_users_know_and_reads_back_as_it_was_written(tmp_path):
     steps = tuple(step_number(number) for number in range(1, 3001))
     path = tmp_path / "b.json"
     write_benchmark_file(path, a_run(), steps, None)
     document = json.loads(path.read_text())
-    assert read_result(path).steps == steps
+    back = read_result(path)
+    assert (back.run, back.steps) == (a_run(), steps)
+    assert (document["platform"], document["gpu_info"]["device_count"]) == ("nvd", 8)
+    parallelism = document["parallelism_config"]
+    assert (parallelism["gradient_accumulation_steps"], parallelism["strategy_name"]) == (32, "balanced")
+    assert document["raw_step_times"] == [step.step_seconds for step in steps]
     assert document["raw_learning_rates"] == [step.learning_rate for step in steps]
     assert document["raw_memory_values"][:4] == [None, None, 97.000000003, 97.000000004]
     assert document["steps"] == [dataclasses.asdict(step) for step in steps]

@@ -81,8 +81,7 @@ def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
     except LaunchError as error:
         finding = f"{plan.nodes}; the command is for the first one, with FIRST_NODE as its address"
         return Check("nodes", "absent", finding, error.fix)
-    return Check("nodes", "ok", f"this is node {nodes.rank} of {nodes.count}, the first is {nodes.master_address}"
-    )
+    return Check("nodes", "ok", f"this is node {nodes.rank} of {nodes.count}, the first is {nodes.master_address}")
 
 
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:

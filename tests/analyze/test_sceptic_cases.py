@@ -420,7 +420,7 @@ def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_st
         ({"pipeline_parallel": 2}, False),
         ({"recompute": "full"}, False),
         ({"engine_options": {"cuda_graph_impl": "none"}}, False),
-        ({"engine_options": {"layers": "local", "compiled_regions": True, "fully_shard": True}}, False),
+        ({"engine_options": {"layers": "local", "overlap_tensor_parallel": True, "fully_shard": True}}, False),
     ],
 )
 def test_waiting_gpus_are_a_part_of_their_own_and_graphs_are_offered_where_they_can_help(change, offers):

@@ -42,7 +42,6 @@ def layers(tmp_path_factory):
         "hardware.platforms.cpu.gpus_per_node": 1,
         "training.data.sequence_length": 64,
         "platform_optimizations.cpu.precision": "bf16",
-        "platform_optimizations.cpu.engine_options.compiled_regions": True,
     }
     plans = {}
     for name, (model, sequences, changes) in CASES.items():

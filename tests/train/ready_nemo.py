@@ -20,7 +20,7 @@ from megatron.core import tensor_parallel  # noqa: E402
 from nemo.lightning import megatron_init  # noqa: E402
 
 from tprimat import nemo  # noqa: E402
-from tprimat.megatron.layers import Parts, block_spec  # noqa: E402
+from tprimat.megatron.layers import block_spec, expert_layers  # noqa: E402
 from tprimat.megatron.linear import LinearProducts, linear_types  # noqa: E402
 from tprimat.nemo import recipe  # noqa: E402
 
@@ -48,7 +48,8 @@ class TorchBlockSpec:
         self.shape = shape
 
     def __call__(self, config, vp_stage=None):
-        return block_spec(config, self.shape, vp_stage, Parts(linear=linear_types(LinearProducts, overlapped=False)))
+        experts = expert_layers(config, self.shape, vp_stage)
+        return block_spec(self.shape, experts, linear_types(LinearProducts, overlapped=False))
 
 
 def forward_step(model, batch):

@@ -72,8 +72,8 @@ def test_first_last_and_all_others_are_recorded_once_in_the_third_step(micro_bat
 
 VARIANTS = {
     "1 rank": {"accumulate_weight_gradients": True},
-    "dp2": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
-    "tp2 in pieces": {"overlap_tensor_parallel": True, "streamed_cross_entropy": True},
+    "dp2": {"accumulate_weight_gradients": True},
+    "tp2 in pieces": {"overlap_tensor_parallel": True},
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tprimat.megatron import compat, optimizer
+from tprimat.megatron import optimizer
 
 
 def gradients():
@@ -16,7 +16,6 @@ def gradients():
 def test_the_factor_is_the_one_that_megatron_scales_gradients_with(norm):
     from megatron.core.optimizer import clip_grads
 
-    compat.replace_norm_and_scaling(optimizer.l2_norm, optimizer.scale)
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.tensor([1.0, 2.0, 3.0])
     factor = optimizer.clipping_factor(torch.tensor([norm]), 0.5)

@@ -26,56 +26,42 @@ DIVISION = {
 }
 OPTIONS = "platform_optimizations.cpu"
 
-STRAIGHT = {"accumulate_weight_gradients": True, "streamed_cross_entropy": True}
-"""Weight gradients go straight into the buffer, those of the output layer, too."""
-OURS = {**STRAIGHT, "compiled_regions": True, "compiled_adam": True}
-"""What a GPU has by default."""
+STRAIGHT = {"accumulate_weight_gradients": True}
+"""As a GPU has by default: weight gradients go straight into the buffer, those of the output layer, too."""
 CASES = {
     "1 rank": ("llama", 1, {}),
     "1 rank, tied": ("llama", 1, {}),
     "1 rank, wide vocabulary": ("llama", 1, {}),
-    "1 rank, plain optimizer, full recompute, gradients straight into the buffer": (
+    "dp2, straight": ("llama", 2, STRAIGHT),
+    "dp2, plain optimizer, full recompute, straight": (
         "llama",
-        1,
+        2,
         {**STRAIGHT, "distributed_optimizer": False, "recompute": "full"},
     ),
-    "dp2, ours": ("llama", 2, OURS),
-    "dp2, plain optimizer, compiled Adam": ("llama", 2, {"distributed_optimizer": False, "compiled_adam": True}),
     "dp2, sharded, selective recompute of layernorm and mlp": (
         "llama",
         2,
-        {
-            **OURS,
-            "accumulate_weight_gradients": False,
-            "fully_shard": True,
-            "recompute": "selective",
-            "recompute_modules": ["layernorm", "mlp"],
-        },
+        {"fully_shard": True, "recompute": "selective", "recompute_modules": ["layernorm", "mlp"]},
     ),
-    "dp2, tied, sharded": ("llama", 2, {"fully_shard": True, "streamed_cross_entropy": True}),
-    "tp2, streamed cross-entropy without sequence parallelism": (
-        "llama",
-        2,
-        {"tp": 2, "streamed_cross_entropy": True, "sequence_parallel": False},
-    ),
+    "dp2, tied, sharded": ("llama", 2, {"fully_shard": True}),
+    "tp2 without sequence parallelism": ("llama", 2, {"tp": 2, "sequence_parallel": False}),
     "pp2, wide vocabulary": ("llama", 2, {"pp": 2}),
     "pp2 even, wide vocabulary, full recompute of 1 layer": (
         "llama",
         2,
         {"pp": 2, "balanced_stages": False, "recompute": "full", "recompute_layers": 1},
     ),
-    "pp2, tied, ours": ("llama", 2, {"pp": 2, **OURS}),
-    "pp2 vpp2, gradients straight into the buffer": ("llama", 2, {"pp": 2, "vpp": 2, **STRAIGHT}),
-    "cp2, streamed cross-entropy": ("llama", 2, {"cp": 2, "streamed_cross_entropy": True}),
+    "pp2, tied, straight": ("llama", 2, {"pp": 2, **STRAIGHT}),
+    "pp2 vpp2, straight": ("llama", 2, {"pp": 2, "vpp": 2, **STRAIGHT}),
+    "cp2": ("llama", 2, {"cp": 2}),
     "cp2, sharded, full recompute": ("llama", 2, {"cp": 2, "fully_shard": True, "recompute": "full"}),
     "tp2 pp2": ("llama", 4, {"tp": 2, "pp": 2}),
-    "tp2 pp2 without sequence parallelism": ("llama", 4, {"tp": 2, "pp": 2, "sequence_parallel": False}),
     "qwen, 1 rank": ("qwen", 1, {}),
-    "qwen, tp2, overlapped, ours": ("qwen", 2, {"tp": 2, "overlap_tensor_parallel": True, **OURS}),
-    "qwen, tp2, selective recompute of core_attn, layernorm and mlp by our layers": (
+    "qwen, tp2, overlapped, straight": ("qwen", 2, {"tp": 2, "overlap_tensor_parallel": True, **STRAIGHT}),
+    "qwen, tp2, selective recompute of core_attn, layernorm and mlp, straight": (
         "qwen",
         2,
-        {"tp": 2, **OURS, "recompute": "selective", "recompute_modules": ["core_attn", "layernorm", "mlp"]},
+        {"tp": 2, **STRAIGHT, "recompute": "selective", "recompute_modules": ["core_attn", "layernorm", "mlp"]},
     ),
     "qwen, tp2 cp2": ("qwen", 4, {"tp": 2, "cp": 2}),
     "qwen, tp4 pp2": ("qwen", 8, {"tp": 4, "pp": 2}),
@@ -152,6 +138,6 @@ def test_sharing_recomputation_and_sequence_parallelism_are_seen_in_weights_and_
 
 
 def test_evidence_names_the_attention_that_ran(trained):
-    whole, parts = (trained[name][0].evidence.workload.attention for name in ("tp2 pp2", "cp2, streamed cross-entropy"))
+    whole, parts = (trained[name][0].evidence.workload.attention for name in ("tp2 pp2", "cp2"))
     assert parts.endswith("scaled_dot_product_attention, flash_attention in two parts")
     assert "in two parts" not in whole

@@ -18,7 +18,6 @@ BF16_STATES = {
     "platform_optimizations.cpu.precision": "bf16",
     "platform_optimizations.cpu.engine_options.optimizer_states": "bf16",
     "platform_optimizations.cpu.engine_options.accumulate_weight_gradients": True,
-    "platform_optimizations.cpu.engine_options.streamed_cross_entropy": True,
 }
 
 
@@ -43,7 +42,6 @@ def trained(tmp_path_factory):
     gradients = {
         **masters,
         f"{options}.gradients": "bf16",
-        f"{options}.compiled_adam": True,
         "hardware.platforms.cpu.gpus_per_node": 2,
     }
     sharded = {

@@ -61,6 +61,7 @@ def test_a_schedule_that_never_calls_a_layer_shows_nothing_and_keeps_no_hook():
     found = watch.LayerWatch([[layer]])
     layer.self_attention.core_attention(torch.ones(16, 1, 8))
     assert found.recomputed(CPU) == {}
+    found.stop()
     assert not any(module._forward_pre_hooks for module in layer.modules())  # else no CUDA graph can be captured
 
 

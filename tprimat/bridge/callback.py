@@ -52,6 +52,7 @@ class Reporter(Callback):  # type: ignore[misc]
         """Close a step. Bridge raises its own count of steps afterwards."""
         self.context = context
         self.trainer.global_step = context.state.train_state.step + 1
+        self.batch.layers.stop()
         seen = self.batch.seen
         outputs = {
             **(mean_loads(self.batch.models, self.module.device) if self.batch.watches_routers else {}),

@@ -275,10 +275,13 @@ REMOVED = {
     **dict.fromkeys(
         (
             "engine_options.load_ahead",
+            "engine_options.compiled_adam",
+            "engine_options.compiled_regions",
             "engine_options.cudnn_attention",
             "engine_options.fused_adam",
             "engine_options.overlap_grad_reduce",
             "engine_options.overlap_param_gather",
+            "engine_options.streamed_cross_entropy",
             "engine_options.tuned_products",
             "nemo.cuda_graph_impl",
             "nemo.enable_cuda_graph",

@@ -202,10 +202,6 @@ class EngineOptions(RefuseUnknownKeys):
     layers: Literal["local", "transformer_engine"] = "local"
     """Build the layers from our modules, or from NVIDIA's Transformer Engine as Megatron-LM does; then each `auto` below is
     what Megatron-LM runs."""
-    compiled_regions: Flag | Literal["auto"] = "auto"
-    """torch.compile on norms, rotary positions and the loss, one region each for all layers; auto: on a GPU."""
-    streamed_cross_entropy: Flag | Literal["auto"] = "auto"
-    """Compute loss and output layer chunk by chunk, without whole logits; auto: on a GPU."""
     accumulate_weight_gradients: Flag | Literal["auto"] = "auto"
     """Add weight gradients straight into the fp32 buffer; auto: on a GPU whose torch can."""
     overlap_tensor_parallel: Flag | Literal["auto"] = "auto"
@@ -219,8 +215,6 @@ class EngineOptions(RefuseUnknownKeys):
     """Split weights, gradients and optimizer states over the replicas; each layer is gathered to compute (ZeRO-3, FSDP2)."""
     balanced_stages: Flag = True
     """Give the last pipeline stage fewer layers, because its output layer costs as much as several; off: equal numbers."""
-    compiled_adam: Flag | Literal["auto"] = "auto"
-    """Clip and update in one pass over the memory by torch.compile, instead of by torch's fused kernel; auto: on a GPU."""
     gradients: Literal["fp32", "bf16"] = "fp32"
     """How gradients are summed up over micro-batches and replicas. bf16: 2 bytes per weight less, and half the traffic."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"

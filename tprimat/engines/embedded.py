@@ -170,8 +170,6 @@ def _of_fp8_output_layer(plan: RunPlan) -> Iterator[Contradiction]:
     precision, options = plan.workload.matmul_dtype, plan.engine_options
     yield precision != "fp8", f"the precision is {precision}", "Only fp8 runs have products in 8 bits.", "--precision fp8"
     yield options.layers != "local", "layers is transformer_engine", "Its output layer is Megatron-Core's.", "layers: local"
-    whole, fix = options.streamed_cross_entropy is False, "streamed_cross_entropy: auto"
-    yield whole, "streamed_cross_entropy is off", "Its gradient is converted chunk by chunk.", fix
 
 
 def _of_own_layers(plan: RunPlan) -> Iterator[Contradiction]:
@@ -222,7 +220,6 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
 SWITCHES: Mapping[str, Callable[[RunPlan], Iterator[Contradiction]]] = {
     "fp8_output_layer": _of_fp8_output_layer,
     "fully_shard": _of_fully_shard,
-    "compiled_regions": _of_own_layers,
     "overlap_tensor_parallel": _of_own_layers,
     "cuda_graphs": _of_cuda_graphs,
 }

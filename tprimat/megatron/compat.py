@@ -18,10 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import utils
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import clip_grads
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import CheckpointWithoutOutput, ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
@@ -41,7 +39,6 @@ from tprimat.train.compat import LIGHTNING, changed, lightning, require
 foreach_norm = require("torch", torch, "_foreach_norm")
 """Norms of many tensors in a few kernels."""
 foreach_multiply_ = require("torch", torch, "_foreach_mul_")
-foreach_copy_ = require("torch", torch, "_foreach_copy_")
 foreach_zero_ = require("torch", torch, "_foreach_zero_")
 assert_on_device = require("torch", torch, "_assert_async")
 """Assert that a tensor of one element is true, without waiting for the device."""
@@ -181,8 +178,6 @@ OVERRIDDEN: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (MegatronOptimizer, "step_with_ready_grads", ("self",)),
     (DistributedOptimizer, "_copy_model_grads_to_main_grads", ("self",)),
     (DistributedOptimizer, "_get_model_param_range_map", ("self", "param")),
-    (utils, "local_multi_tensor_l2_norm", ("chunk_size", "noop_flag", "tensor_lists", "per_tensor", "args")),
-    (utils, "local_multi_tensor_scale", ("chunk_size", "noop_flag", "tensor_lists", "scale")),
     (megatron_random, "_set_cuda_rng_state", ("new_state", "device", "graph_safe")),
 )
 """Owner, name and first parameters of what a subclass of ours overrides, or a part of Megatron's own step that ours calls."""
@@ -234,15 +229,6 @@ def whole_step_graphs() -> dict[str, Any]:
     if "cuda_graph_modules" in fields:  # since 0.18
         return {"cuda_graph_impl": "full_iteration"}
     return {"cuda_graph_scope": "full_iteration"}
-
-
-def replace_norm_and_scaling(l2_norm: Callable[..., Any], scale: Callable[..., Any]) -> None:
-    """Give Megatron these kernels in place of its slow fallbacks; those of Transformer Engine and Apex stay."""
-    replaceable = (utils.local_multi_tensor_l2_norm, l2_norm)  # ours from an earlier training
-    if require("megatron-core", clip_grads, "l2_norm_impl") in replaceable:
-        require("megatron-core", clip_grads, "multi_tensor_scale_impl")
-        clip_grads.l2_norm_impl = l2_norm
-        clip_grads.multi_tensor_scale_impl = scale
 
 
 def hand_on_gradients(optimizer: Any) -> None:

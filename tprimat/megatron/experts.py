@@ -104,8 +104,8 @@ def order_by_expert(counts: Tensor, length: int) -> tuple[Tensor, Tensor]:
 class Exchange:
     """The rows of one micro-batch on their way to the experts and back, within the ranks that share the experts."""
 
-    def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int, run_any: Callable[[Any], Any]) -> None:
-        self.group, self.ranks, self.experts_here, self.run_any = group, group.size(), experts_here, run_any
+    def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int) -> None:
+        self.group, self.ranks, self.experts_here = group, group.size(), experts_here
         self.places, self.ends, self.counts, self.drops = routing.places, routing.ends, routing.counts, routing.drops
         self.arranged = False
         if self.ranks > 1:
@@ -139,7 +139,7 @@ class Exchange:
     def _arrange(self) -> None:
         """Arrange what arrives by expert."""
         first = self.group.rank() * self.experts_here
-        arrange = self.run_any(order_by_expert)
+        arrange = compiled_for_any_rows(order_by_expert)
         self.received, self.ends = arrange(self._everyone[:, first : first + self.experts_here], self.length)
 
     def to_experts(self, rows: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class RoutedExperts(torch.autograd.Function):
         up, down = matrices
         rows = exchange.to_experts(spread(hidden, exchange.places))
         joint = grouped_matmul(rows, up.transpose(-2, -1), exchange.ends)
-        activated = exchange.run_any(swiglu)(joint)
+        activated = compiled_for_any_rows(swiglu)(joint)
         results = exchange.from_experts(grouped_matmul(activated, down.transpose(-2, -1), exchange.ends))()
         ctx.exchange = exchange
         ctx.save_for_backward(weights, up, down, rows, joint, activated, results)
@@ -237,7 +237,7 @@ class RoutedExperts(torch.autograd.Function):
         out = exchange.to_experts(spread(gradient, exchange.places, weights))
         of_activated = grouped_matmul(out, down, exchange.ends)
         of_joint = torch.empty_like(joint)
-        exchange.run_any(swiglu_gradient)(of_activated, joint, *of_joint.chunk(2, dim=-1))
+        compiled_for_any_rows(swiglu_gradient)(of_activated, joint, *of_joint.chunk(2, dim=-1))
         returning = exchange.from_experts(grouped_matmul(of_joint, up, exchange.ends))
         # A transposed gradient and plain rows need no alignment of the ends. An expert without rows gets zeros.
         of_down = _add_gradient(down, grouped_matmul(out.t(), activated, exchange.ends))
@@ -308,20 +308,11 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         config: of the whole model.
         shared: the linear modules of the experts that every token passes.
         feed_forward: the class of those experts together.
-        compile_regions: whether the element-wise parts are compiled.
     """
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        shared: MLPSubmodules,
-        feed_forward: type[MLP],
-        *,
-        compile_regions: bool,
-        **_: Any,
-    ) -> None:
+    def __init__(self, config: TransformerConfig, shared: MLPSubmodules, feed_forward: type[MLP], **_: Any) -> None:
         super().__init__(config=config)
-        self.router = Router(config, compile_regions)
+        self.router = Router(config)
         self.experts = Experts(config)
         self.shared_experts: MLP | None = None
         if width := config.moe_shared_expert_intermediate_size:
@@ -329,7 +320,6 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
             own.ffn_hidden_size = width
             group = parallel_state.get_tensor_model_parallel_group()
             self.shared_experts = feed_forward(own, shared, ffn_hidden_size=width, tp_group=group)
-        self.run_any: Callable[[Any], Any] = compiled_for_any_rows if compile_regions else lambda function: function
         self.recomputed = set(config.recompute_modules) if config.recompute_granularity == "selective" else set()
         """Megatron's names of what the backward pass computes again."""
         self.routing_counts = RoutingCounts()
@@ -348,7 +338,7 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         group = parallel_state.get_expert_model_parallel_group()
         with torch.profiler.record_function("moe_router"):
             routing = self.router(hidden)
-            exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0], self.run_any)
+            exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0])
         self.routing_counts.note(routing.counts, routing.places.numel())
         shared = None
         if self.shared_experts is not None and "shared_experts" in self.recomputed:

@@ -5,7 +5,6 @@ products and collectives stay outside of them, in Megatron's order.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,21 +28,17 @@ from tprimat.megatron.experts import ExpertsLayer, swiglu, swiglu_gradient, swig
 from tprimat.megatron.linear import ColumnLinear, RowLinear, with_row_maxima
 
 
-class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm (Megatron's own refuses sequence parallelism), marked so that tensor ranks sum its gradient."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Torch's RMSNorm as a function, to compile."""
     return F.rms_norm(x, weight.shape, weight, epsilon)
 
 
-class CompiledRMSNorm(RMSNorm):
-    """RMSNorm with forward and backward each in one kernel."""
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm (Megatron's own refuses sequence parallelism), forward and backward each in one kernel."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # tensor ranks sum its gradient
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -51,7 +46,7 @@ class CompiledRMSNorm(RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch's LayerNorm, marked in the same way."""
+    """torch's LayerNorm, marked in the same way; not compiled."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
@@ -62,7 +57,7 @@ class LayerNorm(torch.nn.LayerNorm):
 # A transformer layer in which the residual sum after attention and the norm after it are one kernel, forward and backward.
 
 
-class SumRMSNorm(CompiledRMSNorm):
+class SumRMSNorm(RMSNorm):
     """Residual sum and RMSNorm in one kernel."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -202,33 +197,32 @@ def _swiglu_backward_and_maxima(gradient: Tensor, joint: Tensor, gate_gradient: 
 # The spec that puts all of it together.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What all layers of a model are made of."""
-
-    linear: tuple[type[ColumnLinear], type[RowLinear]]
-    """Modules for the matrix products."""
-    compile_regions: bool = False
-    """Whether the element-wise parts are compiled."""
-    rotary: Callable[[int], Rotation] | None = None
-    """Tokens -> cosines and sines, for compiled regions; None leaves positions to Megatron."""
+Linear = tuple[type[ColumnLinear], type[RowLinear]]
+"""Modules for the matrix products."""
 
 
 def block_spec(
-    config: TransformerConfig, shape: ModelShape, virtual_stage: int | None, made_of: Parts
+    shape: ModelShape, experts: list[bool], linear: Linear, rotary: Callable[[int], Rotation] | None = None
 ) -> TransformerBlockSubmodules:
-    """Return the spec of the layers of one pipeline stage, or chunk of one under virtual pipelining, on torch alone."""
-    norm: type[torch.nn.Module] = LayerNorm
-    if shape.norm == "rmsnorm":
-        norm = CompiledRMSNorm if made_of.compile_regions else RMSNorm
+    """Return the spec of the layers of one pipeline stage, or chunk of one under virtual pipelining, on torch alone.
+
+    Args:
+        shape: of the model.
+        experts: whether each layer has some.
+        linear: see Linear.
+        rotary: tokens -> cosines and sines; None leaves positions to Megatron.
+    """
     compat.recompute_norms_without_fp8()
-    kinds = expert_layers(config, shape, virtual_stage)
-    specs = {experts: _layer_spec(shape, norm, made_of, experts=experts) for experts in set(kinds)}
-    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in kinds], layer_norm=norm)
+    specs = {kind: _layer_spec(shape, linear, rotary, experts=kind) for kind in set(experts)}
+    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in experts], layer_norm=_norm(shape))
+
+
+def _norm(shape: ModelShape) -> type[torch.nn.Module]:
+    return RMSNorm if shape.norm == "rmsnorm" else LayerNorm
 
 
 def transformer_engine_spec(shape: ModelShape, experts: list[bool]) -> TransformerBlockSubmodules:
-    """Return the same of Transformer Engine's layers, in place of ours; `experts` says of each whether it has some."""
+    """Return the same of Transformer Engine's layers, in place of ours."""
     from megatron.core.extensions.transformer_engine import TENorm
 
     specs = {
@@ -250,9 +244,8 @@ def expert_layers(config: TransformerConfig, shape: ModelShape, virtual_stage: i
     return [shape.experts is not None and number >= shape.dense_first_layers for number in numbers]
 
 
-def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, *, experts: bool) -> ModuleSpec:
-    """Return the spec of a layer, with or without experts."""
-    latent = shape.kv_lora_rank is not None
+def _layer_spec(shape: ModelShape, linear: Linear, rotary: Callable[[int], Rotation] | None, *, experts: bool) -> ModuleSpec:
+    latent, norm = shape.kv_lora_rank is not None, _norm(shape)
     if latent:
         compat.do_without_te_in_latent_attention()
     layer = get_gpt_layer_local_spec(
@@ -263,19 +256,19 @@ def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, 
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
     parts.sharded_state_dict_keys_map = {}
-    if made_of.rotary:
+    if rotary:
         parts.self_attention.module = RotarySelfAttention
-        parts.self_attention.params["rotary"] = made_of.rotary
+        parts.self_attention.params["rotary"] = rotary
     attention, mlp = parts.self_attention.submodules, compat.feed_forward_parts(parts.mlp)
     feed_forward: type[MLP] = MLP
-    if made_of.compile_regions and shape.gated and not shape.linear_bias:
+    if shape.gated and not shape.linear_bias:
         feed_forward = SwiGLUMLP
         parts.mlp = compat.feed_forward_spec(SwiGLUMLP, mlp)
-    if made_of.compile_regions and shape.norm == "rmsnorm" and not shape.linear_bias:
-        fused_norm = SumRMSNormMaxima if made_of.linear[0].products_type.uses_row_maxima else SumRMSNorm
+    if shape.norm == "rmsnorm" and not shape.linear_bias:
+        fused_norm = SumRMSNormMaxima if linear[0].products_type.uses_row_maxima else SumRMSNorm
         layer.module, parts.input_layernorm, parts.pre_mlp_layernorm = FusedLayer, fused_norm, fused_norm
     attention.core_attention = SDPACoreAttention
-    column, attention.linear_proj = mlp.linear_fc1, mlp.linear_fc2 = made_of.linear
+    column, attention.linear_proj = mlp.linear_fc1, mlp.linear_fc2 = linear
     if latent:  # the narrow projections stay Megatron's until LatentAttention replaces them: no other module is accepted
         attention.linear_q_proj = attention.linear_q_up_proj = attention.linear_kv_up_proj = column
         parts.self_attention.module = LatentAttention
@@ -283,9 +276,8 @@ def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, 
     else:
         attention.linear_qkv = column
     if shape.qk_norm:
-        fused = made_of.rotary is not None and shape.norm == "rmsnorm"
+        fused = rotary is not None and shape.norm == "rmsnorm"
         attention.q_layernorm = attention.k_layernorm = NormScale if fused else norm
     if experts:
-        params = {"shared": mlp, "feed_forward": feed_forward, "compile_regions": made_of.compile_regions}
-        parts.mlp = compat.experts_spec(ExpertsLayer, params)
+        parts.mlp = compat.experts_spec(ExpertsLayer, {"shared": mlp, "feed_forward": feed_forward})
     return layer

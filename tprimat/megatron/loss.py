@@ -30,21 +30,17 @@ CHUNK_TOKENS = 2048
 class OutputProducts(LinearProducts):
     """The three products of the output layer."""
 
-    def __init__(self, *, compile_regions: bool = False) -> None:
-        self._gradient = compiled(loss_gradient) if compile_regions else loss_gradient
-
     def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
         """Return the losses' gradient by the logits in the form that dgrad and wgrad take; arguments as of loss_gradient."""
-        return (self._gradient(logits, places, log_sums),)
+        return (compiled(loss_gradient)(logits, places, log_sums),)
 
 
 class ChunkedLossModel(GPTModel):  # type: ignore[misc]
     """GPTModel whose loss is a mean over tokens, computed without whole logits. Without labels it returns logits."""
 
-    def __init__(self, *arguments: Any, compile_regions: bool, products: OutputProducts | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, products: OutputProducts, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.compile_regions = compile_regions
-        self.output_products = products or OutputProducts(compile_regions=compile_regions)
+        self.output_products = products
         self.micro_batches: int | None = None
         """Number in the current step, over which the schedule averages losses; None: unknown."""
         self._skip_logits = False
@@ -88,7 +84,7 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets = labels.transpose(0, 1).reshape(-1)
         micro_batches = self.micro_batches if direct else None
-        return LinearCrossEntropy.apply(flat, weight, targets, micro_batches, self)  # type: ignore[no-any-return, no-untyped-call]
+        return LinearCrossEntropy.apply(flat, weight, targets, micro_batches, self.output_products)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def set_micro_batches(chunk: torch.nn.Module, number: int) -> None:
@@ -103,7 +99,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - an autograd function takes its arguments one by one
-        ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, micro_batches: int | None, model: ChunkedLossModel
+        ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, micro_batches: int | None, products: OutputProducts
     ) -> Tensor:
         """Compute losses and both gradients, chunk by chunk.
 
@@ -113,9 +109,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             weight: shape (vocabulary of this rank, hidden).
             targets: shape (n,), token ids of the whole vocabulary.
             micro_batches: number that the loss will be averaged over, if the weight's gradient may go straight into its buffer.
-            model: has what multiplies, and says whether the element-wise parts are compiled.
+            products: what multiplies.
         """
-        tokens, products = hidden.shape[0], model.output_products
+        tokens = hidden.shape[0]
         first_word = weight.shape[0] * parallel_state.get_tensor_model_parallel_rank()
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden)
@@ -128,7 +124,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + CHUNK_TOKENS)
             places = targets[rows] - first_word
             logits, kept = products.forward(hidden[rows], weight, None)
-            losses, log_sums = _losses(logits, places, model.compile_regions)
+            losses, log_sums = _losses(logits, places)
             total += losses
             prepared = products.prepare_loss_gradient(logits, places, log_sums)
             hidden_grad[rows] = products.dgrad(prepared, weight)
@@ -153,23 +149,21 @@ class LinearCrossEntropy(torch.autograd.Function):
         return (hidden_grad.float() * scale).to(hidden_grad.dtype), weights, None, None, None
 
 
-def _losses(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:
+def _losses(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of a chunk's losses, and of each row the logarithm of its sum of exponentials over all ranks.
 
     Args:
         logits: shape (rows, words of this rank).
         places: shape (rows,), targets as columns of this rank; a place outside of them belongs to another rank.
-        compile_regions: whether the element-wise parts are compiled.
     """
-    run = compiled if compile_regions else (lambda function: function)
     group, ranks = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_tensor_model_parallel_world_size()
-    largest = run(_largest)(logits)
+    largest = compiled(_largest)(logits)
     if ranks > 1:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    sums = run(_sums)(logits, places, largest)
+    sums = compiled(_sums)(logits, places, largest)
     if ranks > 1:
         dist.all_reduce(sums, group=group)
-    return run(_finish)(largest, sums)  # type: ignore[no-any-return]
+    return compiled(_finish)(largest, sums)  # type: ignore[no-any-return]
 
 
 def _largest(logits: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ from tprimat.core.workload import Layout
 from tprimat.megatron import compat
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
-from tprimat.megatron.layers import Parts, block_spec, expert_layers, tell_experts_from_mlp, transformer_engine_spec
+from tprimat.megatron.layers import block_spec, expert_layers, tell_experts_from_mlp, transformer_engine_spec
 from tprimat.megatron.linear import LinearProducts, linear_types
-from tprimat.megatron.loss import ChunkedLossModel
+from tprimat.megatron.loss import ChunkedLossModel, OutputProducts
 from tprimat.megatron.wgrad import use_accumulating_embedding
 from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, routing_fields
@@ -211,19 +211,15 @@ def build_chunks(plan: RunPlan, config: TransformerConfig, options: EngineOption
 
 def _build_chunk(plan: RunPlan, config: TransformerConfig, options: EngineOptions, virtual_stage: int | None) -> GPTModel:
     shape = plan.workload.shape
-    latent = shape.kv_lora_rank is not None
-    rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" and not latent else None
-    kind: Any = GPTModel
-    if options.streamed_cross_entropy:
-        of_output = Fp8OutputProducts() if options.fp8_output_layer else None
-        kind = partial(ChunkedLossModel, compile_regions=bool(options.compiled_regions), products=of_output)
+    experts, rotary, kind = expert_layers(config, shape, virtual_stage), None, GPTModel
     if options.layers == "transformer_engine":
-        spec = transformer_engine_spec(shape, expert_layers(config, shape, virtual_stage))
+        spec = transformer_engine_spec(shape, experts)
     else:
+        if shape.position == "rope" and shape.kv_lora_rank is None:
+            rotary = _rotary(shape, config)
         products = Fp8Products if plan.workload.matmul_dtype == "fp8" else LinearProducts
-        linear = linear_types(products, overlapped=bool(options.overlap_tensor_parallel))
-        parts = Parts(compile_regions=bool(options.compiled_regions), rotary=rotary, linear=linear)
-        spec = block_spec(config, shape, virtual_stage, parts)
+        spec = block_spec(shape, experts, linear_types(products, overlapped=bool(options.overlap_tensor_parallel)), rotary)
+        kind = partial(ChunkedLossModel, products=Fp8OutputProducts() if options.fp8_output_layer else OutputProducts())
     model = kind(
         config=config,
         transformer_layer_spec=spec,

@@ -1,8 +1,6 @@
 """The optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
 
-MegatronOptimizer has fp32 master weights, PlainAdamW shards of them or none. Without Transformer Engine and Apex,
-Megatron-Core asks the device for the norm of each tensor, one by one, and scales each into a temporary; `l2_norm` and `scale`
-replace both.
+MegatronOptimizer has fp32 master weights, PlainAdamW shards of them or none.
 """
 
 from abc import abstractmethod
@@ -112,32 +110,6 @@ def _update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, s
     square.copy_(new_square)
 
 
-NOTHING = torch.empty(0)
-
-
-def l2_norm(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool, *_: Any
-) -> tuple[Tensor, None]:
-    """Return the norm of all tensors of the only list together, shape (1,), fp32, without waiting for it, and None.
-
-    The other arguments are a part of Megatron's interface, and unused.
-    """
-    del chunk_size, noop_flag, per_tensor
-    norms = compat.foreach_norm(tensor_lists[0], 2, dtype=torch.float32)
-    return torch.linalg.vector_norm(torch.stack(norms)).reshape(1), None
-
-
-def scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], factor: float) -> None:
-    """Multiply in place; both lists hold the same gradients."""
-    del chunk_size, noop_flag
-    sources, targets = tensor_lists
-    if any(
-        source is not target and source.data_ptr() != target.data_ptr() for source, target in zip(sources, targets, strict=True)
-    ):
-        compat.foreach_copy_(targets, sources)
-    compat.foreach_multiply_(targets, factor)
-
-
 def norm_over_ranks(parts: Iterable[tuple[list[Tensor], dist.ProcessGroup]]) -> Tensor:
     """Return the norm of all gradients of the model, shape (1,), fp32, on their device: Megatron's, without waiting for it.
 
@@ -145,9 +117,11 @@ def norm_over_ranks(parts: Iterable[tuple[list[Tensor], dist.ProcessGroup]]) -> 
     """
     squares = []
     for gradients, ranks in parts:
-        # A stage may have no gradient that counts; its ranks still take part in the sum.
-        norm = l2_norm(0, NOTHING, [gradients], False)[0] if gradients else torch.zeros(1, device=torch.cuda.current_device())
-        square = norm.square()
+        if gradients:
+            norms = compat.foreach_norm(gradients, 2, dtype=torch.float32)
+            square = torch.linalg.vector_norm(torch.stack(norms)).reshape(1).square()
+        else:  # a stage may have no gradient that counts; its ranks still take part in the sum
+            square = torch.zeros(1, device=torch.cuda.current_device())
         dist.all_reduce(square, group=ranks)
         squares.append(square)
     return torch.stack(squares).sum(dim=0).sqrt()
@@ -206,7 +180,6 @@ class MegatronOptimizer(ScheduledOptimizer):
 
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: EngineOptions) -> None:
         dtype = PARAMETER_DTYPES[plan.workload.matmul_dtype]
-        compat.replace_norm_and_scaling(l2_norm, scale)
         self.megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer="adam",
@@ -223,14 +196,11 @@ class MegatronOptimizer(ScheduledOptimizer):
         super().__init__(self.megatron, plan)
         inner = [part.optimizer for part in self.parts]
         by_torch = all(type(optimizer) is torch.optim.AdamW for optimizer in inner)  # and not Transformer Engine's or Apex's
-        self.compiled: list[CompiledAdamW] = inner if options.compiled_adam and by_torch else []
+        self.compiled: list[CompiledAdamW] = inner if by_torch else []
         """Megatron's optimizers, if they clip and update in one pass."""
         for part, optimizer in zip(self.parts, self.compiled, strict=False):
             optimizer.__class__ = CompiledAdamW
             compat.hand_on_gradients(part)
-        if by_torch and not self.compiled and torch.cuda.is_available():
-            for group in self.param_groups:
-                group["fused"], group["foreach"] = True, False
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Scale as Megatron's optimizer does."""
@@ -297,8 +267,7 @@ class PlainAdamW(ScheduledOptimizer):
         settings, self.sharded = plan.optimizer, options.fully_shard
         self.weights = [weight for chunk in chunks for weight in chunk.parameters()]
         matrices, vectors = ([weight for weight in self.weights if (weight.dim() > 1) is matrix] for matrix in (True, False))
-        compiles = self.sharded and options.compiled_adam
-        kind = CompiledAdamW if compiles else partial(torch.optim.AdamW, fused=torch.cuda.is_available())
+        kind = CompiledAdamW if self.sharded else partial(torch.optim.AdamW, fused=torch.cuda.is_available())
         self.adam = kind(
             [{"params": matrices, "wd_mult": 1.0}, {"params": vectors, "wd_mult": 0.0}],
             lr=settings.learning_rate,

@@ -6,7 +6,6 @@ what the exchange needs. The choice is the same (tests/train/test_experts.py com
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,7 +187,7 @@ def _multiplies_into_fp32(rows: Tensor) -> bool:
 class Router(TopKRouter):  # type: ignore[misc]
     """Chooses experts. Its logits are fp32."""
 
-    def __init__(self, config: TransformerConfig, compile_regions: bool) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config, get_default_pg_collection())
         self.choice = Choice(
             experts_per_token=config.moe_router_topk,
@@ -199,7 +198,6 @@ class Router(TopKRouter):  # type: ignore[misc]
             best_groups=config.moe_router_group_topk,
         )
         self.expert_bias: Tensor | None
-        self.run: Callable[[Callable[..., Any]], Callable[..., Any]] = compiled if compile_regions else lambda function: function
 
     def forward(self, hidden: Tensor, *_: Any) -> Routing:
         """Choose the experts of tokens, shape (tokens of this rank, sequences, hidden)."""
@@ -208,7 +206,7 @@ class Router(TopKRouter):  # type: ignore[misc]
         logits = Logits.apply(hidden, self.weight)  # type: ignore[no-untyped-call]
         if self.config.moe_router_force_load_balancing:
             logits = apply_random_logits(logits)
-        weights, experts = self.run(choose)(logits.flatten(0, 1), self.expert_bias, self.choice)
+        weights, experts = compiled(choose)(logits.flatten(0, 1), self.expert_bias, self.choice)
         kept, factor = None, self.config.moe_expert_capacity_factor
         if factor is not None:
             kept = within_capacity(weights, experts, self.num_experts, factor)
@@ -235,7 +233,7 @@ class Router(TopKRouter):  # type: ignore[misc]
         coefficient = by_sequence or self.get_aux_loss_coeff("aux_loss")
         if not coefficient:
             return weights
-        scores = self.run(_scores)(logits, self.choice.score)
+        scores = compiled(_scores)(logits, self.choice.score)
         if by_sequence or self.expert_bias is not None or counts is None:
             if self.expert_bias is not None:  # the loss judges what the router would choose without the bias
                 experts = scores.topk(self.topk, dim=-1).indices.flatten(0, 1)
@@ -247,7 +245,7 @@ class Router(TopKRouter):  # type: ignore[misc]
         if not by_sequence:  # all sequences of the micro-batch as one
             judged = (judged / sequences).expand(sequences, -1)
         tokens = logits.shape[0] * self.tp_cp_group.size()
-        loss = self.run(balance_loss)(scores, judged, tokens, self.topk)
+        loss = compiled(balance_loss)(scores, judged, tokens, self.topk)
         return MoEAuxLossAutoScaler.apply(weights, coefficient * loss)  # type: ignore[no-any-return]
 
 

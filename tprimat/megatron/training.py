@@ -120,18 +120,14 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
     def on(requested: bool | str, default: bool) -> bool:
         return default if isinstance(requested, str) else requested
 
-    compiles = on(options.compiled_regions, on_gpu and ours)
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.accumulates_on(device)
-    exchanges = compiles and can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
+    exchanges = can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
     if on_gpu and not exchanges:
         _refuse_exchanges(plan)
     return replace(
         options,
-        compiled_regions=compiles,
         cuda_graphs=launches_graphs(plan),
-        streamed_cross_entropy=on(options.streamed_cross_entropy, (on_gpu and ours) or options.fp8_output_layer),
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
-        compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",
         distributed_optimizer=options.distributed_optimizer and options.optimizer_states == "fp32",
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
         and plan.workload.layout.tensor > 1
@@ -146,7 +142,7 @@ def _refuse_exchanges(plan: RunPlan) -> None:
     if plan.engine_options.overlap_tensor_parallel is True and plan.workload.layout.tensor > 1:
         raise LaunchError(
             "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
-            why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
+            why="It needs for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
             fix=f"--set {OPTIONS.format(plan.platform)}.overlap_tensor_parallel=auto",
         )
 

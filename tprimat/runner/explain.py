@@ -204,7 +204,7 @@ def work_platform(accelerator: Accelerator) -> str:
 def _could_launch_graphs(run: RunRecord) -> bool:
     """Whether the embedded engine could launch a run's micro-batches as CUDA graphs, and did not."""
     options, machine = run.engine_options, run.machine
-    is_ours = "compiled_regions" in options  # a switch of that engine alone
+    is_ours = "overlap_tensor_parallel" in options  # a switch of that engine alone
     if not is_ours or options.get("cuda_graphs") or (machine.platform, machine.nodes) != ("cuda", 1) or run.ran.shape is None:
         return False
     own_layers = options.get("layers") == "local"

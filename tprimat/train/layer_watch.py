@@ -74,14 +74,19 @@ class LayerWatch:
             again.append(None)
             self._seen[MOST_AGAIN] = max(self._seen[MOST_AGAIN], len(again))
 
+    def stop(self) -> None:
+        """Stop looking, after the first step.
+
+        Schedules that run parts of layers never call a layer, and a layer with hooks cannot be captured as a CUDA graph.
+        """
+        for hook in self._hooks:
+            hook.remove()
+
     def recomputed(self, device: torch.device) -> dict[str, Any]:
-        """Return what the backward pass computes again, as facts of the evidence, and stop looking; none before the first step.
+        """Return what the backward pass computes again, as facts of the evidence; none before the first step.
 
         All ranks must call this, since a stage may lack a kind of layer; `device` is that of a tensor for all of them.
         """
-        # Schedules that run parts of layers never call a layer, and a layer with hooks cannot be captured as a CUDA graph.
-        for hook in self._hooks:
-            hook.remove()
         seen = self._seen
         if dist.is_initialized():
             everywhere = torch.tensor(list(seen.values()), device=device)

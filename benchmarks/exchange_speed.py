@@ -48,17 +48,29 @@ def products(hidden: int, ffn: int, joint: int, ranks: int) -> dict[str, tuple[s
 
 def implementations(kind: str, group: dist.ProcessGroup) -> dict[str, Implementation]:
     """Return the implementations of a product by name."""
-    plain, ours, name = Exchange(group), exchange_of(group), group.group_name
+    ours, name = exchange_of(group), group.group_name
+
+    def gathered(rows: Tensor, matrix: Tensor) -> Tensor:
+        full = rows.new_empty((group.size() * rows.shape[0], rows.shape[1]))
+        dist.all_gather_into_tensor(full, rows, group=group)
+        return full @ matrix
+
+    def scattered(rows: Tensor, matrix: Tensor) -> Tensor:
+        product = rows @ matrix
+        out = product.new_empty((product.shape[0] // group.size(), product.shape[1]))
+        dist.reduce_scatter_tensor(out, product, group=group)
+        return out
+
     if kind == "gather":
         fused = torch.ops.symm_mem.fused_all_gather_matmul
         return {
-            "nccl": lambda rows, matrix: plain.gather_and_multiply(rows, matrix)[1],
+            "nccl": gathered,
             "torch": lambda rows, matrix: fused(rows, [matrix], 0, name)[1][0],
             "ours": lambda rows, matrix: ours.gather_and_multiply(rows, matrix)[1],
         }
     scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
     return {
-        "nccl": lambda rows, matrix: plain.start_reduce_scatter(rows, matrix)(),
+        "nccl": scattered,
         "torch": lambda rows, matrix: scatter(rows, matrix, "sum", 0, name),
         "ours": ours.multiply_and_reduce_scatter,
         "ours, behind": lambda rows, matrix: ours.start_reduce_scatter(rows, matrix)(),

@@ -9,12 +9,13 @@ startup.import_torchmetrics()
 bootstrap.offer_wgrad_extension()
 redirected = bootstrap.redirect_to_cpu()
 
-from repeating import RepeatingRecorder, dropped_in_time  # noqa: E402
+from repeating import CollectiveExchange, RepeatingRecorder, dropped_in_time  # noqa: E402
 
-from tprimat.megatron import graphs, module, training  # noqa: E402
+from tprimat.megatron import graphs, linear, module, training  # noqa: E402
 from tprimat.plan.graphs import launches_graphs  # noqa: E402
 
-module.CudaRecorder = RepeatingRecorder  # a CPU records no graphs
+module.CudaRecorder, linear.exchange_of = RepeatingRecorder, CollectiveExchange  # what a CPU lacks
+training._refuse_exchanges = lambda plan: None
 
 environment.software_versions()
 store.adapter(schema.RunRecord)

@@ -135,9 +135,3 @@ def test_sharing_recomputation_and_sequence_parallelism_are_seen_in_weights_and_
     assert evidence.workload.recompute_modules == (tuple(modules or ["core_attn"]) if "selective" in name else None)
     assert evidence.workload.sequence_parallel == ("tp" in name and "without sequence" not in name)
     assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
-
-
-def test_evidence_names_the_attention_that_ran(trained):
-    whole, parts = (trained[name][0].evidence.workload.attention for name in ("tp2 pp2", "cp2"))
-    assert parts.endswith("scaled_dot_product_attention, flash_attention in two parts")
-    assert "in two parts" not in whole

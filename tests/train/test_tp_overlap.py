@@ -8,7 +8,7 @@ import torch
 from simulated_streams import Event, Machine
 
 from tprimat.megatron import compat, tp_overlap
-from tprimat.megatron.tp_overlap import SharedMemoryExchange, can_overlap
+from tprimat.megatron.tp_overlap import Exchange, can_overlap
 
 EXCHANGES = 10
 KINDS = ("gather", "scatter", "behind")
@@ -86,7 +86,7 @@ def all_right(machine, ranks, seed, anew_every=None, **way):
     got = []
     for rank in range(ranks):
         made.rank = rank
-        exchange = SharedMemoryExchange(SimpleNamespace(group_name="tensor", rank=lambda rank=rank: rank, size=lambda: ranks))
+        exchange = Exchange(SimpleNamespace(group_name="tensor", rank=lambda rank=rank: rank, size=lambda: ranks))
         got.append(run(made, exchange, steps, rank, anew_every))
     made.work(seed, **way)
     return all(
@@ -113,7 +113,7 @@ def test_the_simulation_notices_a_new_beginning_without_a_barrier(machine, monke
         for workspace in exchange._workspaces.values():
             workspace.turn = 0
 
-    monkeypatch.setattr(SharedMemoryExchange, "begin_anew", forget)
+    monkeypatch.setattr(Exchange, "begin_anew", forget)
     assert not all(all_right(machine, 3, seed, anew_every=1) for seed in range(25))
 
 

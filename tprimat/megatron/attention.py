@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.nn.attention.bias import causal_lower_right
 
 from tprimat.megatron import compat
-from tprimat.megatron.compat import CpuAttention, CudnnAttention, compiled
+from tprimat.megatron.compat import CudnnAttention, compiled
 from tprimat.megatron.linear import ColumnParallelMatmul, LinearProducts, context_of
 
 # Queries, keys and values, split from their joint projection and rotated by position, in one kernel each: Megatron-Core splits,
@@ -236,8 +236,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         """
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self.config.context_parallel_size > 1:
-            kernels = kernels_for(q, v)
-            self.backend = f"{kernels.name} in two parts" if kernels else None
+            self.backend = "cudnn_attention in two parts" if kernels_for(q, v) else None
             out = attention_over_gathered_kv(query, key, value)
         else:
             grouped = query.shape[2] != key.shape[2]
@@ -359,9 +358,7 @@ def join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[
 
 def kernels_for(query: Tensor, value: Tensor) -> CudnnAttention | None:
     """Return the kernels that attend to one part at a time here; None where there are none, or they are switched off."""
-    if query.shape[3] != value.shape[3]:
+    if not query.is_cuda or query.shape[3] != value.shape[3] or query.dtype not in {torch.bfloat16, torch.float16}:
         return None
-    if query.device.type == "cpu":
-        return CpuAttention()
     usable = torch.version.hip is None and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    return CudnnAttention() if usable and query.dtype in (torch.bfloat16, torch.float16) else None
+    return CudnnAttention() if usable else None

@@ -6,10 +6,8 @@ private name of these packages (tests/train/test_compat.py). Import it after `tp
 because it imports Megatron-Core.
 """
 
-import ast
 import dataclasses
 import inspect
-import textwrap
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -75,9 +73,6 @@ class CudnnAttention:
     heads, tokens, 1) in fp32.
     """
 
-    name = "cudnn_attention"
-    """As torch names the kernels."""
-
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
         """Return the result, its sums, and the state that the backward pass takes."""
         attend = require("torch", torch.ops.aten, "_scaled_dot_product_cudnn_attention")
@@ -88,30 +83,6 @@ class CudnnAttention:
         """Return the gradients of queries, keys and values; result and sums may be over more keys than these."""
         differentiate = require("torch", torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward")
         return differentiate(gradient, *operands, *results, *state, 0.0, causal)  # type: ignore[no-any-return]
-
-
-class CpuAttention(CudnnAttention):
-    """torch's for processors, which takes as many key/value heads as heads."""
-
-    name = "flash_attention"
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
-        """See CudnnAttention."""
-        attend = require("torch", torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-        times = query.shape[1] // key.shape[1]
-        out, sums = attend(query, *(part.repeat_interleave(times, dim=1) for part in (key, value)), 0.0, causal)
-        return out, sums.unsqueeze(-1), None
-
-    def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
-        """See CudnnAttention."""
-        differentiate = require("torch", torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
-        query, key, value = operands
-        out, sums = results
-        times = query.shape[1] // key.shape[1]
-        wide = [part.repeat_interleave(times, dim=1) for part in (key, value)]
-        of_query, *rest = differentiate(gradient, query, *wide, out, sums.squeeze(-1), 0.0, causal)
-        of_key, of_value = (part.unflatten(1, (-1, times)).sum(dim=2) for part in rest)
-        return of_query, of_key, of_value
 
 
 # torch's compiler, for the element-wise parts that all layers share.
@@ -275,45 +246,16 @@ def replace_set_cuda_rng_state(replacement: Callable[..., None]) -> None:
     megatron_random._set_cuda_rng_state = replacement
 
 
-ZERO_GRAD_BUFFER = """
-def zero_grad_buffer(self):
-    if getattr(self.config, 'cuda_graph_impl', 'none') != 'transformer_engine':
-        for param in self.params_with_grad:
-            param.grad_added_to_main_grad = False
-    for buffer in self.buffers + self.expert_parallel_buffers:
-        buffer.reset()
-    for bucket_group in self.bucket_groups + self.expert_parallel_bucket_groups:
-        bucket_group.reset()
-"""
-"""The method of Megatron's DistributedDataParallel of which `zero_grad_buffer_except` is a copy, without comments."""
+def keep_gradients(chunk: DistributedDataParallel, kept: set[torch.nn.Parameter]) -> None:
+    """Let the `zero_grad_buffer` of a chunk clear only the gradients of weights that are not in `kept`."""
+    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        require("megatron-core", type(buffer), "reset", ("self",))
+        buffer.reset = partial(_clear, [weight.main_grad for weight in buffer.params if weight not in kept])
 
 
-def same_code(function: Callable[..., Any], known: str) -> bool:
-    """Whether the source of a function is the known one, apart from comments, layout and docstring."""
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        return False
-    (definition,) = ast.parse(source).body
-    if not isinstance(definition, ast.FunctionDef):
-        return False
-    if ast.get_docstring(definition) is not None:
-        definition.body = definition.body[1:]
-    return ast.unparse(definition) == ast.unparse(ast.parse(known))
-
-
-if not same_code(DistributedDataParallel.zero_grad_buffer, ZERO_GRAD_BUFFER):
-    raise changed("megatron-core", "DistributedDataParallel.zero_grad_buffer", "has a function with another source")
-
-
-def zero_grad_buffer_except(chunk: DistributedDataParallel, kept: set[torch.nn.Parameter]) -> None:
-    """Do what a chunk's `zero_grad_buffer` does, but clear only the gradients of weights that are not in `kept`."""
-    for parameter in chunk.params_with_grad:
-        parameter.grad_added_to_main_grad = False
-    if cleared := [parameter.main_grad for parameter in chunk.params_with_grad if parameter not in kept]:
-        foreach_zero_(cleared)
-    for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
-        group.reset()
+def _clear(gradients: list[Tensor]) -> None:
+    if gradients:
+        foreach_zero_(gradients)
 
 
 # Lightning.

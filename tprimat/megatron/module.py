@@ -45,8 +45,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.plan = plan
         self.options = options
         self.chunks: list[MegatronCoreModule] = []
-        self.overwritten: list[tuple[DistributedDataParallel, list[torch.nn.Parameter]]] = []
-        """Each chunk with a gradient buffer, and its weights whose first gradient of a step overwrites."""
+        self.overwritten: list[torch.nn.Parameter] = []
+        """The weights whose first gradient of a step overwrites."""
         self.sequences: Sequences | None = None
         self.observed: ObservedBatch | None = None
         self.before_gradient_sync: list[Callable[[], None]] = []
@@ -87,7 +87,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             model = Float16Module(self.config, chunk) if self.config.bf16 else chunk
             # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
             buffered = DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0)
-            self.overwritten.append((buffered, overwritten_weights(buffered)))
+            self.overwritten += overwritten_weights(buffered)
             yield buffered
 
     def configure_optimizers(self) -> ScheduledOptimizer:
@@ -124,8 +124,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         optimizer = self.optimizers()
         rate = self.megatron_optimizer.learning_rate
         fp8.next_step()
-        for buffered, overwritten in self.overwritten:
-            begin_step(buffered, overwritten)
+        if not self.options.fully_shard:
+            begin_step(self.chunks, self.overwritten)
         self.micro_batches_per_step = len(batch)
         for chunk in self.chunks:
             set_micro_batches(chunk, len(batch))
@@ -153,7 +153,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             micro_batch_size=self.micro_batch,
             forward_only=False,
         )
-        check_all_received([weight for _, weights in self.overwritten for weight in weights])
+        check_all_received(self.overwritten)
         return losses  # type: ignore[no-any-return]
 
     def _where_passes_run(self) -> AbstractContextManager[object]:
@@ -164,7 +164,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         with graphs.run():
             losses, launched_by_python = graphs.step(batch, self.device)
         if launched_by_python:
-            check_all_received([weight for _, weights in self.overwritten for weight in weights])
+            check_all_received(self.overwritten)
         return [{"loss": loss} for loss in losses]
 
     def _passes(self, tokens: Tensor, place: Place) -> Tensor:

@@ -44,57 +44,7 @@ Finish = Callable[[], Tensor]
 @cache
 def exchange_of(group: dist.ProcessGroup) -> "Exchange":
     """Return the exchange of a group. All ranks of the group must call this."""
-    return SharedMemoryExchange(group) if torch.cuda.is_available() else Exchange(group)
-
-
-class Exchange:
-    """Gathered and reduce-scattered products over the ranks of a group, which must all call them in the same order.
-
-    By collectives before and after whole products, for processes without GPUs.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-
-    def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all ranks' rows, and their product with a matrix.
-
-        Args:
-            shard: shape (n, in), this rank's rows, contiguous.
-            matrix: shape (in, out).
-
-        Returns:
-            shapes (ranks x n, in) and (ranks x n, out).
-        """
-        full = shard.new_empty((self.group.size() * shard.shape[0], shard.shape[1]))
-        dist.all_gather_into_tensor(full, shard, group=self.group)
-        return full, full @ matrix
-
-    def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """Return this rank's rows of the sum over ranks of rows @ matrix, shape (n, out).
-
-        Args:
-            rows: shape (ranks x n, in of this rank), contiguous.
-            matrix: shape (in of this rank, out).
-        """
-        return self.start_reduce_scatter(rows, matrix)()
-
-    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Finish:
-        """Begin the same; its parts travel while the caller continues."""
-        product = rows @ matrix
-        out = product.new_empty((product.shape[0] // self.group.size(), product.shape[1]))
-        work = dist.reduce_scatter_tensor(out, product, group=self.group, async_op=True)
-
-        return partial(_waited, work, out, product)
-
-    def begin_anew(self) -> None:
-        """Forget the exchanges so far, which must be over: what follows may be repeated, or follow something else (graphs.py)."""
-
-
-def _waited(work: dist.Work, out: Tensor, _sent: Tensor) -> Tensor:
-    """Wait for a collective, and return its result. What is sent lives until then."""
-    work.wait()
-    return out
+    return Exchange(group)
 
 
 class Workspace:
@@ -120,11 +70,13 @@ class Workspace:
         return self._views[key]
 
 
-class SharedMemoryExchange(Exchange):
-    """Copies from the other ranks' memory, in a stream of their own."""
+class Exchange:
+    """Gathered and reduce-scattered products over the ranks of a group, which must all call them in the same order.
+
+    Copies from the other ranks' memory run in a stream of their own.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__(group)
         self.group_name = group.group_name
         self.rank, self.ranks = group.rank(), group.size()
         self.side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
@@ -133,7 +85,17 @@ class SharedMemoryExchange(Exchange):
         self._outgrown: list[Workspace] = []
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """See Exchange; one rank's rows are multiplied while the next one's travel, and so on around the ring."""
+        """Return all ranks' rows, and their product with a matrix.
+
+        One rank's rows are multiplied while the next one's travel, and so on around the ring.
+
+        Args:
+            shard: shape (n, in), this rank's rows, contiguous.
+            matrix: shape (in, out).
+
+        Returns:
+            shapes (ranks x n, in) and (ranks x n, out).
+        """
         workspace = self._workspace("gather", shard.nbytes)
         shared = workspace.next_half(shard.shape, shard.dtype)
         full = shard.new_empty((self.ranks * shard.shape[0], shard.shape[1]))
@@ -157,7 +119,14 @@ class SharedMemoryExchange(Exchange):
         return full, out
 
     def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """See Exchange; a piece travels to the rank that needs it while the next is multiplied."""
+        """Return this rank's rows of the sum over ranks of rows @ matrix, shape (n, out).
+
+        A piece travels to the rank that needs it while the next is multiplied.
+
+        Args:
+            rows: shape (ranks x n, in of this rank), contiguous.
+            matrix: shape (in of this rank, out).
+        """
         workspace, shared, received = self._scattering(rows, matrix)
         pieces = rows.chunk(self.ranks)
         main = torch.cuda.current_stream()
@@ -172,7 +141,7 @@ class SharedMemoryExchange(Exchange):
         return self._sum(own, received)
 
     def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Finish:
-        """See Exchange; one product, whose parts then travel."""
+        """Begin the same as one product, whose parts travel while the caller continues."""
         workspace, shared, received = self._scattering(rows, matrix)
         torch.mm(rows, matrix, out=shared[self.rank].flatten(0, 1))
         self.side.wait_stream(torch.cuda.current_stream())
@@ -188,7 +157,10 @@ class SharedMemoryExchange(Exchange):
         return compiled(_total)(own, received)  # type: ignore[no-any-return]
 
     def begin_anew(self) -> None:
-        """See Exchange. After one more barrier nobody reads either half, so that any may be written next."""
+        """Forget the exchanges so far, which must be over: what follows may be repeated, or follow something else (graphs.py).
+
+        After one more barrier nobody reads either half, so that any may be written next.
+        """
         for workspace in self._workspaces.values():
             workspace.handle.barrier(channel=0)
             workspace.turn = 0

@@ -122,7 +122,7 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
 
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.accumulates_on(device)
     exchanges = can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
-    if on_gpu and not exchanges:
+    if not exchanges:
         _refuse_exchanges(plan)
     return replace(
         options,

@@ -10,7 +10,7 @@ Autograd needs a tensor in return: it gets an empty one, and `grad_added_to_main
 got no gradient in a step would keep the last step's, so `check_all_received` refuses to go on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -85,19 +85,22 @@ def claim_first_gradient(weight: Parameter) -> bool:
 
 
 def overwritten_weights(chunk: DistributedDataParallel) -> list[Parameter]:
-    """Return the weights of a chunk of the model whose first gradient of a step overwrites.
+    """Return the weights of a chunk whose first gradient of a step overwrites, and which nothing clears from now on.
 
     Their modules name them in a property `overwritten_weight`.
     """
-    weights = (getattr(part, "overwritten_weight", None) for part in chunk.modules())
-    return [weight for weight in weights if weight is not None and hasattr(weight, "main_grad")]
+    named = (getattr(part, "overwritten_weight", None) for part in chunk.modules())
+    weights = [weight for weight in named if weight is not None and hasattr(weight, "main_grad")]
+    compat.keep_gradients(chunk, set(weights))
+    return weights
 
 
-def begin_step(chunk: DistributedDataParallel, overwritten: Sequence[Parameter]) -> None:
-    """Prepare the gradient buffer of a chunk for a step: the first gradient of an `overwritten` weight overwrites."""
+def begin_step(chunks: Iterable[DistributedDataParallel], overwritten: Sequence[Parameter]) -> None:
+    """Prepare the gradient buffers of a model's chunks for a step: the first gradient of an `overwritten` weight overwrites."""
     for weight in overwritten:
         weight.next_gradient_overwrites = True  # type: ignore[attr-defined]
-    compat.zero_grad_buffer_except(chunk, set(overwritten))
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
 
 
 def check_all_received(overwritten: Sequence[Parameter]) -> None:

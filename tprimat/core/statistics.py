@@ -92,14 +92,24 @@ def autocorrelation(values: Array, evidence: float = 1.645) -> float:
 
 
 CAUTIOUS = 0.5
-"""Standard errors from which a correlation widens intervals, long before it is significant: 20 steps seldom prove one of 0.5, and
-intervals that wait for proof cover 84 % instead of 92 % (benchmarks/results/statistics.md)."""
+"""Standard errors from which a correlation widens intervals, long before it is significant: 20 steps seldom prove one of 0.5."""
+FLOOR, FLOOR_OF_MEDIAN = 2.5, 4.0
+"""Variance inflation that a short series has at least, for a mean and for a median; from 8 values on it falls. Ten cannot show
+that they are independent, and the cut of warm-up takes slow ones. So intervals of 6 to 100 steps cover the truth in 90 % of
+cases and more up to AR(1) of 0.5, and in 97 % and more where steps are independent (benchmarks/results/statistics.md)."""
+TOO_ALIKE = 0.8
+"""Autocorrelation above which a series says too little about its mean for an interval."""
 
 
 def variance_inflation(values: Array, evidence: float = CAUTIOUS) -> float:
     """Return the variance inflation of a mean by autocorrelation: (1 + r) / (1 - r) for AR(1) (Bayley and Hammersley 1946)."""
     rho = autocorrelation(values, evidence)
     return (1 + rho) / (1 - rho)
+
+
+def _inflation_of_steps(values: Array, floor: float = FLOOR) -> float:
+    """Return the variance inflation over the steps of a run, of which short runs have at least a floor."""
+    return max(variance_inflation(values), min(floor, 1 + 8 * floor / len(values)))
 
 
 @lru_cache(maxsize=4096)
@@ -119,31 +129,33 @@ def median_ranks(n: int) -> tuple[int, float]:
 def median_interval(values: Array) -> Interval:
     """Return the median of positive values and its 95 % interval: distribution-free from 6 on, Student's t from 2 to 5.
 
-    Autocorrelation widens both arms by the square root of the variance inflation. Arms are factors (lengths on the log scale), so
-    that a duration stays positive.
+    Autocorrelation widens both arms by the square root of the variance inflation; above TOO_ALIKE there is none. Arms are factors
+    (lengths on the log scale), so that a duration stays positive.
     """
     n, centre = len(values), median(values)
-    if n < 2:
+    if n < 2 or autocorrelation(values, CAUTIOUS) > TOO_ALIKE:
         return Interval(value=centre, low=None, high=None)
+    wider = math.sqrt(_inflation_of_steps(values, FLOOR_OF_MEDIAN))
     if n < 6:
-        factor = math.exp(t_quantile(n - 1) * float(np.log(values).std(ddof=1)) / math.sqrt(n))
+        factor = math.exp(t_quantile(n - 1) * wider * float(np.log(values).std(ddof=1)) / math.sqrt(n))
         return Interval(value=centre, low=centre / factor, high=centre * factor)
     ordered, (rank, weight) = np.sort(values), median_ranks(n)
     low = float((1 - weight) * ordered[rank - 1] + weight * ordered[rank])
     high = float((1 - weight) * ordered[n - rank] + weight * ordered[n - rank - 1])
-    wider = math.sqrt(variance_inflation(values))
     return Interval(value=centre, low=centre * (low / centre) ** wider, high=centre * (high / centre) ** wider)
 
 
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     """Return sum(numerator) / sum(denominator) and its 95 % interval by the delta method on the log scale (Cochran 1977, 6.4).
 
+    No interval where each value is much like the one before (TOO_ALIKE).
+
     Args:
         numerator: shape (n,), such as tokens.
         denominator: shape (n,), positive, such as seconds.
     """
     ratio = float(numerator.sum()) / float(denominator.sum())
-    if len(numerator) < 2 or ratio <= 0:
+    if len(numerator) < 2 or ratio <= 0 or autocorrelation(numerator - ratio * denominator, CAUTIOUS) > TOO_ALIKE:
         return Interval(value=ratio, low=None, high=None)
     error, freedom = _log_ratio_error(numerator, denominator)
     arm = t_quantile(freedom) * error
@@ -155,7 +167,7 @@ def _log_ratio_error(numerator: Array, denominator: Array) -> tuple[float, int]:
     n, total = len(numerator), float(denominator.sum())
     ratio = float(numerator.sum()) / total
     residual = numerator - ratio * denominator
-    inflation = variance_inflation(residual)
+    inflation = _inflation_of_steps(residual)
     error = math.sqrt(n / (n - 1) * float(residual @ residual) * inflation) / total / ratio
     return error, max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
 
@@ -234,10 +246,12 @@ def unsteady_prefix(values: Array) -> Prefix:
 
     The later half gives the steady level (median) and spread (scaled MAD, not under 0.1 % of the level, which is what logs
     resolve). Each value's log likelihood ratio for being 3 spreads slower is summed from the start (Page 1954,
-    doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / FALSE_ALARM): by Ville's
-    inequality steady values do so with at most that probability, the level and spread being known. Values count as at most
-    4 spreads off, so that one late spike cannot extend the stretch. Where none is slower, a faster one is looked for in the same
-    way; it must be faster by NOTABLE_LEAD, with ten times the evidence, and be more like a step than like a drift.
+    doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / FALSE_ALARM). By Ville's
+    inequality steady values do so with at most that probability if level and spread are known. Those of short series are not:
+    25 % of series of 10 independent values lose some, 13 % of 20, 4 % of 50 (benchmarks/results/statistics.md): that costs a
+    few steps of the first half, and intervals are made wider for it (FLOOR). Values count as at most 4 spreads off, so that one
+    late spike cannot extend the stretch. Where none is slower, a faster one is looked for in the same way; it must be faster by
+    NOTABLE_LEAD, with ten times the evidence, and be more like a step than like a drift.
     """
     if len(values) < 4:
         return Prefix(count=0)

@@ -93,7 +93,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     clocks = held_back(options.telemetry, steady) if options.telemetry else options.stated.held_back
     return RunMetrics(
         window=window,
-        step_seconds=scaled(_unless(states, median_interval(seconds)), 1.0, window.steps),
+        step_seconds=scaled(_unless(states, median_interval(seconds, of_steps=True)), 1.0, window.steps),
         mean_step_seconds=float(seconds.mean()),
         steps_per_second=1 / float(seconds.mean()),
         step_seconds_mad=scaled_mad(seconds),

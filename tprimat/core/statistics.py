@@ -126,16 +126,16 @@ def median_ranks(n: int) -> tuple[int, float]:
     return rank, (n - rank) * share / (rank + (n - 2 * rank) * share)
 
 
-def median_interval(values: Array) -> Interval:
+def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
     """Return the median of positive values and its 95 % interval: distribution-free from 6 on, Student's t from 2 to 5.
 
-    Autocorrelation widens both arms by the square root of the variance inflation; above TOO_ALIKE there is none. Arms are factors
-    (lengths on the log scale), so that a duration stays positive.
+    Autocorrelation widens both arms by the square root of the variance inflation, which the steps of a run have by a floor; above
+    TOO_ALIKE they have no interval. Arms are factors (lengths on the log scale), so that a duration stays positive.
     """
     n, centre = len(values), median(values)
-    if n < 2 or autocorrelation(values, CAUTIOUS) > TOO_ALIKE:
+    if n < 2 or (of_steps and autocorrelation(values, CAUTIOUS) > TOO_ALIKE):
         return Interval(value=centre, low=None, high=None)
-    wider = math.sqrt(_inflation_of_steps(values, FLOOR_OF_MEDIAN))
+    wider = math.sqrt(_inflation_of_steps(values, FLOOR_OF_MEDIAN) if of_steps else variance_inflation(values))
     if n < 6:
         factor = math.exp(t_quantile(n - 1) * wider * float(np.log(values).std(ddof=1)) / math.sqrt(n))
         return Interval(value=centre, low=centre / factor, high=centre * factor)

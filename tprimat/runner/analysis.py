@@ -19,7 +19,15 @@ from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError
 from tprimat.records.archive import is_archive
 from tprimat.records.benchmark_file import benchmark_text
-from tprimat.records.discover import WHAT_A_RESULT_IS, check_probes, find_results, is_result_file, load_results, probes_in
+from tprimat.records.discover import (
+    PROBES_FILE,
+    WHAT_A_RESULT_IS,
+    check_probes,
+    find_results,
+    is_result_file,
+    load_results,
+    probes_in,
+)
 from tprimat.records.schema import ProbeRecord, RunRecord
 from tprimat.records.sharing import shareable, shareable_text
 from tprimat.records.store import as_document, cannot_write, checked, to_json
@@ -88,6 +96,7 @@ def by_folder(results: Results, paths: Sequence[Path]) -> Results:
     places = [item.result.path for item in results.measured]
     places += [Path(problem.where) for problem in results.problems if problem.where]
     silent = [path for path in paths if not any(path in (place, *place.parents) for place in places)]
+    silent = [path for path in silent if not (path.is_dir() and any(path.rglob(PROBES_FILE)))]
     measured = in_folders(results.measured, paths) if len({*map(_folder, paths)}) > 1 else results.measured
     problems = [*results.problems, *(map(_without_runs, silent) if results.measured else ())]
     return replace(results, measured=measured, problems=problems)

@@ -32,7 +32,7 @@ from tprimat.analyze.trace import summarise  # noqa: E402
 from tprimat.core.errors import MetricError  # noqa: E402
 from tprimat.records.schema import StepRecord  # noqa: E402
 from tprimat.records.store import as_document, read_lines  # noqa: E402
-from tprimat.records.trace import read_document, trace_of  # noqa: E402
+from tprimat.records.trace import read_trace  # noqa: E402
 from tprimat.runner.explain import SUMMARY_FILE, traces_of  # noqa: E402
 
 STEPS, WARMUP, PROFILED = 16, 5, 12
@@ -168,7 +168,7 @@ def make(case: Case, folder: Path, platform: str) -> bool:
     for file in traces_of(folder, records[-1].parent.name):
         if not small:  # a trace of a CPU holds no kernels
             with contextlib.suppress(MetricError):
-                summary = json.dumps(as_document(summarise(trace_of(read_document(file), file))))
+                summary = json.dumps(as_document(summarise(read_trace(file))))
                 (records[-1].parent / SUMMARY_FILE).write_text(summary + "\n")
         file.unlink()
     shutil.rmtree(folder / "profiler", ignore_errors=True)

@@ -35,7 +35,7 @@ def read_summary(path: Path) -> ProfileSummary:
 def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
     """Format the share of each class of work in a mean step, one column per profile; the rows down to idle add up to the step."""
     every = list(summaries.values())
-    shown = {part.kind for summary in every for part in summary.classes if part.calls or part.kind not in RARE}
+    shown = {part.kind for summary in every for part in summary.classes if part.seconds or part.kind not in RARE}
     rows = [[name, *(_part(kind, summary) for summary in every)] for kind, name in WORDS.items() if kind in shown]
     rows.append(["idle", *(_of_step(summary.idle_seconds, summary) for summary in every)])
     rows.append(["step", *(f"{units.seconds(summary.step_seconds)} (n = {len(summary.steps)})" for summary in every)])

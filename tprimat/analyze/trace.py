@@ -30,9 +30,8 @@ RANGES: tuple[tuple[WorkClass, re.Pattern[str]], ...] = (
 )
 """Marks of ranges whose small kernels belong to a class."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
-SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("begins", "f8"), ("joins", "i8")])
-"""One span: its kind counts in CLASSES, its name in the names of all spans, `joins` in JOINED, of which the last is unknown;
-`begins` is 0 for the later parts of an event."""
+SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("joins", "i8")])
+"""One span: its kind counts in CLASSES, its name in the names of all spans, `joins` in JOINED, of which the last is unknown."""
 JOINED: tuple[tuple[str, str], ...] = (
     ("replicas", r"data_parallel|partial"),
     ("experts", r"expert|deep_ep|dpsk::ep|hybrid_ep|mori::|epdispatch|epcombine"),
@@ -52,7 +51,6 @@ NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"
 def inside(spans: Spans, start: float, end: float) -> Spans:
     """Return the spans that reach into a window, cut at its ends."""
     part = spans[(spans["end"] > start) & (spans["start"] < end)]
-    part["begins"][part["start"] < start] = 0  # the window before counts the call
     for edge in ("start", "end"):
         part[edge] = np.clip(part[edge], start, end)
     return part
@@ -125,7 +123,7 @@ def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     place = {name: number for number, name in enumerate(dict.fromkeys(event.name for event in work))}
     kinds = (_kind(event, launches.get(event.correlation, event), ranges) for event in work)
     cells = [
-        (event.start, event.end, CLASSES.index(kind), place[event.name], 1, _joins(event))
+        (event.start, event.end, CLASSES.index(kind), place[event.name], _joins(event))
         for event, kind in zip(work, kinds, strict=True)
     ]
     return np.array(cells, dtype=SPAN), list(place)
@@ -226,7 +224,6 @@ class ClassTime:
     """Of the step, where no class before it in ORDER runs: with the idle time these add up to the step."""
     busy_seconds: float
     """In which it runs at all, hidden or not; kernels that overlap each other count once."""
-    calls: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +234,6 @@ class KernelTime:
     kind: WorkClass
     seconds: float
     """Summed over its calls."""
-    calls: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +283,7 @@ def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
         notes = (*notes, "training failed in the last step of the trace, which is left out")
     if not parts:
         raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")
-    loading = np.array([(event.start, event.end, 0, 0, 0, 0) for event in events if LOADING.match(event.name)], dtype=SPAN)
+    loading = np.array([(event.start, event.end, 0, 0, 0) for event in events if LOADING.match(event.name)], dtype=SPAN)
 
     def mean(value: Callable[[StepWindow, Spans], float]) -> float:
         return sum(value(window, part) for window, part in parts) / len(parts)
@@ -301,7 +297,6 @@ def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
             kind=kind,
             seconds=sum(seconds[kind] for seconds in own) / len(parts),
             busy_seconds=mean(lambda _, part, kind=kind: covered(_of(part, (kind,)))),  # type: ignore[misc]
-            calls=mean(lambda _, part, kind=kind: float(_of(part, (kind,))["begins"].sum())),  # type: ignore[misc]
         )
         for kind in ORDER
     )
@@ -351,14 +346,7 @@ def covered(spans: Spans) -> float:
 
 def _top(parts: Sequence[Part], names: Sequence[str]) -> tuple[KernelTime, ...]:
     """Return the kernels that take most of a step. One name may have two classes, such as elementwise and optimizer."""
-    kinds = len(CLASSES)
-    seconds, calls = np.zeros(len(names) * kinds), np.zeros(len(names) * kinds)
-    for _, part in parts:
-        key = part["name"] * kinds + part["kind"]
-        seconds += np.bincount(key, weights=part["end"] - part["start"], minlength=len(seconds)) / len(parts)
-        calls += np.bincount(key, weights=part["begins"], minlength=len(calls)) / len(parts)
+    kinds, spans = len(CLASSES), np.concatenate([part for _, part in parts])
+    seconds = np.bincount(spans["name"] * kinds + spans["kind"], weights=spans["end"] - spans["start"]) / len(parts)
     largest = [int(key) for key in np.argsort(-seconds, kind="stable")[:TOP] if seconds[key] > 0]
-    return tuple(
-        KernelTime(name=names[key // kinds], kind=CLASSES[key % kinds], seconds=float(seconds[key]), calls=float(calls[key]))
-        for key in largest
-    )
+    return tuple(KernelTime(name=names[key // kinds], kind=CLASSES[key % kinds], seconds=float(seconds[key])) for key in largest)

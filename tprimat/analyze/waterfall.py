@@ -96,21 +96,14 @@ def waterfall(
     """Divide the mean steady step of a run.
 
     Kernels are timed by the trace where there is one, else by the prediction. The model's own FLOP at the peak, and then at the
-    clock that was held, are taken out of products and attention; what is computed again is taken out by prediction.
+    clock that was held, are taken out of products and attention.
     """
-    run, step = result.run, metrics.mean_step_seconds
-    peak, flops = metrics.peak_dense_flops, metrics.model_flops_per_second_per_gpu
+    step, peak, flops = metrics.mean_step_seconds, metrics.peak_dense_flops, metrics.model_flops_per_second_per_gpu
     at_peak = step * flops.value / peak if peak and flops else 0.0
     clock, slower = _clock(result, metrics)
-    ideal = _ideal(run.ran.shape, run.ran.sequence_tokens, at_peak * (1 + slower))
-    losses = [Loss(name="clock", seconds=at_peak * slower, known_by="run", source=clock)]
-    if trace is not None:
-        losses += _traced(run, metrics, trace, expected, ideal)
-    elif expected is not None:
-        losses += _expected(run, metrics, expected, ideal)
-    else:
-        losses += [_ranks(run), *_idle(metrics, None)]
-    found = [loss for loss in losses if loss.seconds]
+    found = [Loss(name="clock", seconds=at_peak * slower, known_by="run", source=clock)]
+    found += _parts(result.run, metrics, trace, expected, at_peak * (1 + slower))
+    found = [loss for loss in found if loss.seconds]
     rest = step - at_peak - sum(loss.seconds for loss in found)
     found.append(Loss(name="rest", seconds=rest, known_by="rest", source="the step less all other parts"))
     return Waterfall(
@@ -135,90 +128,64 @@ def _clock(result: RunResult, metrics: RunMetrics) -> tuple[str, float]:
     return words, max(0.0, boost / mean - 1)
 
 
-def _ideal(shape: ModelShape | None, tokens: int | None, seconds: float) -> dict[str, float]:
+def _parts(
+    run: RunRecord, metrics: RunMetrics, trace: ProfileSummary | None, expected: Expected | None, arithmetic: float
+) -> list[Loss]:
+    """Return all other parts; `arithmetic`: seconds of the model's own FLOP."""
+    guess, again = (expected.parts, expected.again) if expected else ({}, {})
+    kernels = {} if trace is None else _kernels(run, trace)
+    seconds: dict[LossName, float] = {name: guess.get(name, 0.0) for name in LOSSES}
+    seconds |= {name: value - again.get(name, 0.0) for name, value in kernels.items()}
+    seconds["recompute"] = sum(again.values())
+    behind, load = _behind(run, trace), 0.0
+    if (run.ran.expert_parallel or 1) > 1:
+        load = guess.get("products", 0.0) * _share_of_experts(run.ran.shape) * max(0.0, (metrics.rank_load or 1.0) - 1)
+    if trace is not None:  # its collectives wait for other ranks
+        seconds["bubble"] = min(seconds["bubble"], seconds["pipeline"])
+        behind, load = min(behind, seconds["replicas"]), min(load, seconds["experts"])
+        for name, waits in (("pipeline", seconds["bubble"]), ("replicas", behind), ("experts", load)):
+            seconds[name] -= waits  # type: ignore[index]
+    seconds["uneven"] = behind + load
+    for name, value in _ideal(run.ran.shape, run.ran.sequence_tokens, arithmetic).items():
+        seconds[name] -= value
+        if not kernels:  # what is predicted is no faster than the peak
+            seconds[name] = max(0.0, seconds[name])
+    sources = dict.fromkeys(kernels, "trace") | {"uneven": "times of the ranks, load of experts"}
+    if trace is not None:
+        idle = min(trace.idle_seconds, max(0.0, metrics.mean_step_seconds - trace.step_seconds + trace.idle_seconds))
+        seconds["data"] = min(idle, trace.data_seconds)
+        seconds["host"] = idle - seconds["data"]
+        sources |= {"host": "trace", "data": "trace"}
+    elif metrics.gpu_busy is not None:
+        seconds["host"] = (1 - metrics.gpu_busy) * metrics.mean_step_seconds
+        sources["host"] = "telemetry: share of time without a kernel"
+    guessed, source = (expected.known_by, expected.source) if expected else ("predicted", "")
+    return [
+        Loss(name=name, seconds=value, known_by="run" if name in sources else guessed, source=sources.get(name, source))
+        for name, value in seconds.items()
+    ]
+
+
+def _kernels(run: RunRecord, trace: ProfileSummary) -> dict[LossName, float]:
+    """Return what the kernels of a trace take; communication between unknown ranks is of the only kind that the run has."""
+    own = {one.kind: one.seconds for one in trace.classes}
+    seconds: dict[LossName, float] = {name: trace.exchanges.get(name, 0.0) for name in EXCHANGES}
+    ran, unsaid = run.ran, trace.exposed_communication_seconds - sum(seconds.values())
+    degrees = (ran.tensor_parallel, ran.context_parallel, ran.expert_parallel, ran.pipeline_parallel, ran.data_parallel)
+    kinds = [name for name, degree in zip(EXCHANGES, degrees, strict=True) if (degree or 1) > 1]
+    name: LossName = kinds[0] if len(kinds) == 1 else "exchange"
+    seconds[name] = seconds.get(name, 0.0) + unsaid
+    seconds["products"] = own.get("matmul", 0.0) + own.get("expert_matmul", 0.0)
+    seconds |= {"attention": own.get("attention", 0.0), "optimizer": own.get("optimizer", 0.0)}
+    return seconds | {"memory": trace.step_seconds - trace.idle_seconds - sum(seconds.values())}
+
+
+def _ideal(shape: ModelShape | None, tokens: int | None, seconds: float) -> dict[LossName, float]:
     """Divide the time of the model's FLOP into that of attention's products and that of all others."""
     if shape is None or tokens is None:
         return {"products": seconds}
     once, twice = flop_per_token(shape, tokens), flop_per_token(shape, 2 * tokens)
     return {"attention": seconds * (twice / once - 1), "products": seconds * (2 - twice / once)}
-
-
-def _traced(
-    run: RunRecord, metrics: RunMetrics, trace: ProfileSummary, expected: Expected | None, ideal: Mapping[str, float]
-) -> list[Loss]:
-    """Return the parts by the kernels of a trace; a step without the profiler waits no longer than its kernels leave room."""
-    step, source = metrics.mean_step_seconds, f"trace of {len(trace.steps)} step{'s' * (len(trace.steps) != 1)}"
-    own = {one.kind: one.seconds for one in trace.classes}
-    seconds: dict[LossName, float] = {
-        "products": own.get("matmul", 0.0) + own.get("expert_matmul", 0.0),
-        "attention": own.get("attention", 0.0),
-        "optimizer": own.get("optimizer", 0.0),
-        **_exchanges(run, trace),
-    }
-    busy = trace.step_seconds - trace.idle_seconds
-    seconds["memory"] = busy - sum(seconds.values())
-    again = {part: expected.again.get(part, 0.0) for part in REPEATED} if expected else {}
-    taken: dict[LossName, float] = {"bubble": 0.0, "uneven": 0.0}
-    if expected:
-        taken["bubble"] = min(seconds.get("pipeline", 0.0), expected.parts.get("bubble", 0.0))
-    rank = trace.origin.get("rank", 0)
-    if run.rank_seconds and isinstance(rank, int) and rank < len(run.rank_seconds):
-        waits = max(run.rank_seconds) - run.rank_seconds[rank]
-        taken["uneven"] = min(max(0.0, waits), seconds.get("replicas", 0.0))
-    seconds["pipeline"] = seconds.get("pipeline", 0.0) - taken["bubble"]
-    seconds["replicas"] = seconds.get("replicas", 0.0) - taken["uneven"]
-    load = min(_load(run, metrics, own.get("expert_matmul", 0.0)), seconds.get("experts", 0.0))
-    seconds["experts"] = seconds.get("experts", 0.0) - load
-    losses = [
-        Loss(name=name, seconds=value - ideal.get(name, 0.0) - again.get(name, 0.0), known_by="run", source=source)
-        for name, value in seconds.items()
-    ]
-    if expected:
-        losses.append(_of(expected, "recompute", sum(again.values())))
-        losses.append(_of(expected, "bubble", taken["bubble"]))
-    losses.append(
-        Loss(name="uneven", seconds=taken["uneven"] + load, known_by="run", source="times of the ranks, load of experts")
-    )
-    idle = min(trace.idle_seconds, max(0.0, step - busy))
-    data = min(idle, trace.data_seconds)
-    return [
-        *losses,
-        Loss(name="host", seconds=idle - data, known_by="run", source=source),
-        Loss(name="data", seconds=data, known_by="run", source=source),
-    ]
-
-
-def _exchanges(run: RunRecord, trace: ProfileSummary) -> dict[LossName, float]:
-    """Return exposed communication by the ranks that it joins; what does not say it belongs to the only kind that the run has."""
-    seconds: dict[LossName, float] = {name: trace.exchanges.get(name, 0.0) for name in EXCHANGES}
-    open_ = trace.exposed_communication_seconds - sum(seconds.values())
-    ran = run.ran
-    degrees = (ran.tensor_parallel, ran.context_parallel, ran.expert_parallel, ran.pipeline_parallel, ran.data_parallel)
-    kinds = [name for name, degree in zip(EXCHANGES, degrees, strict=True) if (degree or 1) > 1]
-    name: LossName = kinds[0] if len(kinds) == 1 else "exchange"
-    return seconds | {name: seconds.get(name, 0.0) + open_}
-
-
-def _expected(run: RunRecord, metrics: RunMetrics, expected: Expected, ideal: Mapping[str, float]) -> list[Loss]:
-    parts = expected.parts
-    names: tuple[LossName, ...] = ("attention", "memory", *EXCHANGES, "bubble", "optimizer")
-    losses = [_of(expected, name, parts.get(name, 0.0) - ideal.get(name, 0.0)) for name in names]
-    losses.append(_of(expected, "products", max(0.0, parts.get("products", 0.0) - ideal["products"])))
-    losses.append(_of(expected, "recompute", sum(expected.again.values())))
-    load = _load(run, metrics, parts.get("products", 0.0) * _share_of_experts(run.ran.shape))
-    uneven = _ranks(run)
-    if load > uneven.seconds:
-        uneven = Loss(name="uneven", seconds=load, known_by="run", source="load of the busiest rank")
-    return [*losses, uneven, *_idle(metrics, expected)]
-
-
-def _of(expected: Expected, name: LossName, seconds: float) -> Loss:
-    return Loss(name=name, seconds=seconds, known_by=expected.known_by, source=expected.source)
-
-
-def _load(run: RunRecord, metrics: RunMetrics, seconds: float) -> float:
-    """Return what the busiest rank takes longer than an even one, of work of experts that takes an even rank so long."""
-    return seconds * max(0.0, (metrics.rank_load or 1.0) - 1) if (run.ran.expert_parallel or 1) > 1 else 0.0
 
 
 def _share_of_experts(shape: ModelShape | None) -> float:
@@ -228,20 +195,14 @@ def _share_of_experts(shape: ModelShape | None) -> float:
     return shape.moe_layers * chosen / parameters(shape).matmul
 
 
-def _ranks(run: RunRecord) -> Loss:
-    """Return how much longer the slowest rank takes for its own part than the median of the others of its pipeline stage."""
-    times, stages = run.rank_seconds, run.ran.pipeline_parallel or 1
-    behind = 0.0
-    if run.machine.platform != "cpu" and len(times) % stages == 0:  # processes on a CPU take turns on its cores
-        size = len(times) // stages
-        for first in range(0, len(times), size or 1):
-            *others, slowest = sorted(times[first : first + size])
-            behind = max(behind, slowest - float(np.median(others))) if others else behind
-    return Loss(name="uneven", seconds=behind, known_by="run", source="times of the ranks")
-
-
-def _idle(metrics: RunMetrics, expected: Expected | None) -> list[Loss]:
-    if metrics.gpu_busy is not None:
-        idle = (1 - metrics.gpu_busy) * metrics.mean_step_seconds
-        return [Loss(name="host", seconds=idle, known_by="run", source="telemetry: share of time without a kernel")]
-    return [_of(expected, "host", expected.parts.get("host", 0.0))] if expected else []
+def _behind(run: RunRecord, trace: ProfileSummary | None) -> float:
+    """Return how much longer the slowest rank takes than the rank of the trace, else than the others of its stage."""
+    times, stages, behind = run.rank_seconds, run.ran.pipeline_parallel or 1, 0.0
+    if run.machine.platform == "cpu" or not times or len(times) % stages:  # processes on a CPU take turns on its cores
+        return 0.0
+    if trace is not None:
+        return max(times) - times[int(trace.origin.get("rank", 0))]
+    for first in range(0, len(times), len(times) // stages):
+        *others, slowest = sorted(times[first : first + len(times) // stages])
+        behind = max(behind, slowest - float(np.median(others))) if others else behind
+    return behind

@@ -175,6 +175,7 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
 
 
 def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> None:
+    from tprimat.report.explain import lost_most
     from tprimat.report.summary import summary
     from tprimat.report.tables import screen_of
     from tprimat.runner.cells import combined
@@ -184,9 +185,9 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
         return
     screen = screen_of(sys.stdout)
     together = combined(runs, screen, question)
-    lost = {run.record.run_id: run.lost for run in runs if run.lost}
-    rows = [(run.record, run.metrics or run.unmeasured, run.log) for run in runs]
-    print("\n" + summary(rows, screen, brief=bool(together), lost=lost))
+    print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs], screen, brief=bool(together)))
+    if len(runs) == 1 and runs[0].lost:
+        print(screen.paint("\n".join(lost_most(runs[0].lost)), "quiet"))
     if together:
         print("\n" + together)
     if written := dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file):

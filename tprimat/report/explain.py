@@ -106,14 +106,13 @@ def largest(parts: Waterfall, most: int = 3) -> list[Loss]:
     return sorted(named, key=lambda loss: -loss.seconds)[:most]
 
 
-def lost_most(parts: Waterfall) -> list[tuple[str, str | None]]:
+def lost_most(parts: Waterfall) -> list[str]:
     """Return three lines for the end of a run's summary: the largest parts; none where no peak is known."""
-    texts = [
-        f"{LOSS_NAMES[loss.name]}: {amount(parts, loss, 'tflops'):,.0f} TFLOP/s/GPU, {KNOWN_BY[loss.known_by]}"
-        for loss in largest(parts)
-        if parts.peak_flops
+    return [
+        f"  {'' if number else 'lost most to':<14} {LOSS_NAMES[loss.name]}: {amount(parts, loss, 'tflops'):,.0f} TFLOP/s/GPU, "
+        + KNOWN_BY[loss.known_by]
+        for number, loss in enumerate(largest(parts) if parts.peak_flops else ())
     ]
-    return [("" if number else "lost most to", text) for number, text in enumerate(texts)]
 
 
 def rows(parts: Waterfall, unit: Unit) -> list[list[str]]:

@@ -1,20 +1,17 @@
 """Summarise the runs of one ./benchmark.py call, as text and as a JSON document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tprimat.analyze.metrics import drops_choices
 from tprimat.analyze.traits import dtype_that_ran, on_nodes, routing_words
-from tprimat.analyze.waterfall import Waterfall
 from tprimat.core import units
 from tprimat.records.evidence import other_notes
 from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.records.store import as_document
 from tprimat.report import catalogue
 from tprimat.report.catalogue import FLOPS, MATMUL_RATE, MEMORY_ERROR, MFU, STEP_ERROR, STEP_TIME, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.explain import lost_most
 from tprimat.report.tables import PLAIN, Meaning, Screen
 from tprimat.report.words import finding_words
 
@@ -28,28 +25,23 @@ MEANINGS: dict[str, Meaning] = {
     "not counted": "refused",
     "no speed": "warning",
     "note": "quiet",
-    "lost most to": "quiet",
-    "": "quiet",
     "start": "quiet",
     "steady steps": "quiet",
 }
 """Of a line, by its label. Quiet ones say how a run went."""
-NOTHING_LOST: Mapping[str, Waterfall] = MappingProxyType({})
 Lines = list[tuple[str, str | None]]
 """Label and text of each line of a run; one without a text is left out."""
 
 
-def summary(
-    rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False, lost: Mapping[str, Waterfall] = NOTHING_LOST
-) -> str:
-    """Format one block per run: what ran, how fast, with which uncertainty, notes, and where throughput was lost, by run id.
+def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False) -> str:
+    """Format one block per run: what ran, how fast, with which uncertainty, and notes.
 
     Brief, for a call of several runs, whose notes follow once: without the quiet lines of the runs that count.
     """
     blocks = []
     for run, metrics, log in rows:
         lines = [screen.prose(_heading(run), 2, "heading" if run.counts else "refused")]
-        for label, text in _block(run, metrics, log) + (lost_most(lost[run.run_id]) if run.run_id in lost else []):
+        for label, text in _block(run, metrics, log):
             meaning: Meaning | None = "winner" if label == "throughput" and run.counts else MEANINGS.get(label)
             if text and not (brief and run.counts and meaning == "quiet"):
                 lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES, meaning))

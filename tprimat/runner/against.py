@@ -64,52 +64,41 @@ def against(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Ag
         UserError: there is no such run or row, or it has no FLOP/s.
     """
     here, there = _side(found), _other(found, other, probes)
-    apart = list(_worths(here, there))
-    if here.known.routing != there.known.routing:
-        worth = sum(sign * _cost(side.found, "uneven") for sign, side in ((-1, here), (1, there)) if side.found)
-        apart.append(Apart(name="routing", here=str(here.known.routing), there=str(there.known.routing), flops=worth))
-    if here.found is not None and there.found is not None:
-        apart += _of_machines(here.found, there.found)
+    apart = [*_worths(here, there), *_of_machines(here, there)]
     left = here.flops - there.flops - sum(one.flops or 0.0 for one in apart)
     parts: dict[str, float] = {}
-    if here.found is not None and there.found is not None:
+    if there.found is not None:
         alike = all(one.flops is None for one in apart)
-        of = _of_same_work if alike else _of_measured
-        parts = of(here.found, there.found)
+        names = [name for name in LOSSES if name != "rest"] if alike else MEASURED
+        parts = {name: size for name in names if (size := _part(name, here, there))}
     parts |= {"rest": left - sum(parts.values())}
     return Against(name=there.name, here=here.flops, there=there.flops, apart=tuple(apart), parts=parts)
 
 
-def _of_machines(here: Explanation, there: Explanation) -> Iterator[Apart]:
-    """Yield another power limit, which is worth what the clocks are, and other versions."""
-    runs = [found.measured.result.run for found in (here, there)]
-    watts = [run.machine.power_limit_watts for run in runs]
-    if watts[0] and watts[1] and watts[0] != watts[1]:
-        words = [f"{limit:.0f} W" for limit in watts if limit]
-        yield Apart(name="power limit", here=words[0], there=words[1], flops=_cost(there, "clock") - _cost(here, "clock"))
+def _part(name: str, here: Side, there: Side) -> float:
+    """Return the FLOP/s that a part contributes to the difference; of two steps of the same work all add up."""
+    shares = []
+    for side in (here, there):
+        parts = side.found.parts if side.found else None
+        shares.append(sum(loss.seconds for loss in parts.losses if loss.name == name) / parts.step_seconds if parts else 0.0)
+    return here.flops * shares[1] - there.flops * shares[0]
+
+
+def _of_machines(here: Side, there: Side) -> Iterator[Apart]:
+    """Yield the routing and the power limit, which are worth what experts and clocks are, and versions."""
+    if here.known.routing != there.known.routing:
+        routes = str(here.known.routing), str(there.known.routing)
+        yield Apart(name="routing", here=routes[0], there=routes[1], flops=_part("uneven", here, there))
+    if here.found is None or there.found is None:
+        return
+    one, other = (side.found.measured.result.run for side in (here, there) if side.found)
+    limits = one.machine.power_limit_watts, other.machine.power_limit_watts
+    if None not in limits and limits[0] != limits[1]:
+        yield Apart(name="power limit", here=f"{limits[0]:.0f} W", there=f"{limits[1]:.0f} W", flops=_part("clock", here, there))
     for name in VERSIONS:
-        one, other = (run.software.get(name, "").split("+source")[0] for run in runs)
-        if one and other and one != other:
-            yield Apart(name=name, here=one, there=other, flops=None)
-
-
-def _cost(found: Explanation, name: str) -> float:
-    """Return the FLOP/s that a step without this part would have more."""
-    parts = found.parts
-    seconds = sum(loss.seconds for loss in parts.losses if loss.name == name)
-    return (parts.flops or 0.0) * seconds / (parts.step_seconds - seconds)
-
-
-def _of_measured(here: Explanation, there: Explanation) -> dict[str, float]:
-    return {name: size for name in MEASURED if (size := _cost(there, name) - _cost(here, name))}
-
-
-def _of_same_work(here: Explanation, there: Explanation) -> dict[str, float]:
-    """Return what each part contributes to the difference of two steps of the same work: exactly, in all."""
-    scale = (here.parts.flops or 0.0) / there.parts.step_seconds
-    seconds = [{loss.name: loss.seconds for loss in found.parts.losses} for found in (here, there)]
-    names = [name for name in LOSSES if name != "rest"]
-    return {name: size for name in names if (size := scale * (seconds[1].get(name, 0.0) - seconds[0].get(name, 0.0)))}
+        versions = [run.software.get(name, "").split("+source")[0] for run in (one, other)]
+        if all(versions) and versions[0] != versions[1]:
+            yield Apart(name=name, here=versions[0], there=versions[1], flops=None)
 
 
 def _side(found: Explanation) -> Side:
@@ -117,14 +106,8 @@ def _side(found: Explanation) -> Side:
     if found.parts.flops is None:
         why = found.measured.metrics.mfu_absent_because if found.measured.metrics else None
         raise ConfigError("There is no FLOP/s to compare.", where=str(found.measured.result.path), why=why)
-    return Side(
-        name=title_of(found),
-        flops=found.parts.flops,
-        known=run.ran,
-        full=found.workload,
-        rates=found.rates,
-        found=found,
-    )
+    name, flops = title_of(found), found.parts.flops
+    return Side(name=name, flops=flops, known=run.ran, full=found.workload, rates=found.rates, found=found)
 
 
 def _other(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Side:

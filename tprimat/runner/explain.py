@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Measured
@@ -20,7 +21,7 @@ from tprimat.predict.time import predict_time
 from tprimat.records.discover import probes_in, read_result
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 from tprimat.records.store import from_json, read_bytes
-from tprimat.records.trace import read_document, trace_of
+from tprimat.records.trace import read_trace
 from tprimat.report.explain import Advice, Explanation, largest
 from tprimat.report.words import not_counted_words
 from tprimat.runner.planning import rates_of
@@ -115,7 +116,7 @@ def trace_of_run(run: RunRecord, place: Path, named: Path | None = None) -> Prof
         return from_json(ProfileSummary, read_bytes(place / SUMMARY_FILE), where=str(place / SUMMARY_FILE))
     output = place.parent.parent if place.is_dir() else place.parent
     file = named or next(iter(traces_of(output, run.run_id)), None)
-    return summarise(trace_of(read_document(file), file)) if file else None
+    return summarise(read_trace(file)) if file else None
 
 
 def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:
@@ -163,42 +164,31 @@ def _advice(found: Explanation) -> tuple[Advice, ...]:
 
 def _changes(work: FullWorkload, accelerator: Accelerator) -> Iterator[tuple[tuple[LossName, ...], str, FullWorkload]]:
     """Yield what could be done: the parts that it is meant for, the flags, and the workload that they make."""
-    micro, batch, layout = work.micro_batch, work.global_batch_sequences, work.layout
-    if work.accumulation % 2 == 0:
-        names: tuple[LossName, ...] = ("products", "tensor", "experts", "host", "replicas")
-        yield names, f"--micro-batch-size {2 * micro}", replace(work, micro_batch_sequences=2 * micro)
-    if micro % 2 == 0:
-        yield ("bubble",), f"--micro-batch-size {micro // 2}", replace(work, micro_batch_sequences=micro // 2)
-    larger = replace(work, global_batch_sequences=2 * batch)
-    yield ("replicas", "optimizer", "bubble"), f"--global-batch-size {2 * batch}", larger
-    if work.recompute != "none":
-        kept = replace(work, recompute="none", recompute_modules=None, recompute_layers=None)
-        yield ("recompute",), f"--set platform_optimizations.{accelerator.vendor.lower()}.recompute=none", kept
-    if work.matmul_dtype == "bf16" and "fp8" in accelerator.dense_flops:
-        yield ("products",), "--precision fp8", replace(work, matmul_dtype="fp8")
-    degrees: tuple[tuple[LossName, str, str, int], ...] = (
-        ("tensor", "--tp", "tensor_parallel", layout.tensor),
-        ("pipeline", "--pp", "pipeline_parallel", layout.pipeline),
-        ("bubble", "--pp", "pipeline_parallel", layout.pipeline),
-        ("context", "--set cp=", "context_parallel", layout.context),
+    micro, batch, data = work.micro_batch, work.global_batch_sequences, work.data_parallel
+    larger: tuple[LossName, ...] = ("products", "tensor", "experts", "host", "replicas")
+    kept = {"recompute": "none", "recompute_modules": None, "recompute_layers": None}
+    changes: list[tuple[tuple[LossName, ...], str, dict[str, Any]]] = [
+        (larger, f"--micro-batch-size {2 * micro}", {"micro_batch_sequences": 2 * micro}),
+        (("bubble",), f"--micro-batch-size {micro // 2}", {"micro_batch_sequences": micro // 2}),
+        (("replicas", "optimizer", "bubble"), f"--global-batch-size {2 * batch}", {"global_batch_sequences": 2 * batch}),
+        (("recompute",), f"--set platform_optimizations.{accelerator.vendor.lower()}.recompute=none", kept),
+        (("products",), "--precision fp8", {"matmul_dtype": "fp8"}),
+        (("experts",), f"--set ep={work.expert_parallel // 2}", {"expert_parallel": work.expert_parallel // 2}),
+    ]
+    degrees: tuple[tuple[tuple[LossName, ...], str, str], ...] = (
+        (("tensor",), "--tp ", "tensor_parallel"),
+        (("pipeline", "bubble"), "--pp ", "pipeline_parallel"),
+        (("context",), "--set cp=", "context_parallel"),
     )
-    for name, flag, degree, ranks_ in degrees:
-        data = 2 * layout.data
-        if ranks_ % 2 == 0 and batch % (data * micro) == 0:
-            changed = {degree: ranks_ // 2, "data_parallel": data, "virtual_pipeline": None, "chunk_layers": None}
-            half = replace(work, **changed)  # type: ignore[arg-type]
-            yield (
-                (name,),
-                f"{flag}{'' if flag.endswith('=') else ' '}{ranks_ // 2}",
-                replace(half, sequence_parallel=half.layout.tensor > 1),
-            )
-    if layout.expert % 2 == 0:
-        yield ("experts",), f"--set ep={layout.expert // 2}", replace(work, expert_parallel=layout.expert // 2)
-
-
-def work_platform(accelerator: Accelerator) -> str:
-    """Return the platform of an accelerator, as keys of the configuration name it."""
-    return accelerator.vendor.lower()
+    for names, flag, field in degrees:
+        half = getattr(work, field) // 2
+        spread = {field: half, "data_parallel": 2 * data, "virtual_pipeline": None, "chunk_layers": None}
+        changes.append((names, f"{flag}{half}", spread))
+    for names, words, facts in changes:
+        if all(value != 0 for value in facts.values()) and facts.get("matmul_dtype", "bf16") in accelerator.dense_flops:
+            other = replace(work, **facts)
+            if other.global_batch_sequences % (other.micro_batch * other.data_parallel) == 0:
+                yield names, words, replace(other, sequence_parallel=other.tensor_parallel > 1)
 
 
 def _could_launch_graphs(run: RunRecord) -> bool:

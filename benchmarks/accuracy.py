@@ -23,9 +23,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
+from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, text_of  # noqa: E402
 from benchmarks.megatron_options import options_left_out, workload_of_options  # noqa: E402
 from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
-from benchmarks.published_scores import PublishedScore, score_published  # noqa: E402
+from benchmarks.published_scores import PublishedScore, guess_of, guesses, result_of, score_published  # noqa: E402
 from tprimat.analyze.groups import Measured  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions, drops_choices  # noqa: E402
 from tprimat.analyze.traits import TRAITS  # noqa: E402
@@ -36,7 +37,8 @@ from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.core.flops import parameters  # noqa: E402
 from tprimat.core.workload import FullWorkload  # noqa: E402
 from tprimat.predict import predict  # noqa: E402
-from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage  # noqa: E402
+from tprimat.predict.calibration import Expected, expected, figures, kinds_of, memory_kinds_of, traits_of  # noqa: E402
+from tprimat.predict.memory import MemoryPrediction, predict_memory, predict_memory_of_last_stage  # noqa: E402
 from tprimat.predict.time import predict_time  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
@@ -47,6 +49,7 @@ from tprimat.runner.analysis import read_results  # noqa: E402
 from tprimat.runner.explain import recorded_workload  # noqa: E402
 from tprimat.runner.planning import rates_of  # noqa: E402
 
+CALIBRATION = ROOT / "tprimat" / "data" / "calibration.yaml"
 PAGE = ROOT / "benchmarks" / "results" / "accuracy.md"
 RECORDS = ROOT / "benchmarks" / "records"
 MACHINES = (RECORDS / "h200", RECORDS / "h100")
@@ -188,6 +191,12 @@ class Ledger:
     foretold: tuple[tuple[Score, Score], ...] = ()
     """Memory and time of our records as they were predicted before each run, by the version of that day."""
     time_without_probes: tuple[Score, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    """Steps of our records and their predictions from published rates, for the calibration."""
+    reserved: tuple[tuple[tuple[str, ...], float], ...] = ()
+    """Kinds of each run, and what it reserved over what was predicted to be allocated, less 1."""
+    probed: tuple[Sample, ...] = ()
+    """The same from probes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,13 +228,16 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
                 _Run(workload=workload, measured=measured, accelerator=accelerator)
             )
     samples, _ = probes_in(probes)
-    memory, time, bare, foretold = [], [], [], []
+    memory, time, bare, foretold, samples_of, reserved = [], [], [], [], [], []
     for (workload, *_), same in runs.items():
         first = same[0]
         group, name = _group(first), _name(first)
         for rates in dict.fromkeys(_rates_before(one.measured) for one in same):
             foretold += _foretold(group, name, rates, [one.measured for one in same if _rates_before(one.measured) == rates])
         memory += _memory_score(group, name, workload, [one.measured for one in same])
+        need = predict_memory(workload).allocated_bytes
+        peaks = [max((step.peak_reserved_bytes or 0 for step in one.measured.result.steps), default=0) for one in same]
+        reserved += [(memory_kinds_of(workload), peak / need - 1) for peak in peaks if peak]
         seconds = [one.measured.metrics.step_seconds.value for one in same if one.measured.metrics]
         if not seconds:
             continue
@@ -240,7 +252,25 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
         )
         time.append(score)
         bare.append(replace(score, predicted=predict(workload, first.accelerator, node).time.step_seconds))
-    return Ledger(memory=tuple(memory), time=tuple(with_factors(time)), time_without_probes=tuple(bare), foretold=tuple(foretold))
+        samples_of.append(
+            Sample(
+                name=f"{group}: {name}",
+                source=f"records of {first.accelerator.name}, {workload.code.name}",
+                traits=traits_of(workload, first.accelerator, node),
+                kinds=kinds_of(workload, first.accelerator),
+                measured=score.measured,
+                predicted=score.predicted,
+            )
+        )
+    return Ledger(
+        memory=tuple(memory),
+        time=tuple(with_factors(time)),
+        time_without_probes=tuple(bare),
+        foretold=tuple(foretold),
+        samples=tuple(replace(one, predicted=score.predicted) for one, score in zip(samples_of, bare, strict=True)),
+        probed=tuple(samples_of),
+        reserved=tuple(reserved),
+    )
 
 
 def _rates_before(run: Measured) -> str | None:
@@ -369,7 +399,7 @@ def other_estimates(workload: FullWorkload) -> dict[str, float]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read rows in the format of benchmarks/records/megatron-goldens/rows.jsonl.
+    """Read rows in the format of benchmarks/records/megatron-goldens/rows.jsonl, or published results (published_scores.py).
 
     Raises:
         RecordError: the file cannot be read, or a line is not a row.
@@ -382,10 +412,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError as error:
             raise RecordError(f"Line {number} is not JSON.", where=f"{path}:{number}", why=str(error)) from error
-        if not isinstance(row, dict) or not isinstance(row.get("options"), dict):
-            raise RecordError(
-                f"Line {number} is not a row.", where=f"{path}:{number}", why="A row has options.", fix="one object per line"
-            )
+        if not isinstance(row, dict) or not (isinstance(row.get("options"), dict) or "model" in row):
+            why = "A row of Megatron-LM's tests has options, a published result a model."
+            raise RecordError(f"Line {number} is not a row.", where=f"{path}:{number}", why=why, fix="one object per line")
         rows.append(row)
     return rows
 
@@ -407,28 +436,75 @@ def row_workload(row: Mapping[str, Any]) -> FullWorkload:
         raise RecordError(f"The row {case} cannot be predicted.", where=case, why=f"{type(error).__name__}: {error}") from error
 
 
-def predict_row(row: Mapping[str, Any]) -> tuple[int, float | None]:
-    """Return the allocated peak of a row's last rank, and its step's seconds where the accelerator is known."""
+ANSWERS = (
+    *("predicted_peak_bytes", "predicted_device_bytes", "predicted_step_seconds", "predicted_tokens_per_second_per_gpu"),
+    *("interval", "step_interval", "kind"),
+)
+"""Keys that an answered row has besides its own, all null where it cannot be predicted; interval is of tokens/s/GPU."""
+
+
+def predict_row(row: Mapping[str, Any]) -> tuple[int, float | None, dict[str, Any]]:
+    """Return the allocated peak of a row's last rank, its step's seconds where the accelerator is known, and its answers."""
     workload = row_workload(row)
-    peak = predict_memory_of_last_stage(workload).allocated_bytes
+    memory = predict_memory_of_last_stage(workload)
     name = str(row.get("machine", ""))
     accelerator = find_accelerator(MACHINES.get(name, name))
     if accelerator is None or workload.matmul_dtype not in accelerator.dense_flops:
-        return peak, None
+        return memory.allocated_bytes, None, _answers(memory, None, None)
     node = min(GPUS_OF_A_TEST, workload.layout.world_size)
-    return peak, predict(workload, accelerator, node).time.step_seconds
+    seconds = predict(workload, accelerator, node).time.step_seconds
+    return memory.allocated_bytes, seconds, _answers(memory, workload, expected(workload, accelerator, seconds, node))
+
+
+def predict_published_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the answers for a published result.
+
+    Raises:
+        RecordError: it cannot be predicted; `why` says why.
+    """
+    guess = guess_of(result_of(row, number))
+    answers = _answers(guess.prediction.memory, guess.workload, guess.expected())
+    assumed = {
+        "micro_batch": guess.workload.micro_batch,
+        "recompute": guess.workload.recompute_words,
+        "routing": guess.workload.routing,
+    }
+    sharded = guess.workload.code.shards_weights
+    return {**answers, "assumed": {**assumed, "fully_sharded": sharded}, "fits": guess.fits}
+
+
+def _answers(memory: MemoryPrediction, work: FullWorkload | None, step: Expected | None) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(ANSWERS)
+    found |= {"predicted_peak_bytes": memory.allocated_bytes, "predicted_device_bytes": memory.device_bytes}
+    if work is None or step is None:
+        return found
+    tokens = work.tokens_per_step / work.world_size
+    return found | {
+        "predicted_step_seconds": step.step_seconds,
+        "predicted_tokens_per_second_per_gpu": tokens / step.step_seconds,
+        "interval": [tokens / step.high, tokens / step.low],
+        "step_interval": [step.low, step.high],
+        "kind": step.kind,
+    }
 
 
 def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Score], list[dict[str, Any]]]:
     """Return scores of memory and of time, and the rows with their predictions."""
     memory, time, answered = [], [], []
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
         try:
-            peak, seconds = predict_row(row)
+            if "options" not in row:
+                found = predict_published_row(row, number)
+                answered.append({**row, **found})
+                if printed := row.get("tokens_per_second_per_gpu"):
+                    rate, name = found["predicted_tokens_per_second_per_gpu"], str(row.get("model"))
+                    time.append(Score(name=name, group=found["kind"], measured=1 / printed, predicted=1 / rate))
+                continue
+            peak, seconds, found = predict_row(row)
         except RecordError as error:
-            answered.append({**row, "predicted_peak_bytes": None, "predicted_step_seconds": None, "error": str(error.why)})
+            answered.append({**row, **dict.fromkeys(ANSWERS), "error": str(error.why)})
             continue
-        answered.append({**row, "predicted_peak_bytes": peak, "predicted_step_seconds": seconds})
+        answered.append({**row, **found})
         measured, step = row.get("peak_allocated_bytes"), row.get("median_step_seconds")
         name = f"{row.get('case')} on {row.get('machine')}, {row.get('environment')}"
         if measured and measured >= SMALL_BYTES:
@@ -631,6 +707,53 @@ def headline() -> str:
     )
 
 
+UNSURE = ("torchtune", "TPrimat peak throughput guide")
+"""Engines and sources whose rows calibrate nothing: torchtune counts tokens that carry loss; in the guide's rows another dtype
+ran than it prints."""
+
+
+@cache
+def published_samples() -> tuple[Sample, ...]:
+    """Return the published steps of one token and GPU, and their predictions."""
+    return tuple(
+        Sample(
+            name=result.name,
+            source=result.source,
+            traits=guess.traits,
+            kinds=kinds_of(guess.workload, guess.accelerator),
+            measured=1 / measured,
+            predicted=1 / guess.prediction.time.tokens_per_second_per_gpu,
+        )
+        for result, measured, guess in guesses()
+        if not {result.engine, result.source} & set(UNSURE)
+    )
+
+
+def calibrations() -> dict[str, dict[str, Any]]:
+    """Return the content of calibration.yaml, fitted anew."""
+    return {
+        "published": fitted([*published_samples(), *ledger().samples]),
+        "probes": fitted(ledger().probed),
+        "memory": {"margins": margins_of(ledger().reserved)},
+    }
+
+
+def calibrated_table() -> str:
+    """Return the errors on published steps by kind: as predicted, and corrected by all sources but their own."""
+    samples = published_samples()
+    every = [*samples, *ledger().samples]
+    errors_of, spreads = left_out(every), figures()["published"]["errors"]
+    rows = []
+    for kind in sorted({kind for sample in samples for kind in sample.kinds if kind.count(",") < 2}):
+        mine = [sample for sample in samples if kind in sample.kinds]
+        corrected = [math.expm1(-errors_of[sample.name]) for sample in mine]
+        held = [abs(errors_of[one.name]) <= next(spreads[name][0] for name in one.kinds if name in spreads) for one in mine]
+        cells = [*_cells(errors(corrected))[1:4], units.percent(sum(held) / len(held), 0)]
+        raw = errors(sample.predicted / sample.measured - 1 for sample in mine)
+        rows.append([kind, *_cells(raw)[:2], *cells])
+    return table(["kind", "rows", "as predicted", "corrected", "worst", "bias", "within interval"], rows)
+
+
 BLOCKS = {
     "headline": headline,
     "foretold": lambda: foretold_rows(ledger().foretold),
@@ -643,6 +766,7 @@ BLOCKS = {
     "goldens_worst": lambda: worst_rows(large_goldens(), NOTEWORTHY),
     "goldens_time": lambda: error_table(golden_scores()[1]),
     "goldens_time_rows": lambda: worst_rows(large_models(), 0, units.seconds),
+    "calibrated": calibrated_table,
     "published": lambda: rate_rows(score_published()),
     "choices": lambda: choice_table(ledger().time),
 }
@@ -659,7 +783,11 @@ def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--rows", type=Path, action="append", metavar="FILE.jsonl", help="rows to predict; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the rows and their errors as one JSON document")
+    parser.add_argument("--calibrate", action="store_true", help=f"write {CALIBRATION.relative_to(ROOT)}, then the page")
     options = parser.parse_args()
+    if options.calibrate:
+        CALIBRATION.write_text(text_of(calibrations()), encoding="utf8")
+        figures.cache_clear()
     if options.rows:
         found = scored_rows(options.rows)
         if options.json:

@@ -1,16 +1,40 @@
-"""Predictions of training runs that others published, from data sheets and published rates alone."""
+"""Predictions of training runs that others published, from data sheets and published rates alone.
+
+A row is one of tprimat/data/published.yaml, or a line of JSON with the fields source, url, date, framework, version, model,
+accelerator, gpus, dtype, sequence, micro_batch, global_batch, tp, pp, vpp, cp, ep, routing, tokens_per_second_per_gpu,
+tflops_as_published, convention and note.
+"""
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
+from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import flop_per_token
+from tprimat.core.implementations import (
+    AUTOMODEL,
+    MEGATRON_OVERLAPPED,
+    MEGATRON_TUNED,
+    Implementation,
+    framework_of,
+)
+from tprimat.core.models import ModelShape, model_shape
 from tprimat.core.published import PublishedResult, rebase, results
-from tprimat.predict import predict
-from tprimat.runner.against import published_workloads
+from tprimat.core.workload import FORMATS, FullWorkload, Workload
+from tprimat.predict import Prediction, predict
+from tprimat.predict.calibration import Expected, expected, traits_of
+from tprimat.predict.search import short_ends
 
 GPUS_OF_A_NODE = 8
+MICRO_BATCHES, CHUNKS = (1, 2, 4, 8), (2, 3, 4, 5, 6, 7, 8, 12)
+"""Of what a source leaves out."""
+OVERLAPPED_SINCE = "2026-06"
+MODULES = ("layernorm", "mla_up_proj", "mlp", "moe_act")
+"""What NVIDIA's recipes compute again first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,34 +51,262 @@ class PublishedScore:
         return self.predicted / self.measured - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """The prediction of a row, with what its source leaves out chosen."""
+
+    workload: FullWorkload
+    accelerator: Accelerator
+    prediction: Prediction
+    fits: bool
+    """By allocated memory: the run did fit."""
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What its error is expected to share with others'."""
+        return traits_of(self.workload, self.accelerator, _node(self.workload))
+
+    def expected(self) -> Expected:
+        """Return the step with its interval."""
+        return expected(self.workload, self.accelerator, self.prediction.time.step_seconds, _node(self.workload))
+
+
+@cache
+def guesses() -> tuple[tuple[PublishedResult, float, Guess], ...]:
+    """Return each published throughput whose model, accelerator, batch and layout are stated, in tokens/s/GPU, with its guess."""
+    answered = []
+    for result in results():
+        measured = tokens_per_second(result)
+        try:
+            guess = guess_of(result)
+        except RecordError:
+            continue
+        peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype) or math.inf
+        whole = 0.0 if measured is None else measured * flop_per_token(guess.workload.shape, guess.workload.sequence_tokens)
+        if measured is not None and whole < peak:  # else the source contradicts itself
+            answered.append((result, measured, guess))
+    return tuple(answered)
+
+
 @cache
 def score_published() -> tuple[PublishedScore, ...]:
-    """Score each published throughput whose model, accelerator, batch and layout are stated, in seconds per token and GPU.
-
-    Of a micro-batch or a number of model chunks that the source leaves out, the fastest that fits counts.
-    """
-    scores = (_score(result, accelerator) for result in results() if (accelerator := find_accelerator(result.accelerator)))
-    return tuple(score for score in scores if score is not None)
-
-
-def _score(result: PublishedResult, accelerator: Accelerator) -> PublishedScore | None:
-    workloads, measured = list(published_workloads(result)), _tokens_per_second(result)
-    if not workloads or measured is None:
-        return None
-    peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype) or math.inf
-    if measured * flop_per_token(workloads[0].shape, workloads[0].sequence_tokens) >= peak:
-        return None  # the source contradicts itself
-    node = min(GPUS_OF_A_NODE, result.gpus or GPUS_OF_A_NODE)
-    predictions = [predict(work, accelerator, node) for work in workloads]
-    fitting = [one for one in predictions if one.memory.allocated_bytes < accelerator.memory_bytes] or predictions
-    predicted = max(one.time.tokens_per_second_per_gpu for one in fitting)
-    return PublishedScore(name=result.name, measured=1 / measured, predicted=1 / predicted)
+    """Score each of them in seconds per token and GPU, without any correction."""
+    return tuple(
+        PublishedScore(name=result.name, measured=1 / measured, predicted=1 / guess.prediction.time.tokens_per_second_per_gpu)
+        for result, measured, guess in guesses()
+    )
 
 
-def _tokens_per_second(result: PublishedResult) -> float | None:
+def tokens_per_second(result: PublishedResult) -> float | None:
     """Return tokens/s/GPU as printed, else from the printed FLOP/s or MFU."""
     if result.tokens_per_second_per_gpu:
         return result.tokens_per_second_per_gpu
     causal = rebase(result).flops_per_second_per_gpu
     shape, tokens = result.workload.shape, result.workload.sequence_tokens
     return None if causal is None or shape is None or tokens is None else causal / flop_per_token(shape, tokens)
+
+
+def guess_of(result: PublishedResult) -> Guess:
+    """Predict a row. Of what its source leaves out, the fastest that fits counts, and of recomputation the least that fits.
+
+    Raises:
+        RecordError: something is missing, or makes no sense.
+    """
+    accelerator = find_accelerator(result.accelerator)
+    if accelerator is None:
+        raise _missing(result, f"The accelerator {result.accelerator} is not in the table.")
+    best: Guess | None = None
+    for options in _options(result, accelerator):
+        for work in options:  # the least recomputation that fits
+            guess = Guess(workload=work, accelerator=accelerator, prediction=predict(work, accelerator, _node(work)), fits=False)
+            guess = replace(guess, fits=guess.prediction.memory.allocated_bytes <= accelerator.usable_bytes)
+            if best is None or _rank(guess) > _rank(best):
+                best = guess
+            if guess.fits:
+                break
+    if best is None:
+        raise _missing(result, "No layout of these degrees divides its GPUs and its batch.")
+    return best
+
+
+def _rank(guess: Guess) -> tuple[bool, float]:
+    fits = guess.fits
+    return fits, guess.prediction.time.tokens_per_second_per_gpu if fits else -guess.prediction.memory.allocated_bytes
+
+
+def _node(work: FullWorkload) -> int:
+    return min(GPUS_OF_A_NODE, work.world_size)
+
+
+def _missing(result: PublishedResult, why: str) -> RecordError:
+    return RecordError(f"The row {result.name} cannot be predicted.", where=result.name, why=why)
+
+
+def _options(result: PublishedResult, accelerator: Accelerator) -> Iterator[Iterator[FullWorkload]]:
+    """Yield for each way to fill in a row's layout its workloads, with more and more recomputation."""
+    known, gpus = result.workload, result.gpus
+    shape, batch, tokens, dtype = known.shape, known.global_batch_sequences, known.sequence_tokens, known.matmul_dtype
+    if shape is None or tokens is None or gpus is None or dtype is None:
+        raise _missing(result, "It does not say all of model, sequence, GPUs and dtype.")
+    if dtype not in accelerator.dense_flops:
+        raise _missing(result, f"{accelerator.name} does not multiply {dtype}.")
+    tensor, pipeline, context = (
+        getattr(known, name) or 1 for name in ("tensor_parallel", "pipeline_parallel", "context_parallel")
+    )
+    ranks = tensor * pipeline * context
+    if gpus % ranks:
+        raise _missing(result, f"TP{tensor} PP{pipeline} CP{context} do not divide {gpus} GPUs.")
+    data = gpus // ranks
+    expert = known.expert_parallel or (math.gcd(shape.experts, data * tensor * context) if shape.experts else 1)
+    batch = batch or data * (known.micro_batch_sequences or 1) * (4 * pipeline if pipeline > 1 else 1)
+    chunks: list[int | None] = [known.virtual_pipeline]
+    if pipeline > 1 and known.virtual_pipeline is None:
+        chunks += [count for count in CHUNKS if shape.layers // pipeline % count == 0]
+    for code in _implementations(result):
+        facts: dict[str, Any] = known.facts | {
+            "data_parallel": data,
+            "sequence_parallel": tensor > 1,
+            "expert_parallel": expert,
+            "expert_tensor_parallel": 1 if shape.experts else None,
+            "routing": _routing(result, shape),
+            **({"optimizer_states": "bf16"} if code.name == AUTOMODEL.name else {}),
+            "implementation": code,
+        }
+        for micro in [known.micro_batch_sequences] if known.micro_batch_sequences else MICRO_BATCHES:
+            if batch < data * micro:
+                continue
+            facts |= {"micro_batch_sequences": micro, "global_batch_sequences": batch // (data * micro) * data * micro}
+            for count in chunks:
+                ends = short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None
+                yield _recomputing(FullWorkload(**facts | {"virtual_pipeline": count, "chunk_layers": ends}), known)
+
+
+def _implementations(result: PublishedResult) -> list[Implementation]:
+    """Return what may have run: where weights can be split over replicas and the source does not say, that comes second."""
+    framework, work = framework_of(result.engine), result.workload
+    whole = MEGATRON_OVERLAPPED if framework.whole is MEGATRON_TUNED and _overlaps(result) else framework.whole
+    if work.weights_split_over:
+        return [framework.sharded]
+    return [whole, framework.sharded] if (work.pipeline_parallel or 1) == 1 else [whole]
+
+
+def _overlaps(result: PublishedResult) -> bool:
+    """Whether tokens travelled to experts beside products, by NVIDIA's recipes (overlap_moe_expert_parallel_comm).
+
+    On Blackwell in MXFP8 since June 2026, but for Kimi K2; on H100 in bf16 since HybridEP.
+    """
+    if not result.workload.shape or not result.workload.shape.experts:
+        return False
+    since, chip = result.date or "", (result.accelerator or "").upper()
+    if "H100" in chip:
+        return result.workload.matmul_dtype == "bf16" and since >= OVERLAPPED_SINCE[:4]
+    shape = result.shape or ""
+    return since >= OVERLAPPED_SINCE and result.workload.fp8_scaling == "mxfp8" and not shape.startswith("kimi")
+
+
+def _routing(result: PublishedResult, shape: ModelShape) -> str | None:
+    if not shape.experts:
+        return None
+    return result.workload.routing or ("balanced" if framework_of(result.engine).balances else "natural")
+
+
+def _recomputing(work: FullWorkload, known: Workload) -> Iterator[FullWorkload]:
+    if known.recompute is not None:
+        yield work
+        return
+    yield replace(work, recompute="none")
+    yield replace(work, recompute="selective", recompute_modules=MODULES)
+    layers = work.shape.layers // (work.layout.pipeline * (work.virtual_pipeline or 1))
+    for count in sorted({max(1, layers // 8), max(1, layers // 4), max(1, layers // 2)}):
+        yield replace(work, recompute="full", recompute_layers=count)
+    yield replace(work, recompute="full")
+
+
+# Rows that others bring.
+
+
+def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
+    """Return a row of JSON as a published result.
+
+    Raises:
+        RecordError: its model or dtype is not known, or a value has the wrong type.
+    """
+    name = f"{row.get('source') or 'row'} {number}: {row.get('model')} on {row.get('gpus')} {row.get('accelerator')}"
+    note = " ".join(str(row.get(key) or "") for key in ("note", "framework", "version"))
+    try:
+        shape = model_shape(str(row.get("model")))
+        dtype, scaling = format_of(str(row.get("dtype") or "bf16"))
+        facts = {
+            "tensor_parallel": row.get("tp"),
+            "pipeline_parallel": row.get("pp"),
+            "virtual_pipeline": None if row.get("vpp") in {0, 1, "n/a"} else row.get("vpp"),
+            "context_parallel": row.get("cp"),
+            "expert_parallel": row.get("ep") if shape.experts else None,
+            "micro_batch_sequences": row.get("micro_batch"),
+            "global_batch_sequences": row.get("global_batch"),
+            "sequence_tokens": row.get("sequence"),
+        }
+        facts = {key: int(value) for key, value in facts.items() if value is not None}
+        if re.search(r"\blora\b|\bpeft\b", note, re.IGNORECASE):
+            raise ConfigError("It trains adapters.", why="LoRA leaves most weights as they are, which is not predicted.")
+    except ConfigError as error:
+        raise RecordError(error.what, where=name, why=f"{error.what} {error.why or ''}".strip()) from error
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"Row {number} cannot be read.", where=name, why=str(error)) from error
+    work = Workload(shape=shape, matmul_dtype=dtype, fp8_scaling=scaling, **facts, **_said(note, str(row.get("routing") or "")))
+    return PublishedResult(
+        name=name,
+        source=str(row.get("source")),
+        date=None if row.get("date") is None else str(row["date"]),
+        engine=None if row.get("framework") is None else str(row["framework"]),
+        accelerator=_accelerator(str(row.get("accelerator") or "")),
+        gpus=None if row.get("gpus") is None else int(row["gpus"]),
+        model=str(row.get("model")),
+        workload=work,
+        tokens_per_second_per_gpu=row.get("tokens_per_second_per_gpu"),
+    )
+
+
+def _accelerator(words: str) -> str:
+    """Return the device that a publisher's words name: without the system around it, such as DGX-GB200 or GB200 NVL72."""
+    plain = re.sub(
+        r"\b(dgx|hgx|nvl ?\d+|nvidia|amd|instinct|gpus?|\d+ ?x|x ?\d+)\b|[(),]", " ", words.replace("-", " "), flags=re.IGNORECASE
+    )
+    series = re.search(r"\b(?:GB|GH|MI|[ABHV])\d+[A-Z]*\b", plain, re.IGNORECASE)
+    names = [words, " ".join(plain.split()), series[0] if series else ""]
+    return next((name for name in names if find_accelerator(name)), words)
+
+
+def format_of(words: str) -> tuple[str, Any]:
+    """Return dtype and scaling of what a publisher calls a precision, such as "FP8-CS", "MXFP8" or "float8 rowwise".
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    text = words.lower().replace("float", "fp").replace("_", "-")
+    for pattern, name in (
+        (r"nvfp4|nv-?fp4|fp4-nv", "nvfp4"),
+        (r"mxfp4|fp4", "mxfp4"),
+        (r"mxfp8|fp8-?mx|mx-?fp8", "mxfp8"),
+        (r"block|fp8-?sc\b|subchannel", "fp8-blockwise"),
+        (r"fp8", "fp8"),
+        (r"bf16|bfp16", "bf16"),
+        (r"fp16|half", "fp16"),
+    ):
+        if re.search(pattern, text):
+            return FORMATS[name]
+    raise ConfigError(f"The precision {words!r} is not known.", fix=", ".join(FORMATS))
+
+
+def _said(note: str, routing: str) -> dict[str, Any]:
+    """Return the facts that the words of a row state."""
+    facts: dict[str, Any] = {}
+    if re.search(r"\bfsdp2?\b|\bhsdp\b|zero-?3|fully.sharded", note, re.IGNORECASE):
+        facts["weights_split_over"] = 1  # at least: how many replicas follows from the layout
+    if re.search(r"full (activation )?(re-?comp|checkpoint|ac\b)|full-?ac\b", note, re.IGNORECASE):
+        facts["recompute"] = "full"
+    elif re.search(r"selective|\bsac\b", note, re.IGNORECASE):
+        facts["recompute"] = "selective"
+    if routing:
+        facts["routing"] = "natural" if routing.lower().startswith("nat") else "balanced"
+    return facts

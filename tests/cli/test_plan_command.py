@@ -1,6 +1,7 @@
 """`tprimat plan` as a user runs it: in a process of its own, on a machine without a GPU."""
 
 import json
+import math
 import re
 
 import pytest
@@ -42,7 +43,7 @@ def test_the_document_has_every_layout():
     best, other = found["fitting"][0], found["too_large"][0]
     degrees = [best[name] for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")]
     assert degrees[0] * degrees[1] * degrees[2] * degrees[3] == 64
-    assert (best["low"], best["high"]) == (None, None), "no step was measured on several nodes"
+    assert best["low"] < best["tokens_per_second_per_gpu"] < best["high"]
     one_node = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8", "--json")
     fastest = json.loads(one_node.stdout)["fitting"][0]
     assert fastest["low"] < fastest["tokens_per_second_per_gpu"] < fastest["high"]
@@ -69,9 +70,8 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     asked = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--global-batch-size", "128", "--gpus")
     nothing = run_command("plan", *asked, "8")
     assert nothing.returncode == 1
-    ((count, layout),) = re.findall(r"(\d+) GPUs are enough: (TP\d PP\d DP\d), ", nothing.stdout)
-    degrees = [int(number) for number in re.findall(r"\d+", layout)]
-    assert int(count) == degrees[0] * degrees[1] * degrees[2]
+    ((count, layout),) = re.findall(r"(\d+) GPUs are enough: ([A-Z0-9 ]+), ", nothing.stdout)
+    assert int(count) == math.prod(int(number) for number in re.findall(r"\d+", layout))
     assert run_command("plan", *asked, count).returncode == 0
     assert run_command("plan", *asked, str(int(count) // 2)).returncode == 1
 
@@ -80,13 +80,13 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     ("words", "said"),
     [
         ((), "one of the arguments --architecture --model is required"),
-        (("--architecture", "llama-3.1-70b", "--accelerator", "H900"), "H100 SXM, H100 PCIe, H100 NVL"),
+        (("--architecture", "llama-3.1-70b", "--accelerator", "H900"), "H100 SXM, H100 SXM 96GB HBM2e, H100 PCIe"),
         (("--architecture", "llama-4", "--accelerator", "H100 SXM"), "There is no model 'llama-4'."),
         ((*QUESTION, "--nodes", "7"), "64 GPUs are not the same number on each of 7 nodes."),
         ((*QUESTION, "--gpus", "63", "--nodes", "9", "--global-batch-size", "5"), "There is no legal layout."),
         ((*QUESTION, "--sequence-length", "999999"), "out of range"),
-        (("--architecture", "llama-3.1-8b", "--accelerator", "A100 SXM 80GB", "--precision", "fp8"), "try   bf16\n"),
-        (("--architecture", "llama-3.1-8b", "--accelerator", "V100 SXM2 16GB"), "try   another accelerator\n"),
+        (("--architecture", "llama-3.1-8b", "--accelerator", "A100 SXM 80GB", "--precision", "fp8"), "try   bf16, fp16\n"),
+        (("--architecture", "llama-3.1-8b", "--accelerator", "V100 SXM2 16GB"), "try   fp16\n"),
         ((*QUESTION[:4], "--gpus", "4", "--nodes", "8"), "try   --gpus 8\n"),
         (("--architecture", "llama-3.1-8b"), "this machine is not known"),
     ],

@@ -35,7 +35,7 @@ def built(shape, layout):
     return [weights_of_rank(shape, layout, stage) for stage in range(layout.pipeline)]
 
 
-@pytest.mark.parametrize("name", sorted(models()))
+@pytest.mark.parametrize("name", sorted(name for name, shape in models().items() if not shape.attention_sinks))
 def test_each_rank_holds_what_megatron_builds(name):
     shape = shallow(models()[name], LAYERS)
     # Megatron's local layers split latent attention's first matrices, which Transformer Engine's keep whole.

@@ -5,16 +5,27 @@ tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 
 tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
 tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
 tprimat plan --architecture llama-3.1-8b --all     every layout
+tprimat plan --architecture llama-3.1-70b --accelerator "H100 SXM" --gpus 64,128,256 --price 2.5 --tokens 1T --deadline 30
 
 exit status: 0, 1 if nothing fits, 2 the request is invalid
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tprimat.cli.common import doing, positive, print_json
+from tprimat.core.errors import ConfigError
+from tprimat.core.workload import FORMATS, Routing
 from tprimat.engines import ENGINE_NAMES
+
+LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+"""Numbers of GPUs that --budget and --deadline choose from where --gpus names none."""
+ROUTINGS: dict[str, Routing] = {"natural": "natural", "forced": "balanced"}
+"""As users call how tokens choose experts -> as a workload does."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--architecture", metavar="MODEL", help="the name of one of tprimat models")
     which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
     parser.add_argument("--accelerator", metavar="NAME", help="a device name, or a row of tprimat models (this machine's)")
-    parser.add_argument("--gpus", type=positive, metavar="N", help="total number (this machine's; 8 of another)")
+    parser.add_argument("--gpus", type=_counts, metavar="N[,N]", help="total number, or several (this machine's; 8 of another)")
     parser.add_argument("--nodes", type=positive, metavar="N", help="machines (as many as hold 8 GPUs each)")
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
-    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="default: bf16")
+    parser.add_argument("--precision", choices=tuple(FORMATS), default="bf16", help="default: bf16")
+    parser.add_argument("--routing", choices=tuple(ROUTINGS), default="natural", help="of tokens to experts (natural)")
     parser.add_argument("--engine", choices=ENGINE_NAMES, help="default: megatron; megatron-lm for what it cannot train")
     parser.add_argument(
         "--probes",
@@ -37,45 +49,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a probes.jsonl of this machine, or its folder, instead of published rates; may be repeated",
     )
+    parser.add_argument("--price", type=_amount, metavar="DOLLARS", help="of a GPU and hour (cloud_costs in config.yaml)")
+    parser.add_argument("--tokens", type=_amount, metavar="N", help="to train on, such as 1T or 300B")
+    parser.add_argument("--budget", type=_amount, metavar="DOLLARS", help="the fastest number of GPUs that costs no more")
+    parser.add_argument("--deadline", type=_amount, metavar="DAYS", help="the cheapest number of GPUs that takes no longer")
     parser.add_argument("--all", action="store_true", help="show every layout, and where memory and time of the fastest go")
     parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(positive(part) for part in text.split(","))
+
+
+def _amount(text: str) -> float:
+    """Return a positive number, with K, M, B or T for thousands to trillions."""
+    number, scale = (text[:-1], LARGE[text[-1].upper()]) if text[-1:].upper() in LARGE else (text, 1.0)
+    try:
+        amount = float(number) * scale
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number, such as 2.5, 300B or 1T")
+    return amount
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.tables import screen_of
-    from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, enough_gpus
+    from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, enough_gpus, price_per_hour
 
     request = LayoutsAsked(
         architecture=options.model or options.architecture,
         accelerator=options.accelerator,
-        gpus=options.gpus,
+        gpus=options.gpus[0] if options.gpus else None,
         nodes=options.nodes,
         global_batch=options.global_batch_size,
         sequence_tokens=options.sequence_length,
         precision=options.precision,
+        routing=ROUTINGS[options.routing],
         engine=options.engine,
         probes=tuple(options.probes),
     )
     request = configured(request) if options.model else request
+    wishes = plan.Wishes(price=options.price or price_per_hour(options.accelerator), tokens=options.tokens, whole=options.all)
+    chooses = options.budget is not None or options.deadline is not None
+    if chooses and (wishes.tokens is None or (options.budget is not None and wishes.price is None)):
+        missing = "--tokens 1T" if wishes.tokens is None else "--price 2.5"
+        raise ConfigError("--budget and --deadline need the tokens, and a budget the price.", where="--budget", fix=missing)
+    counts: Sequence[int | None] = options.gpus or (COUNTS if chooses else (None,))
+    screen = screen_of(sys.stdout)
     with doing("predicting all layouts ..."):
-        found, rates = rated = answer(request)
-        missing = not found.fitting and not options.json
-        enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing else None
+        answers = [answer(replace(request, gpus=count)) for count in counts]
+        found, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
+        missing_here = not found.fitting and not options.json
+        enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing_here else None
     if options.json:
-        print_json(plan.document(*rated))
+        document = plan.document(*rated, wishes)
+        others = [plan.document(*one, wishes) for one in answers]
+        print_json(document if len(answers) == 1 else {**document, "gpu_counts": others})
     else:
-        name = rated[0].question.work.shape.name
-        command = _command_of(options.model or configured_name(name), name)
-        print(plan.text(rated, screen_of(sys.stdout), enough, command, whole=options.all))
-    return 0 if rated[0].fitting else 1
+        name = found.question.work.shape.name
+        wishes = replace(wishes, command=_command_of(options.model or configured_name(name) or name))
+        if len(answers) > 1:
+            print(plan.counts_text(answers, wishes, screen), end="\n\n")
+        print(plan.text(rated, screen, enough, wishes))
+    return 0 if found.fitting else 1
 
 
-def _command_of(model: str | None, architecture: str) -> str:
-    """Return the command that runs a model of config.yaml; None: one that the command itself describes."""
-    if model is not None:
-        return f"./benchmark.py --model {model}"
-    model = architecture.replace(".", "_")
-    row = f"--set models.{model}"
-    return f"./benchmark.py --model {model} {row}.name={architecture} {row}.architecture={architecture}"
+def _command_of(model: str) -> str:
+    """Return the command that runs a model of config.yaml, or a row of models.yaml."""
+    return f"./benchmark.py --model {model}"

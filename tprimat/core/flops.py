@@ -150,7 +150,8 @@ def parameters(shape: ModelShape) -> ParameterCount:
     embedding = shape.vocabulary * shape.hidden
     position = shape.context_tokens * shape.hidden if shape.position == "learned" else 0
     output = 0 if shape.tied_embeddings else head
-    rest = biases + _norms(shape) + embedding + position + output
+    sinks = shape.layers * shape.heads if shape.attention_sinks else 0
+    rest = biases + sinks + _norms(shape) + embedding + position + output
     return ParameterCount(
         total=matrices + rest,
         active=active + rest,
@@ -214,8 +215,24 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
     if convention == "6n":
         return 6.0 * (count.active - spared)
     # Scores and weighted values: 2 FLOP for each token of the sequence and column of heads, in the forward pass.
-    square = FORWARD_AND_BACKWARD * 2.0 * sequence_tokens * shape.heads * (shape.head_dim + shape.value_dim) * shape.layers
+    square = (
+        FORWARD_AND_BACKWARD
+        * 4.0
+        * mean_keys(shape, sequence_tokens)
+        * shape.heads
+        * (shape.head_dim + shape.value_dim)
+        * shape.layers
+    )
     return 6.0 * (count.matmul - spared) + (square / 2 if convention == "causal" else square)
+
+
+def mean_keys(shape: ModelShape, sequence_tokens: int) -> float:
+    """Return the keys that a token sees under a causal mask: the mean over tokens, and over layers with and without a window."""
+    window = shape.attention_window
+    if window is None or window >= sequence_tokens:
+        return sequence_tokens / 2
+    windowed = -(-shape.layers // 2) / shape.layers
+    return windowed * (window - window**2 / (2 * sequence_tokens)) + (1 - windowed) * sequence_tokens / 2
 
 
 def seed_flop_per_token(shape_name: str) -> float | None:

@@ -4,6 +4,7 @@ A framework is described by traits, each with a mechanism that can be read in it
 an engine.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -78,11 +79,15 @@ class Implementation:
     """Buffers of rows for experts are multiples of this part of the rows that a rank sends (LENGTHS in megatron/experts.py)."""
     shards_weights: bool = False
     """FSDP: weights, gradients and states are spread over data-parallel ranks and gathered layer by layer."""
+    selects_operations: bool = False
+    """Selective recomputation that names no module keeps the result of every second product, of attention and of the layer
+    before, and computes everything else again (torchtitan's per-op selective activation checkpointing)."""
+    attention_speed: float = 1.0
+    """Of its attention, over the fastest kernel's."""
+    overlaps_experts: bool = False
+    """Tokens travel to experts while another micro-batch multiplies (overlap_moe_expert_parallel_comm), all in one CUDA graph."""
     divides_over_replicas_alone: bool = False
     """It does so with dense models on one pipeline stage and one tensor rank only."""
-    late_host_seconds: float = 0.0
-    """A step's time per micro-batch and layer under TP2 on two H100, of the slowest run, rounded up, where we think that the GPUs
-    waited for the host (benchmarks/results/measured.md); 0: not known, or launched as CUDA graphs."""
     buffers_bytes: int = 0
     """Workspaces of the matrix libraries, which torch allocates once for each thread that multiplies."""
 
@@ -108,7 +113,6 @@ EMBEDDED = Implementation(
     widens_gradients=False,
     expert_wgrad_in_bf16=True,
     received_rows_step=1 / 16,
-    late_host_seconds=9e-3,
     buffers_bytes=WORKSPACES,
 )
 """tprimat/megatron with its own layers, all switches on."""
@@ -116,7 +120,6 @@ TRANSFORMER_ENGINE = Implementation(
     name="Megatron-Core with Transformer Engine",
     loss="native",
     reuses_dummy_gradients=True,
-    late_host_seconds=10e-3,
     buffers_bytes=2 * WORKSPACES,
 )
 """Megatron-LM and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own."""
@@ -130,15 +133,26 @@ MEGATRON_LOCAL = Implementation(
 """Megatron-LM's local layers."""
 MEGATRON_TUNED = replace(
     TRANSFORMER_ENGINE,
+    name="Megatron-Core as NVIDIA tunes it",
     loss="in_place",
+    reduces_in_fp32=False,
+    keeps_fp8_weights_alone=True,
     dispatches_once_a_node=True,
     overlaps_tensor_parallel=True,
     overlaps_in_fp8=True,
-    late_host_seconds=0.0,
 )
 """Megatron-LM as NVIDIA trains large models with it: a fused loss, tp_comm_overlap, and DeepEP or HybridEP between the experts'
-ranks (Megatron-LM's README; src/megatron/bridge/perf_recipes of Megatron-Bridge)."""
-NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True, late_host_seconds=0.0)
+ranks; gradients in bf16, and weights in 8 bits alone (grad_reduce_in_fp32 and fp8_param_gather in perf_recipes/_common.py and
+training/mixed_precision.py of Megatron-Bridge 0.6)."""
+PRIMUS_TUNED = replace(
+    MEGATRON_TUNED, name="Primus", reduces_in_fp32=True, keeps_fp8_weights_alone=False, dispatches_once_a_node=False
+)
+"""The same as Megatron-LM's own defaults have it: gradients in fp32, weights in 8 bits besides those in bf16."""
+MEGATRON_OVERLAPPED = replace(MEGATRON_TUNED, overlaps_experts=True)
+"""Mixtures on GB200 and GB300 since Megatron-Bridge 26.06 (_enable_hybridep_full_iteration_mxfp8 in perf_recipes)."""
+MEGATRON_FSDP = replace(MEGATRON_TUNED, name="Megatron-FSDP", shards_weights=True, zeroes_gradients=False)
+"""Megatron-Bridge's use_megatron_fsdp with data_parallel_sharding_strategy optim_grads_params."""
+NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True)
 """NeMo's recipes."""
 BRIDGE = replace(NEMO, name="Megatron-Bridge with Transformer Engine", loss="in_place")
 """Bridge's recipes, with the loss of Llama's and Qwen3's (cross_entropy_fusion_impl "te" in 0.6.2's recipes/*/h100)."""
@@ -161,6 +175,42 @@ FSDP = Implementation(
     weighs_experts_in_fp32=True,
     accumulates_weight_gradients=False,
     keeps_gathered_inputs=True,
+    selects_operations=True,
+    attention_speed=0.6,
     buffers_bytes=WORKSPACES,
 )
-"""torchtitan, compiled; over tensor ranks its loss is computed on DTensors in fp32, which compilation does not fuse."""
+"""torchtitan, compiled, with FlashAttention 2, which does 337 of cuDNN's 574 TFLOP/s on H200 (8,192 tokens, forward).
+Over tensor ranks its loss is computed on DTensors in fp32, which compilation does not fuse."""
+AUTOMODEL = replace(FSDP, name="NeMo Automodel", attention_speed=1.0, selects_operations=False, dispatches_once_a_node=True)
+"""Its benchmarks: FSDP2, Transformer Engine's attention, DeepEP; weights, gradients and moments are bf16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """How a published run of a framework is understood where its source does not say."""
+
+    names: str
+    """A regular expression of its names, in lower case."""
+    whole: Implementation
+    """With all weights on each replica; FSDP where it does not have that."""
+    sharded: Implementation
+    """With weights split over replicas."""
+    balances: bool
+    """Its published mixtures are balanced by force."""
+
+
+MEGATRON_IN_FP32 = replace(MEGATRON_TUNED, reduces_in_fp32=True)
+FRAMEWORKS = (
+    Framework("automodel", AUTOMODEL, AUTOMODEL, balances=True),
+    Framework("torchtitan|maxtext|fsdp|deepspeed|torchtune|nanotron|axolotl|transformers", FSDP, FSDP, balances=False),
+    Framework("primus", PRIMUS_TUNED, FSDP, balances=True),
+    Framework("bridge|nemo|dgx", MEGATRON_TUNED, MEGATRON_FSDP, balances=True),
+    Framework("", MEGATRON_IN_FP32, replace(MEGATRON_FSDP, reduces_in_fp32=True), balances=False),
+)
+"""The first whose names match counts. Balance: docs/performance-summary of Megatron-Bridge and of Automodel; Primus
+examples/megatron/configs."""
+
+
+def framework_of(name: str | None) -> Framework:
+    """Return how a published run of a framework is understood."""
+    return next(one for one in FRAMEWORKS if re.search(one.names, (name or "").lower()))

@@ -29,6 +29,8 @@ GROUPS = ("router_groups", "router_best_groups")
 POSITIVE = frozenset(
     ["layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context_tokens", "experts", "expert_ffn"]
 )
+MEANINGLESS = frozenset({"meta", "base", "instruct", "hf", "model", "pretrain", "sft", "chat", "moe", "it", "dense"})
+"""Words of a model's name that do not change its shape."""
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512
 TINY_CONTEXT_TOKENS = 2048
@@ -124,6 +126,12 @@ class ModelShape(RefuseUnknownKeys):
     """Part of a query and key head without rotary position."""
     rope_head_dim: int | None = None
     value_head_dim: int | None = None
+    attention_window: int | None = None
+    """Keys that a query sees in every second layer, the first among them; None: in all layers all that came before."""
+    attention_sinks: bool | None = None
+    """Each head has a number that takes part in its softmax, as if of one more key; None: no."""
+    not_trained: str | None = None
+    """What of it no engine here trains, in words: it is planned, and a run is refused; None: nothing."""
     source: str | None = None
     """Model card, configuration file or paper of the figures."""
 
@@ -199,14 +207,32 @@ def model_shape(name: str) -> ModelShape:
     """
     known = models()
     short = name.lower().replace("_", "-").rpartition("/")[2].removeprefix("meta-")
-    shape = known.get(name.lower()) or known.get(document(DATA / "models.yaml")["typed"].get(short, short))
+    table = document(DATA / "models.yaml")
+    shape = known.get(name.lower()) or known.get(table["typed"].get(short, short)) or _by_letters().get(_letters(name))
     if shape is None:
+        for family, why in table["refused"].items():
+            if _letters(name).startswith(_letters(family)):
+                raise ConfigError(f"{name} cannot be planned.", why=why, fix="a model of python3 -m tprimat models")
         # Relatives share the words of the family: gpt-oss-120b is none of gpt-3-175b.
         words = re.split(r"[-.]", short)
         near = [one for one in known if re.split(r"[-.]", one)[:2] == words[:2] or _first_word(one) == words[0] != "gpt"]
         near = difflib.get_close_matches(short, near, n=3, cutoff=0.0) or difflib.get_close_matches(short, known, n=3, cutoff=0.8)
         raise ConfigError(f"There is no model {name!r}.", why="Its shape is not in the table.", fix=", ".join(near or known))
     return shape
+
+
+@cache
+def _by_letters() -> Mapping[str, ModelShape]:
+    """Return the models by the letters and digits of their names: publishers put other marks between them."""
+    typed = document(DATA / "models.yaml")["typed"]
+    return {_letters(name): models()[meant] for name, meant in [*typed.items(), *((name, name) for name in models())]}
+
+
+def _letters(name: str) -> str:
+    """Return letters and digits of a model's name, without its publisher and what does not change its shape."""
+    words = re.sub(r"[^a-z0-9.]", " ", name.lower().rpartition("/")[2]).split()
+    kept = (word for word in words if word not in MEANINGLESS and not re.fullmatch(r"v0\.\d", word))
+    return re.sub(r"[^a-z0-9]", "", "".join(kept))
 
 
 @cache

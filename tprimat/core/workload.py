@@ -20,7 +20,7 @@ from tprimat.core.rows import RefuseUnknownKeys
 
 W = TypeVar("W", bound="Workload")
 
-Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 """Matmul dtypes that memory and time are predicted of."""
 PRECISIONS: Mapping[str, Precision] = {name: name for name in get_args(Precision)}
 RecomputeGranularity = Literal["none", "selective", "full"]
@@ -30,6 +30,28 @@ with a random preference for some of them."""
 ExpertCapacity = Annotated[float, Field(gt=0, le=LARGEST_REAL, allow_inf_nan=False)] | Literal["unlimited"]
 """What an expert takes of a rank's micro-batch, times the mean of all experts; more is dropped."""
 Fp8Scaling = Literal["delayed", "current", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4"]
+NARROW_BYTES: Mapping[str, float] = {
+    "fp8": 1.0,
+    "blockwise": 1.03125,
+    "mxfp8": 1.03125,
+    "fp4": 0.5625,
+    "nvfp4": 0.5625,
+    "mxfp4": 0.53125,
+}
+"""Dtype or scaling -> bytes of a number with its share of a block's scale: a byte for 32 (MX) or 16 (NVFP4), 4 for 128."""
+FORMATS: Mapping[str, tuple[Precision, Fp8Scaling | None]] = {
+    "bf16": ("bf16", None),
+    "fp16": ("fp16", None),
+    "fp8": ("fp8", None),
+    "fp8-blockwise": ("fp8", "blockwise"),
+    "mxfp8": ("fp8", "mxfp8"),
+    "nvfp4": ("fp4", "nvfp4"),
+    "mxfp4": ("fp4", "mxfp4"),
+}
+"""What people call a precision -> the dtype of the products, and how it scales."""
+HALF = frozenset({"bf16", "bfloat16", "fp16", "float16"})
+MOMENTS_IN_BF16 = "fp32 with moments in bf16"
+"""Optimizer states of Megatron-Core's precision-aware optimizer as NVIDIA's recipes for mixtures set it."""
 KEPT_FREE = 0.05
 """Share of the memory that a search for a micro-batch leaves for fragments and later allocations of libraries."""
 ATTENTION_ALONE = ("core_attn",)
@@ -134,6 +156,8 @@ class Workload(RefuseUnknownKeys):
     """fp8 if the output layer multiplies in 8 bits as well, which usual recipes leave in bf16."""
     attention_dtype: str | None = None
     """fp8 if attention multiplies in 8 bits as well, which usual recipes leave in bf16."""
+    narrow_weights_alone: bool | None = None
+    """Under fp8 or fp4, the layers' matrices are kept in that dtype alone, without bf16; None: as the implementation does."""
     layers_in_bf16: WholeNumber | None = None
     """Layers that a recipe for fp8 leaves in bf16, as some do with the first and the last."""
     wider_parts: tuple[Name, ...] | None = None
@@ -325,8 +349,26 @@ class FullWorkload(Workload):
         return 4 if self.matmul_dtype == "fp32" else 2
 
     @property
+    def format(self) -> str:
+        """What its precision is called: a key of FORMATS, or fp32."""
+        scaled = next((name for name, (_, scaling) in FORMATS.items() if scaling and scaling == self.fp8_scaling), None)
+        return scaled if scaled and self.narrow else self.matmul_dtype
+
+    @property
+    def narrow(self) -> bool:
+        """Whether layers multiply in 8 or 4 bits."""
+        return self.matmul_dtype in {"fp8", "fp4"}
+
+    @property
+    def narrow_bytes(self) -> float:
+        """Of a number that is kept for a product, where layers multiply in 8 or 4 bits."""
+        return NARROW_BYTES.get(self.fp8_scaling or "", NARROW_BYTES[self.matmul_dtype])
+
+    @property
     def gradient_bytes(self) -> int:
         """Of a weight's gradient, as it is kept and reduced between replicas."""
+        if self.gradient_dtype is not None and not self.code.shards_weights:
+            return 2 if self.gradient_dtype in HALF else 4
         wide = self.code.reduces_in_fp32 and self.optimizer_states == "fp32"
         return 4 if wide else self.element_bytes
 

@@ -62,7 +62,6 @@ class EmbeddedEngine(WorkerEngine):
         """Read the switches; auto means what a GPU has."""
         on = {name: value is not False for name, value in settings.options.items()}
         in_fp32 = settings.options.get("gradients", "fp32") == "fp32"
-        graphs = settings.options.get("cuda_graphs") is True
         if settings.options.get("layers") == "transformer_engine":
             # Its Adam updates fp32 states alone, and the switch is torch's.
             by_torch = settings.options.get("optimizer_states") == "bf16"
@@ -72,7 +71,6 @@ class EmbeddedEngine(WorkerEngine):
                 optimizer=_optimizer(fused=on.get("fused_adam", True) or not by_torch, compiled=False),
                 balanced_stages=on.get("balanced_stages", True),
                 reduces_in_fp32=in_fp32,
-                late_host_seconds=0.0 if graphs else TRANSFORMER_ENGINE.late_host_seconds,
             )
         compiled = on.get("compiled_regions", True)
         sharded = settings.options.get("fully_shard") is True
@@ -93,7 +91,6 @@ class EmbeddedEngine(WorkerEngine):
             reduces_in_fp32=in_fp32,
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
             fp8_output_layer=settings.options.get("fp8_output_layer") is True,
-            late_host_seconds=0.0 if graphs else EMBEDDED.late_host_seconds,
         )
 
 

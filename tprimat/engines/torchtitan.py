@@ -170,6 +170,8 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each setting that has no counterpart in torchtitan."""
+    if plan.nodes > 1:
+        yield LaunchError("torchtitan is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
     if plan.optimizer.gradient_clipping == 0:
         key = where("training", "optimizer", "gradient_clipping")
         yield LaunchError("torchtitan always clips gradients.", where=key, fix=f"gradient_clipping: 1.0, or {OTHER_ENGINE}")

@@ -205,6 +205,9 @@ def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
     """
     try:
         shape = shape_of(loaded.config.models[model], size)
+        if shape.not_trained is not None:
+            why = f"No engine here trains {shape.not_trained}; python3 -m tprimat plan predicts it."
+            raise ConfigError(f"{shape.name} cannot be trained.", why=why, fix="another model")
         _check_single_choice(shape)
         return shape
     except ConfigError as error:

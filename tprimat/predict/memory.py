@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, get_args
 
-from tprimat.core.workload import ATTENTION_ALONE, FullWorkload
+from tprimat.core.workload import ATTENTION_ALONE, MOMENTS_IN_BF16, FullWorkload
+from tprimat.predict.calibration import margin_of
 from tprimat.predict.stages import Stage, Weights, chunks_in_flight, layer_weights, stages_of, weights_of
 
 Part = Literal["weights", "gradients", "optimizer", "8-bit copies", "activations", "loss", "backward", "buffers"]
@@ -21,9 +22,15 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 FP32_BYTES = 4
 MOMENTS = 2
-FRAGMENTS, MOST_FRAGMENTS = 0.03, 0.05
+KEPT_BY_SELECTED_OPERATIONS = 0.45
+"""Of a layer's activations under torchtitan's per-op selective checkpointing: 63 of 139 KB a token for Llama 3.1 8B (results of
+q, v, gate and down, of attention, and the layer's input)."""
+FRAGMENTS = 0.03
 """torch reserves more than it has allocated, because freed pieces do not fit what comes next: this share in the median of our
-configurations on H200, and what nine in ten stay below."""
+configurations on H200. What nearly all stay below is the margin of an implementation (calibration.yaml)."""
+ERROR_OF_MEMORY = 0.02
+"""Nearly no prediction of what is allocated was higher than the measurement by more (benchmarks/results/accuracy.md)."""
+Fit = Literal["fits", "too tight to promise", "does not fit"]
 CONTEXT_BYTES = 2**30
 """What the driver, kernels, cuDNN and NCCL take beside torch's allocator; see `MemoryPrediction.outside_bytes`."""
 
@@ -37,6 +44,8 @@ class MemoryPrediction:
     """Pipeline rank, from 0."""
     moment: str
     """What runs at the peak."""
+    margin: float
+    """What the allocator may reserve beyond what is allocated, and what the prediction may be too low by, as a share."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -56,7 +65,14 @@ class MemoryPrediction:
     @property
     def device_bytes(self) -> int:
         """Everything that must fit the accelerator, with room for fragments."""
-        return round(self.allocated_bytes * (1 + MOST_FRAGMENTS)) + self.outside_bytes
+        return round(self.allocated_bytes * (1 + self.margin)) + self.outside_bytes
+
+    def fit(self, room: int) -> Fit:
+        """Return whether it runs in so many bytes of a device: surely, perhaps, or not even if the prediction is too high."""
+        if self.device_bytes <= room:
+            return "fits"
+        least = self.allocated_bytes * (1 - ERROR_OF_MEMORY) + self.outside_bytes
+        return "too tight to promise" if least <= room else "does not fit"
 
 
 def predict_memory(workload: FullWorkload) -> MemoryPrediction:
@@ -92,6 +108,8 @@ Layers = Mapping[bool, KeptLayer]
 def _layers(workload: FullWorkload) -> Layers:
     kinds = (False, True) if workload.shape.experts else (False,)
     found = {moe: layer_activations(workload, moe=moe) for moe in kinds}
+    if workload.recompute == "selective" and workload.code.selects_operations and not workload.recompute_modules:
+        return {moe: KeptLayer(kept, kept.total, round(kept.total * KEPT_BY_SELECTED_OPERATIONS)) for moe, kept in found.items()}
     return {moe: KeptLayer(kept, kept.total, kept.without(_dropped(workload, kept))) for moe, kept in found.items()}
 
 
@@ -109,7 +127,8 @@ def _of_stage(workload: FullWorkload, stage: Stage, layers: Layers) -> MemoryPre
     if widened > parts["activations"] + loss + backward:
         parts |= {"activations": 0, "loss": 0, "backward": 0, "gradients": parts["gradients"] + widened}
         moment = "update of the weights"
-    return MemoryPrediction(parts={part: parts[part] for part in PARTS}, stage=stage.index, moment=moment)
+    kept = {part: parts[part] for part in PARTS}
+    return MemoryPrediction(parts=kept, stage=stage.index, moment=moment, margin=margin_of(workload))
 
 
 def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:
@@ -117,7 +136,7 @@ def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:
     code = workload.code
     if workload.gradient_bytes == FP32_BYTES or workload.optimizer_states == "bf16" or code.shards_weights:
         return 0
-    if workload.distributed_optimizer and not code.widens_gradients:
+    if workload.distributed_optimizer and (not code.widens_gradients or workload.optimizer_states == MOMENTS_IN_BF16):
         return 0
     shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
     return FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1])
@@ -132,15 +151,22 @@ def state_bytes(workload: FullWorkload, weights: Weights) -> dict[Part, int]:
     sharded = workload.code.shards_weights or workload.distributed_optimizer
     shards = (workload.replicas, workload.expert_replicas) if sharded else (1, 1)
     if workload.code.shards_weights:
-        own = FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1])
+        own = (2 if workload.optimizer_states == "bf16" else FP32_BYTES) * (
+            weights.dense // shards[0] + weights.experts // shards[1]
+        )
         return {"weights": own, "gradients": own, "optimizer": MOMENTS * own, "8-bit copies": 0}
-    kept_twice = workload.matmul_dtype == "fp8" and not workload.code.keeps_fp8_weights_alone
-    copies = 2 * weights.fp8_matrices if kept_twice else 0
+    narrow = round(2 * workload.narrow_bytes * weights.fp8_matrices) if workload.narrow else 0
+    """As they are and transposed."""
+    alone = workload.narrow_weights_alone
+    alone = workload.narrow and (workload.code.keeps_fp8_weights_alone if alone is None else alone)
+    copies = 0 if alone else narrow
+    held = 2 * (total - weights.fp8_matrices) + narrow if alone else 2 * total
     if workload.optimizer_states == "bf16":
-        return {"weights": 2 * total, "gradients": 2 * total, "optimizer": MOMENTS * 2 * total, "8-bit copies": copies}
-    states = FP32_BYTES * (MOMENTS + low)
+        return {"weights": held, "gradients": 2 * total, "optimizer": MOMENTS * 2 * total, "8-bit copies": copies}
+    moments = 2 if workload.optimizer_states == MOMENTS_IN_BF16 else FP32_BYTES
+    states = FP32_BYTES * low + MOMENTS * moments
     return {
-        "weights": (2 if low else 4) * total,
+        "weights": held if low else 4 * total,
         "gradients": workload.gradient_bytes * total,
         "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
         "8-bit copies": copies,
@@ -239,8 +265,8 @@ def layer_activations(workload: FullWorkload, *, moe: bool) -> LayerActivations:
     if shape.qk_norm and not code.keeps_joint_projection and shape.kv_lora_rank is None:
         attention_inputs += tokens * (query + key_values) * size  # as they were before their norms
     output = tokens * values * size * (2 if gathers else 1)  # the halves of a sequence are attended to apart, and joined
-    if workload.matmul_dtype == "fp8":
-        output += tokens * values  # attention keeps its output, the projection an 8-bit copy of it
+    if workload.narrow:
+        output += round(tokens * values * stored)  # attention keeps its output, the projection a narrow copy of it
     ffn = _feed_forward(workload, moe=moe)
     if shape.gated and not code.fused_activation:
         ffn["hidden"] *= 2  # silu(gate) and the shifted other half, besides the two halves
@@ -257,19 +283,20 @@ def layer_activations(workload: FullWorkload, *, moe: bool) -> LayerActivations:
     )
 
 
-def _bytes_of_inputs(workload: FullWorkload, *, routed: bool) -> int:
+def _bytes_of_inputs(workload: FullWorkload, *, routed: bool) -> float:
     """Return the bytes of a number that a product, of routed experts or of another matrix, keeps for its weight's gradient."""
     in_bf16 = routed and workload.code.expert_wgrad_in_bf16
-    return 1 if workload.matmul_dtype == "fp8" and not in_bf16 else workload.element_bytes
+    return workload.narrow_bytes if workload.narrow and not in_bf16 else workload.element_bytes
 
 
 def _norm_outputs(workload: FullWorkload, split: int, gathered: int, *, moe: bool) -> int:
     """Return what is kept of both norms' outputs: under fp8 a copy for each product that reads them, and the router's in bf16."""
     hidden, size = workload.shape.hidden, workload.element_bytes
-    if workload.matmul_dtype != "fp8":
+    if not workload.narrow:
         return 2 * gathered * hidden * size
-    attention = gathered * hidden * (1 if workload.shape.kv_lora_rank is None else 2)
-    return attention + (split * hidden * size if moe else gathered * hidden)
+    copy = round(gathered * hidden * workload.narrow_bytes)
+    attention = copy * (1 if workload.shape.kv_lora_rank is None else 2)
+    return attention + (split * hidden * size if moe else copy)
 
 
 def _scores(workload: FullWorkload) -> int:
@@ -281,13 +308,13 @@ def _scores(workload: FullWorkload) -> int:
     return workload.tokens * workload.sequence_tokens * heads * kept
 
 
-def _latents(workload: FullWorkload, split: int, stored: int) -> int:
+def _latents(workload: FullWorkload, split: int, stored: float) -> int:
     shape, size = workload.shape, workload.element_bytes
     if shape.kv_lora_rank is None:
         return 0
     query = shape.q_lora_rank or 0
     inputs = query + shape.kv_lora_rank + (shape.rope_head_dim or 0)
-    return split * (inputs * size + (query + shape.kv_lora_rank) * stored)
+    return round(split * (inputs * size + (query + shape.kv_lora_rank) * stored))
 
 
 def _feed_forward(workload: FullWorkload, *, moe: bool) -> dict[str, int]:
@@ -297,24 +324,24 @@ def _feed_forward(workload: FullWorkload, *, moe: bool) -> dict[str, int]:
     if not moe:
         width = workload.tokens * (shape.ffn // tensor)
         no_experts = dict.fromkeys(("router", "dispatched", "returned", "shared_hidden"), 0)
-        return {"hidden": halves * width * size, "activated": width * stored, **no_experts}
+        return {"hidden": halves * width * size, "activated": round(width * stored), **no_experts}
     code = workload.code
     experts, chosen, inner = shape.experts or 0, shape.experts_per_token or 0, shape.expert_ffn or 0
     split = workload.tokens // workload.sequence_ranks
     rows = _room_for_rows(workload)
     width = inner // workload.expert_tensor_ranks
     shared = shape.shared_experts * inner // tensor
-    copied = workload.tokens * shape.hidden if shared and workload.matmul_dtype == "fp8" else 0
+    copied = round(workload.tokens * shape.hidden * workload.narrow_bytes) if shared and workload.narrow else 0
     returned = size * code.keeps_returned_rows + FP32_BYTES * code.weighs_experts_in_fp32
     return {
         # Scores and probabilities in fp32 and the map, of all experts; indices, places and weights of the chosen ones.
         "router": split * (experts * (2 * FP32_BYTES + 1) + chosen * (8 + 8 + FP32_BYTES)),
-        "dispatched": rows * shape.hidden * routed,
+        "dispatched": round(rows * shape.hidden * routed),
         "returned": split * chosen * shape.hidden * returned,
         # Without SwiGLU no fused function weights the result, so that it exists before and after.
         "hidden": rows * (halves if shape.gated else 2) * width * size + (0 if code.keeps_returned_rows else rows * FP32_BYTES),
-        "activated": rows * width * routed,
-        "shared_hidden": workload.tokens * (halves * shared * size + shared * stored) + copied,
+        "activated": round(rows * width * routed),
+        "shared_hidden": round(workload.tokens * (halves * shared * size + shared * stored)) + copied,
     }
 
 
@@ -424,7 +451,7 @@ def _backward_of_layer(workload: FullWorkload, stage: Stage, layers: Layers) -> 
     stream = stream_bytes(workload)
     # The activation's backward pass: gradients of both its sides exist, and its output is no longer needed.
     activated = kept.activations.activated
-    gradients = stream + activated * size // _bytes_of_inputs(workload, routed=moe) + kept.activations.hidden - activated
+    gradients = stream + round(activated * size / _bytes_of_inputs(workload, routed=moe)) + kept.activations.hidden - activated
     if moe:
         gradients += _backward_of_experts(workload)
     if workload.recompute == "full":

@@ -1,14 +1,18 @@
 """Find the fastest layout of a model on some GPUs: every legal one, whether it fits, and how fast it should be."""
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import UserError
+from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape, divisors, valid_tensor_degrees
 from tprimat.core.workload import KEPT_FREE, FullWorkload, Layout, RecomputeGranularity
-from tprimat.predict.memory import MemoryPrediction, predict_memory
+from tprimat.predict.calibration import Expected, expected
+from tprimat.predict.memory import Fit, MemoryPrediction, predict_memory
 from tprimat.predict.rates import Rates
 from tprimat.predict.time import TimePart, TimePrediction, predict_time
 
@@ -38,6 +42,8 @@ class Question:
     MOST_MISSING fewer at the ends."""
     refusal: "Callable[[Question, FullWorkload], UserError | None] | None" = None
     """Why the engine cannot run a workload; None: no engine is asked."""
+    sharded: Implementation | None = None
+    """What runs layouts whose replicas share all weights, besides the others; None: nothing does."""
 
     def refused(self, workload: FullWorkload) -> UserError | None:
         """Return why the engine cannot run a workload; None if it can."""
@@ -58,12 +64,22 @@ class Candidate:
     """None where it does not fit."""
     missing_bytes: int
     """What it needs beyond the memory that is there; 0: it fits."""
+    fit: Fit
+    expected: Expected | None = None
+    """The step as it is expected; None where there is no prediction, or the accelerator is not in the table."""
+
+    @property
+    def step_seconds(self) -> float:
+        """The expected step, else the predicted one; infinite where there is neither."""
+        if self.expected is not None:
+            return self.expected.step_seconds
+        return math.inf if self.time is None else self.time.step_seconds
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """TP, PP, CP and EP; variants of one layout differ in model chunks, micro-batch or recomputation."""
+        """TP, PP, CP, EP, and whether weights are sharded; variants differ in model chunks, micro-batch or recomputation."""
         layout = self.workload.layout
-        return layout.tensor, layout.pipeline, layout.context, layout.expert
+        return layout.tensor, layout.pipeline, layout.context, layout.expert, int(self.workload.code.shards_weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +113,12 @@ def search(question: Question, rates: Rates) -> Answer:
     """Predict every legal layout."""
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
-    kept: set[tuple[Layout, int]] = set()
+    kept: set[tuple[Layout, int, bool]] = set()
     """What fits without recomputation, which is tried first."""
     refused: Counter[str] = Counter()
-    for workload in workloads(question, refused):
+    for workload in (workload for kind in with_sharded(question) for workload in workloads(kind, refused)):
         found = [_candidate(question, workload, rates)]
-        granularity, key = workload.recompute, (workload.layout, workload.micro_batch)
+        granularity, key = workload.recompute, (workload.layout, workload.micro_batch, workload.code.shards_weights)
         if granularity == "none" and not found[0].missing_bytes:
             kept.add(key)
         if granularity == "full" and not found[0].missing_bytes and key not in kept:
@@ -110,7 +126,7 @@ def search(question: Question, rates: Rates) -> Answer:
             found += [_candidate(question, fewer, rates)] if fewer else []
         for candidate in found:
             (too_large if candidate.missing_bytes else fitting).append(candidate)
-    fitting.sort(key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
+    fitting.sort(key=lambda candidate: candidate.step_seconds)
     too_large.sort(key=lambda candidate: candidate.missing_bytes)
     why = tuple(reason for reason, _ in refused.most_common())
     return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large), refused=why)
@@ -119,8 +135,36 @@ def search(question: Question, rates: Rates) -> Answer:
 def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Candidate:
     memory = predict_memory(workload)
     missing = max(0, memory.device_bytes - question.memory_bytes)
-    time = predict_time(workload, rates) if missing == 0 else None
-    return Candidate(workload=workload, memory=memory, time=time, missing_bytes=missing)
+    return _timed(
+        Candidate(workload=workload, memory=memory, time=None, missing_bytes=missing, fit=memory.fit(question.memory_bytes)),
+        rates,
+    )
+
+
+def _timed(candidate: Candidate, rates: Rates) -> Candidate:
+    """Return a candidate that fits with its time."""
+    if candidate.missing_bytes:
+        return candidate
+    work, accelerator = candidate.workload, find_accelerator(rates.accelerator)
+    time, step = predict_time(work, rates), None
+    if accelerator is not None:
+        step = expected(work, accelerator, time.step_seconds, rates.gpus_per_node, measured=rates.measured)
+    return replace(candidate, time=time, expected=step)
+
+
+def with_sharded(question: Question) -> list[Question]:
+    """Return a question, and the same one to what shards all weights, if anything does."""
+    work = replace(question.work, implementation=question.sharded)
+    return [question, replace(question, work=work, sharded=None)] if question.sharded else [question]
+
+
+def other_routing(candidate: Candidate, rates: Rates) -> Candidate | None:
+    """Return a layout of a mixture that is spread over ranks under the other routing; None where that makes no difference."""
+    work = candidate.workload
+    if not work.shape.experts or work.layout.expert == 1 or work.routing not in {"natural", "balanced"}:
+        return None
+    other = replace(work, routing="balanced" if work.routing == "natural" else "natural")
+    return _timed(replace(candidate, workload=other), rates)
 
 
 def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorkload | None:
@@ -161,14 +205,13 @@ def workloads(question: Question, refused: "Counter[str] | None" = None) -> Iter
 def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
     """Return the fastest layout that fits with micro-batches of one sequence and full recomputation; None where none does."""
     found = []
-    for layout in layouts(question):
-        if layout.virtual_pipeline is None:
-            workload = _workload(question, layout, 1, "full")
+    for kind in with_sharded(question):
+        for layout in (one for one in layouts(kind) if one.virtual_pipeline is None):
+            workload = _workload(kind, layout, 1, "full")
             memory = predict_memory(workload)
-            if memory.device_bytes <= question.memory_bytes and question.takes(workload):
-                time = predict_time(workload, rates)
-                found.append(Candidate(workload=workload, memory=memory, time=time, missing_bytes=0))
-    return min(found, key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0, default=None)
+            if memory.device_bytes <= question.memory_bytes and kind.takes(workload):
+                found.append(_timed(Candidate(workload=workload, memory=memory, time=None, missing_bytes=0, fit="fits"), rates))
+    return min(found, key=lambda candidate: candidate.step_seconds, default=None)
 
 
 def _workload(question: Question, layout: Layout, micro: int, granularity: RecomputeGranularity) -> FullWorkload:
@@ -186,6 +229,7 @@ def _workload(question: Question, layout: Layout, micro: int, granularity: Recom
 def layouts(question: Question) -> Iterator[Layout]:
     """Yield every way to divide the model and the batch over the GPUs."""
     shape, gpus = question.work.shape, question.gpus
+    one_stage = question.work.code.shards_weights
     replicas_alone = question.work.code.divides_over_replicas_alone
     for tensor in tensor_degrees(shape):
         if gpus % tensor or question.gpus_per_node % tensor:
@@ -193,6 +237,8 @@ def layouts(question: Question) -> Iterator[Layout]:
         for pipeline in divisors(gpus // tensor):
             if replicas_alone and (tensor * pipeline > 1 or shape.experts):
                 continue
+            if one_stage and pipeline > 1:
+                continue  # weights would be gathered anew for each of a stage's micro-batches
             if pipeline > shape.layers or (question.equal_stages and shape.layers % pipeline):
                 continue
             for context in divisors(gpus // tensor // pipeline):

@@ -143,7 +143,7 @@ def _layer_weights(shape: ModelShape, tensor: int, expert_tensor: int, expert: i
     inner = 2 * shape.head_dim if shape.qk_norm and shape.kv_lora_rank is None else 0
     if shape.kv_lora_rank is not None:
         inner += shape.kv_lora_rank + (shape.q_lora_rank or 0)
-    dense += width * (2 * shape.hidden + inner)
+    dense += width * (2 * shape.hidden + inner) + (shape.heads // tensor if shape.attention_sinks else 0)
     return Weights(dense=dense, experts=experts, fp8_matrices=matrices_dense + matrices_experts)
 
 
@@ -154,8 +154,6 @@ def layer_weights(workload: FullWorkload, *, moe: bool) -> Weights:
 
 
 def _bias(shape: ModelShape, name: str, outputs: int) -> int:
-    if name == "router":
-        return 0
     return outputs if shape.linear_bias or (shape.qkv_bias and name == "qkv") else 0
 
 

@@ -7,11 +7,13 @@ pipeline's schedule; the optimizer. The device is as fast as `Rates` say, and th
 Nothing here is fitted to a training run.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Literal, get_args
 
-from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, mean_keys, moe_matrices
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import expert_rows
 from tprimat.predict.rates import Rates
@@ -38,6 +40,19 @@ FP32_SUM_BYTES = 8
 TIED_BYTES = 8 + 6 + 2 + 6 + 10
 """A tied weight and micro-batch: its gradient by the loss is scaled in fp32 and converted, the embedding's is filled with zeros,
 both are added in bf16, and their sum to the fp32 buffer."""
+NARROW_HEAD, NARROW_HEADS = 64, 0.7
+"""Width of a head up to which attention is slower, and how fast it is over wider ones (FlashAttention-3, arXiv 2407.08608)."""
+SELECTED_AGAIN = 0.5
+"""Of products forward, those that run again under torchtitan's per-op selective checkpointing."""
+IMBALANCE = 0.65
+"""Natural routing: the standard deviation of the load of experts, over sqrt(E / k - 1), which it has where k experts get all. Our
+routers' busiest rank of 2 had 1.14 to 1.20, of 4 1.40 to 1.55 times the mean load (benchmarks/results/moe.md), which gives 0.55
+to 0.75; routers that have trained long are evener."""
+FELT = 0.5
+"""Of the busiest rank's surplus, the part that lengthens a step: layers differ in their busiest rank, and ranks wait at gradients
+only. EP4 with 1.40 times the mean load took 12 % longer than balanced, with 60 % of the step in what experts do."""
+EXPOSED = 0.3
+"""Of the exchange with experts, what stays visible where another micro-batch multiplies meanwhile."""
 BUCKET_BYTES = 160e6
 """Of gradients that Megatron-Core scatters at once: 40 million in fp32 (DistributedDataParallelConfig.bucket_size)."""
 
@@ -148,23 +163,42 @@ def _layer(workload: FullWorkload, rates: Rates, *, moe: bool) -> Piece:
     matrices = attention_matrices(shape) + (moe_matrices(shape) if moe else feed_forward_matrices(shape))
     recompute = workload.recompute == "full"
     products = 0.0
+    uneven = busiest_rank(workload) if moe else 1.0
+    selected = workload.recompute == "selective" and workload.code.selects_operations and not workload.recompute_modules
     for matrix in matrices:
-        again = workload.repeats(*MODULES_OF_MATRICES.get(matrix.name, ()))
-        products += _products(workload, rates, matrix, again=again)
+        again = SELECTED_AGAIN if selected else float(workload.repeats(*MODULES_OF_MATRICES.get(matrix.name, ())))
+        products += _products(workload, rates, matrix, again=again) * (uneven if matrix.copies > 1 else 1.0)
     forward, backward = _attention(workload, rates)
     moved = _memory_bytes(workload, matrices, moe=moe, again=recompute)
     return {
         "products": products,
-        "attention": forward * (1 + workload.repeats("core_attn")) + backward,
+        "attention": forward * (1 + (not selected and workload.repeats("core_attn"))) + backward,
         "memory": moved / (rates.region_bandwidth or rates.bandwidth),
         "tensor": _tensor_exchange(workload, rates, again=recompute),
         "context": _context_exchange(workload, rates, forward),
-        "experts": _expert_exchange(workload, rates, again=workload.repeats("moe")) if moe else 0.0,
+        "experts": uneven * _expert_exchange(workload, rates, again=workload.repeats("moe")) if moe else 0.0,
     }
 
 
-def _products(workload: FullWorkload, rates: Rates, matrix: WeightMatrix, *, again: bool) -> float:
-    """Return the seconds of a matrix's three products. Grouped ones that no probe measured are as fast as single ones."""
+def busiest_rank(workload: FullWorkload) -> float:
+    """Return by how much natural routing lengthens what experts do: 1 where it is balanced, unknown, or on every rank alike.
+
+    The busiest of n ranks with E / n experts each has the mean load and as many standard deviations more as the largest of n
+    normal numbers has (Blom's approximation).
+    """
+    shape, ranks = workload.shape, workload.layout.expert
+    if workload.routing != "natural" or ranks == 1 or not shape.experts or not shape.experts_per_token:
+        return 1.0
+    of_expert = IMBALANCE * math.sqrt(shape.experts / shape.experts_per_token - 1)
+    surplus = of_expert * math.sqrt(ranks / shape.experts) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    return 1 + FELT * min(surplus, (workload.expert_capacity_factor or ranks) - 1)
+
+
+def _products(workload: FullWorkload, rates: Rates, matrix: WeightMatrix, *, again: float) -> float:
+    """Return the seconds of a matrix's three products, of the first as often again.
+
+    Grouped ones that no probe measured are as fast as single ones.
+    """
     routed = matrix.copies > 1
     in_bf16 = routed and workload.code.expert_wgrad_in_bf16
     dtype = _in_bf16(workload) if matrix.name == "router" else workload.matmul_dtype
@@ -180,7 +214,7 @@ def _products(workload: FullWorkload, rates: Rates, matrix: WeightMatrix, *, aga
     forward = rates.product_seconds(rows, outputs, inputs, dtype, f"{kind}fprop")
     dgrad = rates.product_seconds(rows, inputs, outputs, dtype, f"{kind}dgrad")
     wgrad, accumulate = _weight_gradient(workload, rates, (outputs, inputs, rows), wgrad_dtype, f"{kind}wgrad")
-    return copies * (forward * (2 if again else 1) + dgrad + wgrad + accumulate)
+    return copies * (forward * (1 + again) + dgrad + wgrad + accumulate)
 
 
 def _weight_gradient(
@@ -206,7 +240,7 @@ def _accumulation_bytes(workload: FullWorkload) -> int:
 
 def _in_bf16(workload: FullWorkload) -> str:
     """Return the dtype of products that stay in bf16 under fp8."""
-    return "bf16" if workload.matmul_dtype == "fp8" else workload.matmul_dtype
+    return "bf16" if workload.narrow else workload.matmul_dtype
 
 
 def _output(workload: FullWorkload, rates: Rates) -> Piece:
@@ -253,11 +287,15 @@ def _attention(workload: FullWorkload, rates: Rates) -> tuple[float, float]:
     """Return the seconds of attention's own products, forward and backward, by causal FLOP."""
     shape, layout = workload.shape, workload.layout
     heads = shape.heads // layout.tensor
-    flop = 2 * workload.tokens * workload.sequence_tokens * heads * (shape.head_dim + shape.value_dim) / 2
+    flop = 2 * workload.tokens * mean_keys(shape, workload.sequence_tokens) * heads * (shape.head_dim + shape.value_dim)
     heads *= max(1, workload.micro_batch)
     place = (workload.sequence_tokens, heads, shape.head_dim)
     # The backward pass multiplies five times where the forward pass multiplies twice.
-    return rates.attention_seconds(flop, *place, backward=False), rates.attention_seconds(2.5 * flop, *place, backward=True)
+    forward, backward = (rates.attention_seconds(much * flop, *place, backward=much > 1) for much in (1, 2.5))
+    if rates.attention:
+        return forward, backward
+    speed = workload.code.attention_speed * (NARROW_HEADS if shape.head_dim <= NARROW_HEAD else 1.0)
+    return forward / speed, backward / speed
 
 
 def _memory_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], *, moe: bool, again: bool) -> float:
@@ -272,11 +310,14 @@ def _memory_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], *, m
     forward, backward = _eager_elements(workload) if code.eager_layers else _compiled_elements(workload)
     forward += rows * width * activation[0]
     backward += rows * width * activation[1]
+    if moe and shape.linear_bias:  # added, and its gradient summed, beside the grouped products
+        forward += 2 * rows * (halves * width + shape.hidden)
+        backward += rows * (halves * width + shape.hidden)
     if moe:
         forward += 6 * rows * shape.hidden  # tokens are sorted by expert, and back
         backward += 6 * rows * shape.hidden
     total = workload.element_bytes * (forward * (2 if again else 1) + backward)
-    if workload.matmul_dtype == "fp8":
+    if workload.narrow:
         total += _conversion_bytes(workload, matrices, again=again)
     return total
 
@@ -321,10 +362,12 @@ def _eager_elements(workload: FullWorkload) -> tuple[float, float]:
 
 
 def _conversion_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:
-    """Return the bytes of finding the largest value, then writing 8 bits in both orientations, of rows and gradients.
+    """Return the bytes of finding the largest value, then writing 8 or 4 bits in both orientations, of rows and gradients.
 
-    Without wgrad in fp8 one orientation is enough, and a row, which has its own scale, is read once.
+    Without wgrad in fp8 one orientation is enough, and a row, which has its own scale, is read once; so is a number whose block
+    has its own scale. NVFP4 finds the largest value of the tensor besides.
     """
+    reads = 2 if workload.fp8_scaling in {"blockwise", "mxfp8", "mxfp4"} else 2 + 2
     total = 0.0
     for matrix in matrices:
         routed = matrix.copies > 1
@@ -332,7 +375,7 @@ def _conversion_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], 
         ranks = workload.expert_tensor_ranks if routed else workload.layout.tensor
         outputs = matrix.outputs / (ranks if matrix.split == "outputs" else 1)
         inputs = matrix.inputs / (ranks if matrix.split == "inputs" else 1)
-        moved = 2 + 1 if routed and workload.code.expert_wgrad_in_bf16 else 2 + 2 + 1 + 1
+        moved = 2 + 1 if routed and workload.code.expert_wgrad_in_bf16 else reads + 2 * workload.narrow_bytes
         if matrix.name != "router":
             total += rows * moved * (inputs * (2 if again else 1) + outputs)
     return total
@@ -355,7 +398,7 @@ def _tensor_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
         return 2 * rates.exchange_seconds("all_reduce", message, layout.tensor) * (passes + share)
     gather = rates.exchange_seconds("all_gather", message, layout.tensor)
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
-    if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or workload.matmul_dtype != "fp8"):
+    if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or not workload.narrow):
         return share * 2 * (gather + scatter) * (passes + 1)
     beside = scatter if code.keeps_gathered_inputs else gather + scatter
     return 2 * (gather + scatter) * passes + 2 * gather + share * 2 * beside
@@ -390,7 +433,7 @@ def _expert_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
     stride = workload.expert_tensor_ranks
     share = _share_of_nodes(workload, layout.expert / rates.linked(stride))
     one = rates.exchange_seconds("all_to_all", message, layout.expert, stride, share)
-    return one * (6 if again else 4)
+    return one * (6 if again else 4) * (EXPOSED if workload.code.overlaps_experts else 1.0)
 
 
 def _share_of_nodes(workload: FullWorkload, nodes: float) -> float:
@@ -461,17 +504,6 @@ def _optimizer(workload: FullWorkload, rates: Rates, weights: Weights) -> float:
         moved = own * (ADAM_BYTES[code.optimizer] + NORM_BYTES + (0 if code.shards_weights else COPY_BYTES))
     if code.zeroes_gradients:
         moved += workload.gradient_bytes * (own if code.shards_weights else weights.total)
-    if workload.matmul_dtype == "fp8":
+    if workload.narrow:
         moved += 6 * weights.fp8_matrices
     return moved / rates.bandwidth
-
-
-def late_step_seconds(workload: FullWorkload) -> float:
-    """Return about what a step takes with a host as slow to launch kernels as the one measured with two H100; 0 if not known.
-
-    It was measured under TP2. More tensor ranks, recomputation and context parallelism launch more kernels: that is not counted.
-    """
-    if workload.layout.tensor == 1:
-        return 0.0
-    layers = max(stage.layers for stage in stages_of(workload)) + 1  # the output layer, as one more
-    return workload.accumulation * layers * workload.code.late_host_seconds

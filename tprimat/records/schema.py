@@ -189,6 +189,9 @@ class RunPrediction(RefuseUnknownKeys):
     """What runs at the peak."""
     step_seconds: Duration | None = None
     """None where the accelerator is not known."""
+    step_seconds_low: Duration | None = None
+    """Nine in ten such steps take longer; None in records of before, too."""
+    step_seconds_high: Duration | None = None
     time: dict[str, NotNegative] = field(default_factory=dict)
     """Part -> seconds of a step."""
     rates: str | None = None

@@ -2,36 +2,28 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from tprimat.core import units
-from tprimat.core.implementations import EMBEDDED, NEMO, Implementation
-from tprimat.core.workload import FullWorkload, Layout
+from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
+from tprimat.core.flops import flop_per_token
+from tprimat.core.implementations import EMBEDDED, Implementation
+from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import PARTS, Part
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate, Question, reason
-from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
-from tprimat.report.plan_flags import flags_of, measuring_flags
+from tprimat.predict.search import Answer, Candidate, Question, other_routing, reason
+from tprimat.predict.time import TIME_PARTS, TimePart
 from tprimat.report.tables import Painted, Screen, columns, plural
 
 SHOWN = 3
 """Layouts of a short answer."""
+LEAST_SHOWN = 0.005
 MOST_TOO_LARGE = 4
 MOST_REFUSALS = 3
-TIME_ERROR = {True: 0.15, False: 0.2}
-"""Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/planning.md)."""
-FASTER_BY = {True: 0.07, False: 0.05}
-"""Measured by probes or not -> relative lead over the prediction that no step exceeded, rounded up (docs/planning.md)."""
-MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
-"""Accelerators whose steps in benchmarks/records gave that error."""
-MEMORY_ERROR = 0.05
-"""Relative error that nearly all predictions of memory stay within (docs/planning.md)."""
-TIGHT = (
-    f"† Under {units.percent(MEMORY_ERROR, 0)} of the memory is left, which is the error of the prediction. "
-    "If it runs out: a smaller micro-batch or more recomputation."
-)
-SLOW_HOST = "‡ The lower end assumes a host as slow at launching kernels as that of two H100."
+SECONDS_OF_A_DAY = 86400
+USUAL_GPUS = 8
+"""Of a node: what ./benchmark.py assumes of a machine that is not here."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
@@ -46,11 +38,58 @@ TIME_NAMES: Mapping[TimePart, str] = {
     "optimizer": "optimizer",
     "host": "host launches",
 }
-UNSHARDED = "Fully sharded layouts (FSDP, HSDP) over several nodes are not considered."
+ROUTING_NAMES = {"natural": "natural routing", "balanced": "forced-balanced routing (overstates speed)"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a user pays, and wants to see."""
+
+    price: float | None = None
+    """Dollars for a GPU and hour; None: not known."""
+    tokens: float | None = None
+    """To train on; None: not said."""
+    command: str | None = None
+    """What runs the model with its options, to which the flags of a layout are added; None where nothing does."""
+    whole: bool = False
+    """Every layout, and the parts of the fastest one."""
+
+    def days(self, candidate: Candidate) -> float | None:
+        """Return how long the tokens take."""
+        rate = rate_of(candidate) * candidate.workload.world_size
+        return None if self.tokens is None else self.tokens / rate / SECONDS_OF_A_DAY
+
+    def per_billion(self, candidate: Candidate) -> float | None:
+        """Return the dollars of a billion tokens."""
+        return None if self.price is None else 1e9 / rate_of(candidate) / 3600 * self.price
+
+    def cost(self, candidate: Candidate) -> float | None:
+        """Return the dollars of all tokens."""
+        each = self.per_billion(candidate)
+        return None if each is None or self.tokens is None else each * self.tokens / 1e9
+
+
+def rate_of(candidate: Candidate) -> float:
+    """Return the expected tokens/s/GPU."""
+    work = candidate.workload
+    return work.tokens_per_step / candidate.step_seconds / work.world_size
+
+
+def interval(candidate: Candidate) -> tuple[float | None, float | None]:
+    """Return the ends of the interval of tokens/s/GPU; None where the accelerator is not in the table."""
+    step, rate = candidate.expected, rate_of(candidate)
+    return (None, None) if step is None else (rate * step.step_seconds / step.high, rate * step.step_seconds / step.low)
+
+
+def mfu_of(candidate: Candidate, rates: Rates) -> float | None:
+    """Return the share of the dense peak of the dtype, by the causal count of FLOP."""
+    work, accelerator = candidate.workload, find_accelerator(rates.accelerator)
+    peak = None if accelerator is None else accelerator.dense_flops.get(work.matmul_dtype)
+    return None if peak is None else rate_of(candidate) * flop_per_token(work.shape, work.sequence_tokens) / peak
 
 
 def layout_name(workload: FullWorkload) -> str:
-    """Name a layout: 'TP4 PP2 VPP2 CP2 EP8 DP4'; degrees of 1 are left out, except those of DP."""
+    """Name a layout: 'TP4 PP2 VPP2 CP2 EP8 DP4', FSDP where replicas share weights; degrees of 1 are left out, but for these."""
     layout = workload.layout
     degrees = {
         "TP": layout.tensor,
@@ -59,17 +98,8 @@ def layout_name(workload: FullWorkload) -> str:
         "CP": layout.context,
         "EP": layout.expert,
     }
-    return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
-
-
-def is_tight(candidate: Candidate, question: Question) -> bool:
-    """Return whether a candidate leaves less memory than its prediction may be off by."""
-    return candidate.memory.device_bytes > question.memory_bytes * (1 - MEMORY_ERROR)
-
-
-def marked_layout(candidate: Candidate, question: Question) -> str:
-    """Name a candidate's layout, with the mark that TIGHT explains."""
-    return layout_name(candidate.workload) + (" †" if is_tight(candidate, question) else "")
+    replicas = "FSDP" if workload.implementation is not None and workload.implementation.shards_weights else "DP"
+    return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"{replicas}{layout.data}"])
 
 
 def engine_name(implementation: Implementation) -> str:
@@ -77,182 +107,173 @@ def engine_name(implementation: Implementation) -> str:
     return "engine megatron" if implementation.name == EMBEDDED.name else implementation.name
 
 
-def steps_measured(rates: Rates, gpus: int) -> bool:
-    """Return whether steps on such GPUs, of one node and not joined by PCIe, were compared with their predictions."""
-    return rates.accelerator in MEASURED_ON and gpus <= rates.gpus_per_node
+def how_sure(best: Candidate, rates: Rates) -> str:
+    """Say what the predictions come from, and how good they are."""
+    step = best.expected
+    if step is None:
+        return f"Predicted from {rates.source}; how far that may be off is not known."
+    low, high = (units.signed_percent(ratio - 1, 0) for ratio in (step.step_seconds / step.high, step.step_seconds / step.low))
+    proof = f"nine in ten of {step.rows} such steps that the fit did not see ({step.kind}) were {low} to {high} from it"
+    return f"Predicted from {rates.source}: {proof}."
 
 
-def time_error(work: FullWorkload, rates: Rates) -> float | None:
-    """Return the relative error that nine in ten steps stayed within (docs/planning.md); None where that is not known.
-
-    Steps took longer with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted
-    from probes, stayed within it. On several nodes and on other accelerators, none was measured.
-    """
-    if not steps_measured(rates, work.world_size):
-        return None
-    if work.shape.experts:
-        stayed = rates.measured and work.code.name == EMBEDDED.name and work.matmul_dtype == "bf16"
-    else:
-        stayed = work.code.name != NEMO.name
-    return TIME_ERROR[rates.measured] if stayed else None
+def close_to(best: Candidate, layouts: Sequence[Candidate]) -> int:
+    """Return how many layouts are within half the width of the best's interval: errors of one question are shared in part."""
+    width = 0.0 if best.expected is None else best.expected.high / best.step_seconds
+    return sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
 
 
-def error_of(question: Question, rates: Rates) -> float | None:
-    """Return the relative error of predictions that answer a question; None where that is not known."""
-    return time_error(replace(question.work, **Layout(data=question.gpus).facts), rates)
-
-
-def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, float | None]:
-    """Return tokens/s/GPU, and the ends of its interval; None: that is not known.
-
-    They are those of the published errors of such predictions, or below them what a late host leaves.
-    """
-    assert candidate.time is not None
-    value, error = candidate.time.tokens_per_second_per_gpu, time_error(candidate.workload, rates)
-    if error is None:
-        return value, None, None
-    return value, min(value * (1 - error), _late_rate(candidate)), value * (1 + FASTER_BY[rates.measured])
-
-
-def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
-    """Whether a late host, and not the error of the prediction, is the lower end of a candidate's interval."""
-    error = time_error(candidate.workload, rates)
-    if error is None or candidate.time is None:
-        return False
-    return _late_rate(candidate) < candidate.time.tokens_per_second_per_gpu * (1 - error)
-
-
-def _late_rate(candidate: Candidate) -> float:
-    """Return tokens/s/GPU if the host is as late as it once was; infinite where that is not known."""
-    work, late = candidate.workload, late_step_seconds(candidate.workload)
-    return work.tokens_per_step / late / work.world_size if late else math.inf
-
-
-def rate_of(candidate: Candidate, rates: Rates) -> str:
-    """Format tokens/s/GPU with the interval, and with the mark that SLOW_HOST explains."""
-    value, low, high = interval(candidate, rates)
-    ends = "" if low is None or high is None else f" [{units.count(low)}, {units.count(high)}]"
-    return f"{units.count(value)}{ends}" + (" ‡" if host_may_be_late(candidate, rates) else "")
-
-
-def how_sure(question: Question, rates: Rates) -> str:
-    """Say what predictions that answer a question come from, and how good they are."""
-    error = error_of(question, rates)
-    if error is not None:
-        proof = f"nine in ten such steps whose host kept up were within {units.percent(error, 0)}"
-    else:
-        why = "such steps took longer" if steps_measured(rates, question.gpus) else "no such step was measured"
-        proof = f"{why}, so no interval is given"
-    return f"Predicted from {rates.source}; {proof}"
-
-
-def text(
-    rated: tuple[Answer, Rates],
-    screen: Screen,
-    enough: Candidate | None = None,
-    command: str | None = None,
-    *,
-    whole: bool = False,
-) -> str:
+def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, wishes: Wishes) -> str:
     """Format the answer for a terminal.
 
     Args:
         rated: all layouts, and what they were predicted from.
         screen: where it is shown.
         enough: where nothing fits, a layout on the fewest GPUs that are enough.
-        command: what runs the model with its options, to which the flags of a layout are added; None where nothing does.
-        whole: every layout, and the parts of the fastest one.
+        wishes: price, tokens, and how much to show.
     """
     answer, rates = rated
     question, layouts = answer.question, answer.layouts()
-    parts = [_question(question, rates, screen), screen.prose(f"{how_sure(question, rates)} (docs/planning.md).")]
+    parts = [_question(question, rates, screen)]
     if layouts:
-        shown = layouts if whole else layouts[:SHOWN]
-        parts.append(_table(shown, question, rates, screen))
-        parts.append("\n".join(_next(rated, len(shown), screen, command)))
+        shown = layouts if wishes.whole else layouts[:SHOWN]
+        parts.append(screen.prose(how_sure(layouts[0], rates)))
+        parts.append(_table(shown, question, screen))
+        parts.append("\n".join(_next(rated, len(shown), screen, wishes)))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(question.memory_bytes)} a GPU.", meaning="refused"))
         parts += [screen.prose(_enough(enough, question))] if enough else []
-    if whole and layouts:
+    if wishes.whole and layouts:
         parts.append(_bars(layouts[0], screen))
-    if (nearly := answer.nearly()) and (whole or not layouts):
+    if (nearly := answer.nearly()) and (wishes.whole or not layouts):
         parts.append(_too_large(nearly, question, screen))
-    if answer.refused and (whole or not layouts):
+    if answer.refused and (wishes.whole or not layouts):
         refused = "; ".join(reason.removesuffix(".") for reason in answer.refused[:MOST_REFUSALS])
         parts.append(screen.prose(f"Left out, because the engine refuses them: {refused}."))
     return "\n\n".join(parts)
 
 
+def chosen(
+    answers: Sequence[tuple[Answer, Rates]], wishes: Wishes, budget: float | None, deadline: float | None
+) -> tuple[Answer, Rates]:
+    """Return the answer for one of several numbers of GPUs: the cheapest in time, else the fastest that can be paid.
+
+    Without a limit, or where none keeps it, the fastest counts.
+    """
+
+    def limits(rated: tuple[Answer, Rates]) -> tuple[bool, float]:
+        best = next(iter(rated[0].fitting), None)
+        if best is None:
+            return False, -math.inf
+        days, cost = wishes.days(best) or 0.0, wishes.cost(best) or 0.0
+        kept = (deadline is None or days <= deadline) and (budget is None or cost <= budget)
+        cheapest = deadline is not None and kept  # where each GPU does most
+        return kept, rate_of(best) * (1 if cheapest else best.workload.world_size)
+
+    return max(answers, key=limits)
+
+
+def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: Screen) -> str:
+    """Format the fastest layout of each of several numbers of GPUs."""
+    rows = []
+    for answer, _ in answers:
+        gpus, best = answer.question.gpus, next(iter(answer.fitting), None)
+        if best is None:
+            rows.append([str(gpus), "nothing fits", "", "", "", ""])
+            continue
+        days, cost, each = money.days(best), money.cost(best), money.per_billion(best)
+        rows.append(
+            [
+                str(gpus),
+                layout_name(best.workload),
+                units.count(rate_of(best)),
+                "" if days is None else units.significant(days),
+                "" if each is None else f"${units.significant(each)}",
+                "" if cost is None else f"${units.count(cost)}",
+            ]
+        )
+    header = ["GPUs", "fastest layout", "tokens/s/GPU", "days", "$/billion tokens", "cost"]
+    kept = [place for place in range(len(header)) if place < 2 or any(row[place] for row in rows)]
+    header, *rows = ([row[place] for place in kept] for row in (header, *rows))
+    return columns(header, rows, left=2, screen=screen)
+
+
 def _question(question: Question, rates: Rates, screen: Screen) -> str:
     nodes, asked = question.gpus // question.gpus_per_node, question.work
     where = plural(question.gpus, "GPU") + (f" in {nodes} nodes" if nodes > 1 else "")
-    work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.matmul_dtype}"
+    work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.format}"
+    work += f", {ROUTING_NAMES[asked.routing]}" if asked.routing in ROUTING_NAMES and asked.shape.experts else ""
     device = f"{rates.accelerator}, {units.gibibytes(question.memory_bytes)} each"
-    about = f"{asked.shape.name} on {where} ({device}): {work}, {engine_name(asked.code)}"
-    return screen.prose(about, meaning="heading")
+    return screen.prose(f"{asked.shape.name} on {where} ({device}): {work}, {engine_name(asked.code)}", meaning="heading")
 
 
-def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, command: str | None) -> list[str]:
-    """Return lines below the table: what it leaves out and its marks mean, whether to measure, and the commands."""
+def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishes) -> list[str]:
+    """Return lines below the table: what it leaves out, time and money, whether to measure, and the commands."""
     rates, question, layouts = rated[1], rated[0].question, rated[0].layouts()
-    error, best = error_of(question, rates), layouts[0]
+    best = layouts[0]
     lines = [f"{plural(len(layouts) - shown, 'more layout')}: tprimat plan --all"] if len(layouts) > shown else []
-    lines += [UNSHARDED] if question.gpus > question.gpus_per_node else []
-    lines += [screen.prose(TIGHT)] if any(is_tight(one, question) for one in layouts[:shown]) else []
-    lines += [screen.prose(SLOW_HOST)] if any(host_may_be_late(one, rates) for one in layouts[:shown]) else []
-    if command is None or question.engine is None:
-        return [*lines, "TPrimat does not start such a run; the degrees are for Megatron-LM's own flags."]
-    lines.append(f"run the fastest:   {command} {flags_of(best.workload, question, rates)}")
-    close = sum(error is None or best_share(candidate, best) > 1 / (1 + error) for candidate in layouts)
+    lines += [screen.prose(line) for line in (_money(best, rates, wishes), _other_routing(best, rates)) if line]
+    close = close_to(best, layouts)
     if close > 1:
-        known = "How far these rates may be off is not known"
-        within = f"{close} of {len(layouts)} layouts are within the prediction's error of the fastest"
-        lines.append(screen.prose(f"{known if error is None else within}: measure to rank them"))
-        lines.append(f"measure the best:  {command} {measuring_flags(question, rates)}")
+        lines.append(screen.prose(f"The first {close} of {len(layouts)} cannot be told apart by prediction: measure."))
+    if wishes.command is None or question.engine is None:
+        return [*lines, screen.prose("TPrimat does not start such a run; the degrees are for the framework's own flags.")]
+    lines.append(f"run the fastest:   {wishes.command} {flags_of(best.workload, question, rates)}")
+    if close > 1:
+        lines.append(f"measure the best:  {wishes.command} {measuring_flags(question, rates)}")
     return lines
+
+
+def _money(best: Candidate, rates: Rates, money: Wishes) -> str:
+    """Say what the fastest layout reaches, how long it takes, and what it costs."""
+    mfu, days, each, cost = mfu_of(best, rates), money.days(best), money.per_billion(best), money.cost(best)
+    words = [] if mfu is None else [f"MFU {units.percent(mfu, 0)}"]
+    if days is not None and money.tokens is not None:
+        hours = days * 24 * best.workload.world_size
+        words.append(f"{units.si(money.tokens)} tokens take {units.significant(days)} days, {units.count(hours)} GPU-hours")
+    words += [] if cost is None else [f"${units.count(cost)}"]
+    words += [] if each is None else [f"${units.significant(each)} per billion tokens"]
+    return f"The fastest: {', '.join(words)}." if words else ""
+
+
+def _other_routing(best: Candidate, rates: Rates) -> str:
+    """Say what the fastest layout does under the other routing of tokens to experts."""
+    other = other_routing(best, rates)
+    if other is None or other.workload.routing is None:
+        return ""
+    return f"Under {ROUTING_NAMES[other.workload.routing]}: {units.count(rate_of(other))} tokens/s/GPU."
 
 
 def _enough(enough: Candidate, question: Question) -> str:
     work = enough.workload
     other = "" if work.code == question.work.code else f", with {work.code.name}"
-    return f"{plural(work.world_size, 'GPU')} are enough: {_how(enough)}{other}."
-
-
-def _how(candidate: Candidate) -> str:
-    work = candidate.workload
     how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute_words}"
-    return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
+    return f"{plural(work.world_size, 'GPU')} are enough: {how}, {units.gibibytes(enough.memory.device_bytes)} a GPU{other}."
 
 
-def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen) -> str:
+def _table(layouts: Sequence[Candidate], question: Question, screen: Screen) -> str:
     best, rows = layouts[0], []
     for candidate in layouts:
-        work, behind = candidate.workload, units.percent(1 - best_share(candidate, best), 0)
+        work, slower = candidate.workload, 1 - best.step_seconds / candidate.step_seconds
+        behind = units.percent(slower, 0) if slower >= LEAST_SHOWN else ""
         again = plural(work.recompute_layers, "layer") if work.recompute_layers else work.recompute
-        name = marked_layout(candidate, question)
+        low, high = interval(candidate)
+        ends = "" if low is None or high is None else f" [{units.count(low)}, {units.count(high)}]"
         rows.append(
             [
-                Painted(name, "winner") if candidate is best else name,
+                Painted(layout_name(work), "winner") if candidate is best else layout_name(work),
                 "fastest" if candidate is best else reason(candidate, best),
                 str(work.micro_batch),
                 "" if again == "none" else again,
-                rate_of(candidate, rates),
-                "" if candidate is best else f"-{behind}",
+                f"{units.count(rate_of(candidate))}{ends}",
+                f"-{behind}" if behind else "",
                 units.gibibytes(candidate.memory.device_bytes),
             ]
         )
     header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "vs fastest", "memory"]
-    unused = [] if any(row[3] for row in rows) else ["recompute"]
-    kept = [place for place, name in enumerate(header) if name not in unused]
+    kept = [place for place, name in enumerate(header) if name != "recompute" or any(row[place] for row in rows)]
     header, *rows = ([row[place] for place in kept] for row in (header, *rows))
-    return columns(header, rows, left=2, screen=screen, drop=["recompute", "micro", "vs fastest"])
-
-
-def best_share(candidate: Candidate, best: Candidate) -> float:
-    """Return the throughput of a candidate over that of the best."""
-    assert candidate.time is not None
-    assert best.time is not None
-    return best.time.step_seconds / candidate.time.step_seconds
+    return columns(header, rows, left=2, screen=screen, drop=["vs fastest", "memory"])
 
 
 def _bars(best: Candidate, screen: Screen) -> str:
@@ -281,14 +302,75 @@ def _too_large(nearly: Sequence[Candidate], question: Question, screen: Screen) 
         parts = candidate.memory.parts
         most = MEMORY_NAMES[max(parts, key=lambda part: parts[part])]
         missing = units.gibibytes(candidate.missing_bytes)
-        lines.append(f"  {layout_name(candidate.workload)}: {missing} missing, most of it {most}")
+        why = (
+            f"{missing} missing, most of it {most}" if candidate.fit == "does not fit" else f"{candidate.fit}, {missing} missing"
+        )
+        lines.append(f"  {layout_name(candidate.workload)}: {why}")
     more = len(nearly) - MOST_TOO_LARGE
     lines += [f"  and {plural(more, 'more layout')}"] if more > 0 else []
     return "\n".join(screen.prose(line, 4) for line in lines)
 
 
-def document(answer: Answer, rates: Rates) -> dict[str, Any]:
-    """Return everything in SI units."""
+# The flags of ./benchmark.py that run what a plan predicts, on the machine that it is for.
+
+
+def flags_of(workload: FullWorkload, question: Question, rates: Rates) -> str:
+    """Return the flags that run a layout as it was predicted; without them it might not fit."""
+    layout, machine = workload.layout, _of_machine(question, rates)
+    again, layers = workload.recompute, workload.recompute_layers
+    own = f"platform_optimizations.{machine['--platform']}.recompute"
+    settings = {
+        "vpp": layout.virtual_pipeline,
+        "cp": layout.context if layout.context > 1 else None,
+        "ep": layout.expert if layout.expert > 1 else None,
+        own: None if again == "none" else again,
+        f"{own}_layers": None if again == "none" else layers or None,
+    }
+    flags = {
+        "--engine": question.engine,
+        **machine,
+        "--tp": layout.tensor,
+        "--pp": layout.pipeline,
+        "--micro-batch-size": workload.micro_batch,
+        "--global-batch-size": workload.micro_batch * workload.accumulation * layout.data,
+        "--sequence-length": workload.sequence_tokens,
+        "--precision": workload.format,
+    }
+    set_to = (f"--set {name}={value}" for name, value in settings.items() if value is not None)
+    return " ".join([_words(flags), *set_to])
+
+
+def measuring_flags(question: Question, rates: Rates) -> str:
+    """Return the flags that measure the best layouts and run the fastest."""
+    flags = {
+        "--engine": question.engine,
+        **_of_machine(question, rates),
+        "--parallel": f"auto:{SHOWN}",
+        "--global-batch-size": question.work.global_batch_sequences,
+        "--sequence-length": question.work.sequence_tokens,
+        "--precision": question.work.format,
+    }
+    return _words(flags)
+
+
+def _of_machine(question: Question, rates: Rates) -> dict[str, str | int | None]:
+    """Return the flags that name a plan's machine: without them ./benchmark.py takes the one it runs on."""
+    accelerator = find_accelerator(rates.accelerator)
+    in_node = min(question.gpus, question.gpus_per_node)
+    return {
+        "--platform": None if accelerator is None else PLATFORM_OF[accelerator.backend],
+        "--nodes": question.gpus // in_node if question.gpus > in_node else None,
+        "--gpus": in_node if in_node != USUAL_GPUS else None,
+    }
+
+
+def _words(flags: Mapping[str, object]) -> str:
+    """Write flags as they are typed, without those that have no value."""
+    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
+
+
+def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[str, Any]:
+    """Return everything in SI units, and dollars."""
     question = answer.question
     return {
         "question": {
@@ -299,18 +381,19 @@ def document(answer: Answer, rates: Rates) -> dict[str, Any]:
             "memory_bytes": question.memory_bytes,
             "global_batch_sequences": question.work.global_batch_sequences,
             "sequence_tokens": question.work.sequence_tokens,
-            "precision": question.work.matmul_dtype,
+            "precision": question.work.format,
+            "routing": question.work.routing,
             "implementation": question.work.code.name,
         },
-        "rates": {"source": rates.source, "measured": rates.measured, "relative_error": error_of(question, rates)},
-        "fitting": [_row(candidate, answer, rates) for candidate in answer.fitting],
-        "too_large": [_row(candidate, answer, rates) for candidate in answer.too_large],
+        "rates": {"source": rates.source, "measured": rates.measured},
+        "fitting": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.fitting],
+        "too_large": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.too_large],
         "refused": list(answer.refused),
     }
 
 
-def _row(candidate: Candidate, answer: Answer, rates: Rates) -> dict[str, Any]:
-    work, time = candidate.workload, candidate.time
+def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> dict[str, Any]:
+    work, time, step = candidate.workload, candidate.time, candidate.expected
     layout = work.layout
     row: dict[str, Any] = {
         "tensor_parallel": layout.tensor,
@@ -319,6 +402,7 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates) -> dict[str, Any]:
         "context_parallel": layout.context,
         "expert_parallel": layout.expert,
         "data_parallel": layout.data,
+        "fully_sharded": work.code.shards_weights,
         "micro_batch_sequences": work.micro_batch,
         "recompute": work.recompute,
         "recompute_layers": work.recompute_layers,
@@ -327,16 +411,24 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates) -> dict[str, Any]:
         "reserved_bytes": candidate.memory.reserved_bytes,
         "device_bytes": candidate.memory.device_bytes,
         "missing_bytes": candidate.missing_bytes,
+        "fit": candidate.fit,
     }
     if time is not None:
-        value, low, high = interval(candidate, rates)
+        low, high = interval(candidate)
+        share = candidate.step_seconds / time.step_seconds
         row |= {
-            "step_seconds": time.step_seconds,
-            "time": {part: time.parts[part] for part in TIME_PARTS if time.parts[part]},
-            "tokens_per_second_per_gpu": value,
+            "step_seconds": candidate.step_seconds,
+            "time": {part: share * time.parts[part] for part in TIME_PARTS if time.parts[part]},
+            "tokens_per_second_per_gpu": rate_of(candidate),
             "low": low,
             "high": high,
-            "low_with_slow_host": host_may_be_late(candidate, rates),
+            "kind": step.kind if step else None,
+            "mfu": mfu_of(candidate, rates),
+            "days": money.days(candidate),
+            "dollars_per_billion_tokens": money.per_billion(candidate),
             "why_not": reason(candidate, answer.fitting[0]),
         }
+    if candidate is answer.fitting[0] if answer.fitting else False:
+        other = other_routing(candidate, rates)
+        row["other_routing"] = other and {"routing": other.workload.routing, "tokens_per_second_per_gpu": rate_of(other)}
     return row

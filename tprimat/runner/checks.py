@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import Size
@@ -17,11 +16,11 @@ from tprimat.hardware.health import Check, check_disk
 from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks, this_machine
 from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.memory import predict_memory
+from tprimat.predict.memory import Fit, MemoryPrediction, predict_memory
 from tprimat.records.schema import Machine
 from tprimat.runner.nodes import command_on
 from tprimat.runner.planning import accelerator_of
-from tprimat.runner.prediction import least_bytes, planned_workload, predicted
+from tprimat.runner.prediction import gate, memory_words, planned_workload, predicted
 from tprimat.runner.request import BEST, RunRequest
 from tprimat.runner.session import Session, machine_with, named_machine, plan_run, prepare
 
@@ -86,35 +85,19 @@ def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
 
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
-    need = needed_bytes(plan)
-    if need is None:
+    workload, room = planned_workload(plan), session.machine_of(plan).memory_bytes
+    unless = " if no token is dropped" if plan.workload.expert_capacity_factor is not None else ""
+    if workload is None:
         why = "on a CPU" if plan.platform == "cpu" else f"for the engine {plan.engine}"
         return Check(name, "absent", f"{whose}not predicted {why}")
-    what = f"{whose}{units.gibibytes(need.most)} predicted on the fullest rank"
-    what += " if no token is dropped" if plan.workload.expert_capacity_factor is not None else ""
-    room = session.machine_of(plan).memory_bytes
-    if room is None:
+    if (found := gate(plan, room)) is None or room is None:
+        what = f"{whose}{units.gibibytes(predict_memory(workload).device_bytes)} predicted on the fullest rank{unless}"
         return Check(name, "absent", f"{what}; the memory of a GPU is not known here", "--gpu 'H100 SXM'")
-    if need.least > room:
-        fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
-        return Check(name, "problem", f"{what}; a GPU has {units.gibibytes(room)}", fix)
-    return Check(name, "ok", f"{what}; a GPU has {units.gibibytes(room)}")
-
-
-class Need(NamedTuple):
-    """Memory on the fullest rank, in bytes: if experts drop no token, and at least."""
-
-    most: int
-    least: int
-
-
-def needed_bytes(plan: RunPlan) -> Need | None:
-    """Return what a plan needs by prediction; None where it is not predicted."""
-    workload = planned_workload(plan)
-    if workload is None:
-        return None
-    memory = predict_memory(workload)
-    return Need(memory.device_bytes, least_bytes(plan, memory.device_bytes, memory.parts))
+    finding = whose + memory_words(*found, room).replace("rank", f"rank{unless}", 1)
+    if found[0] == "fits":
+        return Check(name, "ok", finding)
+    fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
+    return Check(name, "problem" if found[0] == "does not fit" else "absent", finding, fix)
 
 
 # Every model x platform x strategy of a configuration.
@@ -139,9 +122,10 @@ class ConfiguredRun:
     """That it is predicted for; None on a CPU."""
 
     @property
-    def need(self) -> Need | None:
-        """The memory that it needs; None where that is not predicted."""
-        return needed_bytes(self.plan) if isinstance(self.plan, RunPlan) else None
+    def memory(self) -> tuple[Fit, MemoryPrediction] | None:
+        """Whether it runs, and the memory that it needs; None where that is not predicted."""
+        room = self.machine.memory_bytes if self.machine else None
+        return gate(self.plan, room) if isinstance(self.plan, RunPlan) else None
 
 
 def check_configuration(config: Path | None, gpus: int | None, gpu: str | None = None) -> Iterator[ConfiguredRun]:
@@ -193,8 +177,8 @@ def faster_than_best(plans: Iterable[RunPlan], machine: Machine | None) -> Itera
     room = machine.memory_bytes if machine else None
     fitting: dict[str, dict[str, float]] = {}
     for plan in plans:
-        seconds, need = plan.prediction and plan.prediction.step_seconds, needed_bytes(plan)
-        if seconds and need is not None and room is not None and need.most <= room:
+        seconds, found = plan.prediction and plan.prediction.step_seconds, gate(plan, room)
+        if seconds and found is not None and found[0] == "fits":
             fitting.setdefault(plan.model, {})[plan.strategy] = seconds
     for model, times in fitting.items():
         fastest = min(times, key=lambda strategy: times[strategy])

@@ -239,6 +239,7 @@ def recorded_workload(run: RunRecord) -> FullWorkload | None:
         recompute_layers=ran.recompute_layers,
         optimizer_states="bf16" if run.engine_options.get("optimizer_states") == "bf16" else "fp32",
         distributed_optimizer=ran.distributed_optimizer is not False,
+        routing=ran.routing if ran.shape.experts else None,
         expert_tensor_parallel=1 if ran.shape.experts else None,
         implementation=code,
     )

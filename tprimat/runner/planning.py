@@ -8,10 +8,10 @@ from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
 from tprimat.core.accelerators import PLATFORM_OF, WITH_OWN_FP8, Accelerator, accelerators, find_accelerator, resembling
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.core.implementations import EMBEDDED, MEGATRON_TUNED
+from tprimat.core.implementations import EMBEDDED, MEGATRON_FSDP, MEGATRON_OVERLAPPED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, model_shape, models
-from tprimat.core.workload import FullWorkload, Precision
-from tprimat.engines import embedded, megatron_lm, primus
+from tprimat.core.workload import FORMATS, FullWorkload, Routing
+from tprimat.engines import embedded, megatron_lm, primus, torchtitan
 from tprimat.engines.base import Engine, engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
@@ -34,7 +34,6 @@ SMALLEST_BATCH = 128
 SEQUENCES_PER_GPU = 2
 POWERS_OF_TWO = tuple(2**power for power in range(11))
 """Numbers of GPUs that are tried where nothing fits."""
-PLANNED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,10 @@ class LayoutsAsked:
     nodes: int | None = None
     global_batch: int | None = None
     sequence_tokens: int | None = None
-    precision: Precision = "bf16"
+    precision: str = "bf16"
+    """A key of FORMATS."""
+    routing: Routing = "natural"
+    """Of tokens to experts."""
     engine: str | None = None
     probes: tuple[Path, ...] = ()
 
@@ -73,6 +75,13 @@ def configured(request: LayoutsAsked) -> LayoutsAsked:
     )
 
 
+def price_per_hour(accelerator: str | None) -> float | None:
+    """Return what config.yaml's cloud_costs say a GPU costs; None where they say nothing of it."""
+    here = accelerator_of(accelerator)[0]
+    costs = read_config().config.benchmarking.cloud_costs
+    return next((price for name, price in costs.items() if find_accelerator(name) is here), None)
+
+
 def configured_name(architecture: str) -> str | None:
     """Return the name of the model of config.yaml that has this architecture; None where none has."""
     loaded = read_config()
@@ -93,6 +102,8 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     asked = replace(asked, architecture=shape)
     if asked.engine is not None:
         return _answer_by(asked.engine, asked)
+    if shape.not_trained is not None or FORMATS[asked.precision][1] is not None:
+        return _answer_by(megatron_lm.ENGINE.name, asked)
     if asked.precision == "fp8" and accelerator.name in WITH_OWN_FP8:
         return _answer_by(primus.ENGINE.name, asked)
     if shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4)):
@@ -111,18 +122,23 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
         shape=shape,
         global_batch_sequences=asked.global_batch or _usual_batch(gpus),
         sequence_tokens=asked.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
-        matmul_dtype=asked.precision,
+        matmul_dtype=FORMATS[asked.precision][0],
+        fp8_scaling=FORMATS[asked.precision][1],
+        routing=asked.routing if shape.experts else None,
     )
     tuned = engine_named(engine).planned_as_tuned
     plan = _usual_plan(work, embedded.ENGINE if tuned else engine_named(engine), accelerator)
     question = question_of(replace(plan, gpus_per_node=per_node, nodes=gpus // per_node), accelerator, asked.accelerator)
-    return _answer(by_megatron_lm(question) if tuned else question, accelerator, asked.probes)
+    if engine == torchtitan.ENGINE.name and gpus > per_node:
+        question = replace(question, engine=None)  # it is planned over nodes, and started on one
+    return _answer(by_megatron_lm(question, accelerator) if tuned else question, accelerator, asked.probes)
 
 
-def by_megatron_lm(question: Question) -> Question:
-    """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages: no command of ours starts that."""
-    work = replace(question.work, implementation=MEGATRON_TUNED)
-    return replace(question, work=work, engine=None, equal_stages=False, refusal=None)
+def by_megatron_lm(question: Question, accelerator: Accelerator) -> Question:
+    """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: no command of ours starts that."""
+    overlaps = question.work.fp8_scaling == "mxfp8" and accelerator.vendor == "NVIDIA"
+    work = replace(question.work, implementation=MEGATRON_OVERLAPPED if overlaps else MEGATRON_TUNED)
+    return replace(question, work=work, engine=None, equal_stages=False, refusal=None, sharded=MEGATRON_FSDP)
 
 
 def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candidate | None:
@@ -132,7 +148,7 @@ def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candid
     """
     kinds, accelerator = [question], accelerator_of(rates.accelerator)[0]
     if any_engine and question.equal_stages:
-        kinds.append(by_megatron_lm(question))
+        kinds.append(by_megatron_lm(question, accelerator))
     for gpus in (count for count in POWERS_OF_TWO if count > question.gpus):
         per_node = max(question.gpus_per_node, min(gpus, accelerator.node_gpus))
         for kind in kinds:
@@ -225,7 +241,7 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
         raise ConfigError(what, where="--sequence-length", fix=f"1 to {shape.context_tokens:,} tokens")
     if question.work.matmul_dtype not in accelerator.dense_flops:
         what = f"{accelerator.name} does not multiply {question.work.matmul_dtype}."
-        offered = [name for name in PLANNED_PRECISIONS if name in accelerator.dense_flops]
+        offered = [name for name in ("bf16", "fp16", "fp8") if name in accelerator.dense_flops]
         fix = ", ".join(offered) or "another accelerator"
         raise ConfigError(what, where="--precision", why=f"It multiplies {', '.join(accelerator.dense_flops)}.", fix=fix)
     if question.work.matmul_dtype == "fp8" and accelerator.name in WITH_OWN_FP8 and question.work.code.name == EMBEDDED.name:

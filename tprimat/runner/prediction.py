@@ -1,26 +1,22 @@
 """Predict a plan before it runs, from the engine's use of memory and the machine's rates; and name what would fit instead."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tprimat.core import units
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.core.workload import FullWorkload
-from tprimat.engines import FALLBACK
 from tprimat.engines.base import implementation_of
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.memory import Part, predict_memory
+from tprimat.predict.calibration import expected
+from tprimat.predict.memory import Fit, MemoryPrediction, Part, predict_memory
 from tprimat.predict.search import Candidate, search
 from tprimat.predict.time import predict_time
 from tprimat.records.schema import Machine, ProbeRecord, RunPrediction
 from tprimat.report.plan import layout_name
 from tprimat.runner.planning import enough_gpus, question_of, rates_of
 
-ERROR_OF_MEMORY = 0.05
-"""A run is refused only where it would not fit if the prediction were too high by this much; docs/planning.md has the errors."""
-ERROR_OF_EMBEDDED = 0.02
-"""The same for the embedded engine: 1.2 % too high at most, with fully_shard (docs/planning.md)."""
 OF_ROUTED_TOKENS: tuple[Part, ...] = ("activations", "backward")
 """Parts that are smaller than predicted where full experts drop tokens."""
 MOST_ALTERNATIVES = 3
@@ -51,32 +47,56 @@ def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) ->
     if accelerator is not None and workload.matmul_dtype in accelerator.dense_flops:
         rates = rates_of(accelerator, plan.gpus_per_node, probes)
         time = predict_time(workload, rates)
-        parts: dict[str, float] = {part: seconds for part, seconds in time.parts.items() if seconds}
-        prediction = replace(prediction, step_seconds=time.step_seconds, time=parts, rates=rates.source)
+        step = expected(workload, accelerator, time.step_seconds, plan.gpus_per_node, measured=rates.measured)
+        share = step.step_seconds / time.step_seconds
+        parts: dict[str, float] = {part: share * seconds for part, seconds in time.parts.items() if seconds}
+        prediction = replace(
+            prediction,
+            step_seconds=step.step_seconds,
+            step_seconds_low=step.low,
+            step_seconds_high=step.high,
+            time=parts,
+            rates=rates.source,
+        )
     return replace(plan, prediction=prediction)
 
 
-def least_bytes(plan: RunPlan, total: int, parts: Mapping[Part, int] | Mapping[str, int]) -> int:
-    """Return what a plan needs however its experts drop tokens: under a capacity, how many shows only in the run."""
-    if plan.workload.expert_capacity_factor is None:
-        return total
-    return sum(size for part, size in parts.items() if part not in OF_ROUTED_TOKENS)
+def gate(plan: RunPlan, room: int | None) -> tuple[Fit, MemoryPrediction] | None:
+    """Return whether a plan runs in so many bytes of each GPU, and what it needs; None where either is not known.
+
+    Under a capacity, how many tokens experts drop shows only in the run: what they receive does not count against it.
+    """
+    workload = planned_workload(plan)
+    if workload is None or room is None:
+        return None
+    need = predict_memory(workload)
+    if plan.workload.expert_capacity_factor is not None:
+        sure = replace(need, parts={part: 0 if part in OF_ROUTED_TOKENS else size for part, size in need.parts.items()})
+        return sure.fit(room), need
+    return need.fit(room), need
 
 
-def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
-    """Refuse a plan that cannot fit even if its prediction is too high by the usual error."""
-    need, room = plan.prediction, machine.memory_bytes
-    if need is None or room is None:
-        return
-    error = ERROR_OF_EMBEDDED if plan.engine == FALLBACK else ERROR_OF_MEMORY
-    if least_bytes(plan, need.allocated_bytes, need.memory) <= room * (1 + error):
-        return
-    largest = max(need.memory, key=lambda part: need.memory[part])
+def memory_words(fit: Fit, need: MemoryPrediction, room: int) -> str:
+    """Say what a plan needs, beside what a GPU has."""
+    words = f"{units.gibibytes(need.device_bytes)} predicted on the fullest rank; a GPU has {units.gibibytes(room)}"
+    return words if fit == "fits" else f"{words}: {fit}"
+
+
+def refuse_too_large(plan: RunPlan, machine: Machine) -> str | None:
+    """Refuse a plan that cannot fit even if its prediction is too high by the usual error; return a warning where it may not."""
+    room = machine.memory_bytes
+    found = gate(plan, room)
+    if found is None or room is None or found[0] == "fits":
+        return None
+    fit, need = found
+    largest = max(need.parts, key=lambda part: need.parts[part])
     ways = ways_out(plan, find_accelerator(machine.accelerator))
+    if fit == "too tight to promise":
+        return f"memory: {memory_words(fit, need, room)}. {ways or ''}".rstrip()
     raise LaunchError(
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
         where="--parallel",
-        why=f"A GPU has {units.gibibytes(room)}. The largest part is {largest}: {units.gibibytes(need.memory[largest])}.",
+        why=f"A GPU has {units.gibibytes(room)}. The largest part is {largest}: {units.gibibytes(need.parts[largest])}.",
         fix="; ".join(filter(None, [ways, "--force runs it anyway"])),
     )
 
@@ -92,10 +112,10 @@ def ways_out(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
     rates = rates_of(accelerator, plan.gpus_per_node, ())
     fitting = search(question, rates).fitting
     layout = plan.workload.layout
-    own = (layout.tensor, layout.pipeline, layout.context, layout.expert)
+    own = (layout.tensor, layout.pipeline, layout.context, layout.expert, int(question.work.code.shards_weights))
     same = [candidate for candidate in fitting if candidate.degrees == own and _differs(candidate, plan)]
     others = {candidate.degrees: candidate for candidate in reversed(fitting) if candidate.degrees != own}
-    fastest = sorted(others.values(), key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
+    fastest = sorted(others.values(), key=lambda candidate: candidate.step_seconds)
     fits = [_words(candidate, plan) for candidate in (*same[:1], *fastest)][:MOST_ALTERNATIVES]
     if fits:
         return f"what fits by prediction: {', '.join(fits)}"

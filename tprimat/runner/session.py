@@ -1,6 +1,7 @@
 """From a request to plans: read the configuration and the machine, and decide which runs to make."""
 
 import itertools
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -177,7 +178,8 @@ def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
     for plan in () if request.force else session.plans:
         if error := engine_named(plan.engine).untried():
             raise error
-        refuse_too_large(plan, session.machine_of(plan))
+        if warning := refuse_too_large(plan, session.machine_of(plan)):
+            print(warning, file=sys.stderr)
 
 
 def _check_data(session: Session) -> None:

@@ -1,0 +1,124 @@
+"""Fit what steps take beyond their predictions, and gather the errors of sources that were left out: calibration.yaml.
+
+Effects of traits are a ridge regression of log(measured / predicted): a source counts as the root of its rows, an outlier less
+(Huber's weights), and an effect that few sources show stays near 0. Errors by kind are those of each source predicted by the
+effects of all others.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tprimat.predict.calibration import shift_of
+
+PENALTY = 0.5
+"""Of the ridge, in rows."""
+HUBER = 0.12
+"""Errors beyond it count less."""
+COVERED = 0.92
+"""Share of rows of other sources that an interval is meant to hold."""
+NARROWEST = 0.1
+"""Half the width of an interval: sources of one kind share more than a new one will."""
+RESERVED_BELOW, LEAST_MARGIN, FEWEST_RUNS = 0.98, 0.05, 20
+"""Share of our runs that reserved less than the margin of their kind; the smallest margin; runs of a kind of its own."""
+FEWEST_ROWS, FEWEST_SOURCES = 6, 2
+"""Of a kind whose errors are told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measured step and its prediction."""
+
+    name: str
+    source: str
+    traits: frozenset[str]
+    kinds: tuple[str, ...]
+    measured: float
+    predicted: float
+
+    @property
+    def excess(self) -> float:
+        """log(measured / predicted)."""
+        return math.log(self.measured / self.predicted)
+
+
+def effects_of(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the effect of each trait on the logarithm of a step."""
+    names = sorted({trait for sample in samples for trait in sample.traits})
+    rows = Counter(sample.source for sample in samples)
+    traits = np.array([[float(name in sample.traits) for name in names] for sample in samples])
+    excess = np.array([sample.excess for sample in samples])
+    base = np.array([rows[sample.source] ** -0.5 for sample in samples])
+    weights, effects = base, np.zeros(len(names))
+    for _ in range(20):
+        weighted = traits * weights[:, None]
+        effects = np.linalg.solve(traits.T @ weighted + PENALTY * np.eye(len(names)), weighted.T @ excess)
+        weights = base * np.minimum(1.0, HUBER / np.maximum(np.abs(excess - traits @ effects), 1e-9))
+    return {name: round(float(effect), 4) for name, effect in zip(names, effects, strict=True)}
+
+
+def left_out(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return log(measured / expected) of each sample, expected by the effects of all other sources."""
+    errors: dict[str, float] = {}
+    for source in dict.fromkeys(sample.source for sample in samples):
+        effects = effects_of([sample for sample in samples if sample.source != source])
+        errors |= {one.name: one.excess - shift_of(one.traits, effects) for one in samples if one.source == source}
+    return errors
+
+
+def spreads_of(samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """Return by kind half the width of an interval, as a logarithm, and the rows behind it: from sources that were left out."""
+    errors, gathered = left_out(samples), defaultdict(list)
+    for sample in samples:
+        for kind in sample.kinds:
+            gathered[kind].append((errors[sample.name], sample.source))
+    spreads = {}
+    for kind, found in sorted(gathered.items()):
+        sizes = [abs(error) for error, _ in found]
+        enough = len(found) >= FEWEST_ROWS and len({source for _, source in found}) >= FEWEST_SOURCES
+        if enough or kind == "all":
+            t = stats.t.ppf((1 + COVERED) / 2, len(found) - 1)
+            deviation = t * math.sqrt(sum(size**2 for size in sizes) / len(found) * (1 + 1 / len(found)))
+            ranked = float(np.quantile(sizes, min(1.0, COVERED * (1 + 1 / len(found)))))
+            spreads[kind] = [round(float(max(NARROWEST, ranked, min(deviation, 1.5 * ranked))), 3), len(found)]
+    return spreads
+
+
+def fitted(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the content of one part of calibration.yaml."""
+    return {"effects": effects_of(samples), "errors": spreads_of(samples)}
+
+
+def margins_of(reserved: Sequence[tuple[tuple[str, ...], float]]) -> dict[str, list[float]]:
+    """Return by kind the margin of memory and the rows behind it, from the kinds of runs and reserved / predicted - 1 of each."""
+    gathered = defaultdict(list)
+    for kinds, excess in reserved:
+        for kind in kinds:
+            gathered[kind].append(excess)
+    return {
+        kind: [round(max(LEAST_MARGIN, float(np.quantile(found, RESERVED_BELOW))), 3), len(found)]
+        for kind, found in sorted(gathered.items())
+        if len(found) >= FEWEST_RUNS or ", " not in kind
+    }
+
+
+def text_of(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return calibration.yaml."""
+    lines = [
+        "# How steps differ from their predictions; written by python3 benchmarks/accuracy.py --calibrate, from",
+        "# tprimat/data/published.yaml and benchmarks/records. Read by tprimat/predict/calibration.py.",
+        "#",
+        "# effects: trait -> what is added to the logarithm of a predicted step",
+        "# margins: kind -> what was reserved beyond the predicted allocation, as a share, and the runs behind it",
+        "# errors: kind -> half the width of the interval as a logarithm, and the rows of left-out sources behind it",
+    ]
+    for name, part in parts.items():
+        lines += ["", f"{name}:"]
+        for key, values in part.items():
+            lines += [f"  {key}:", *(f'    "{trait}": {value}' for trait, value in values.items())]
+    return "\n".join(lines) + "\n"

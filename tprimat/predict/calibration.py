@@ -1,0 +1,108 @@
+"""What steps take beyond their prediction, by what is alike in them, and how far other sources were off.
+
+The figures are those of tprimat/data/calibration.yaml, which `python3 benchmarks/accuracy.py --calibrate` writes. A prediction is
+multiplied by the exponential of the effects of its traits; an effect is shrunk towards 0 where few sources show it. The interval
+is that of errors on sources that were left out.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tprimat.core.accelerators import Accelerator
+from tprimat.core.rows import DATA, document
+from tprimat.core.workload import FullWorkload
+
+GENERATIONS = {"H": "hopper", "GH": "hopper", "B": "blackwell", "GB": "blackwell", "A": "ampere", "MI": "amd"}
+"""Letters of an accelerator's name -> its generation."""
+UNSEEN = 0.25
+"""An interval is wider by this part for each trait of a workload that no row has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """A step as it is expected."""
+
+    step_seconds: float
+    low: float
+    """Seconds that nine in ten steps of such a kind exceeded."""
+    high: float
+    kind: str
+    """What the errors were gathered over."""
+    rows: int
+    """Of that kind."""
+
+
+def generation_of(accelerator: Accelerator) -> str:
+    """Return the family of chips that an accelerator belongs to, or "other"."""
+    letters = re.match(r"[A-Z]*", accelerator.name)
+    return GENERATIONS.get(letters[0] if letters else "", "other")
+
+
+def traits_of(work: FullWorkload, accelerator: Accelerator, gpus_per_node: int) -> frozenset[str]:
+    """Return what errors are alike in."""
+    code, generation = work.code, generation_of(accelerator)
+    traits = {code.name, generation, accelerator.name}
+    traits |= {f"{code.name}, experts", f"{generation}, experts", "experts"} if work.shape.experts else set()
+    traits |= {f"{work.format}, experts"} if work.shape.experts and work.narrow else set()
+    traits |= {"windows"} if work.shape.attention_window else set()
+    traits |= {work.format, f"{generation}, {work.format}"} if work.narrow else set()
+    traits |= {"sharded"} if code.shards_weights else set()
+    traits |= {"nodes"} if work.world_size > max(gpus_per_node, accelerator.link_gpus) else set()
+    return frozenset(traits)
+
+
+def kinds_of(work: FullWorkload, accelerator: Accelerator) -> tuple[str, ...]:
+    """Return the kinds of a step whose errors are gathered, narrowest first."""
+    family, generation, code = "experts" if work.shape.experts else "dense", generation_of(accelerator), work.code.name
+    apart = [] if generation in {"hopper", "blackwell"} else [f"{family}, {generation}"]
+    sharded = [f"{family}, sharded"] if work.code.shards_weights else []
+    return (*apart, f"{family}, {code}, {work.format}", f"{family}, {code}", *sharded, f"{family}, {work.format}", family, "all")
+
+
+def expected(
+    work: FullWorkload, accelerator: Accelerator, step_seconds: float, gpus_per_node: int, *, measured: bool = False
+) -> Expected:
+    """Correct a predicted step, and give it an interval.
+
+    Args:
+        work: what runs.
+        accelerator: what it runs on.
+        step_seconds: the prediction.
+        gpus_per_node: GPUs of a node.
+        measured: it was predicted from probes of the machine, which has errors of its own.
+    """
+    known = figures()["probes" if measured else "published"]
+    traits = traits_of(work, accelerator, gpus_per_node)
+    unseen = sum(trait not in known["effects"] for trait in traits)
+    kind = next(kind for kind in kinds_of(work, accelerator) if kind in known["errors"])
+    spread, rows = known["errors"][kind]
+    spread *= 1 + UNSEEN * unseen
+    seconds = step_seconds * math.exp(shift_of(traits, known["effects"]))
+    return Expected(step_seconds=seconds, low=seconds * math.exp(-spread), high=seconds * math.exp(spread), kind=kind, rows=rows)
+
+
+def memory_kinds_of(work: FullWorkload) -> tuple[str, ...]:
+    """Return the kinds of a workload whose fragments are gathered, narrowest first."""
+    family = "experts" if work.shape.experts else "sharded" if work.code.shards_weights else "dense"
+    return f"{family}, {work.code.name}", family
+
+
+def margin_of(work: FullWorkload) -> float:
+    """Return the share by which what is reserved may exceed the prediction of what is allocated."""
+    margins = figures()["memory"]["margins"]
+    return float(next(margins[kind][0] for kind in memory_kinds_of(work) if kind in margins))
+
+
+def shift_of(traits: frozenset[str], effects: Mapping[str, float]) -> float:
+    """Return what traits add to the logarithm of a step."""
+    return sum(effects.get(trait, 0.0) for trait in traits)
+
+
+@cache
+def figures() -> dict[str, Any]:
+    """Return the content of calibration.yaml."""
+    return document(DATA / "calibration.yaml")

@@ -1,7 +1,7 @@
 """Every private name of Megatron-Core, torch and Lightning that the embedded engine uses, under a plain name and checked.
 
-What is cheap to check is checked when this module is imported: that the name exists and, where the engine replaces or copies a
-function, that its parameters or its source are known. The rest is checked at first use. No other file of the trainers touches a
+What is cheap to check is checked when this module is imported: that the name exists and, where the engine replaces a function,
+that its parameters are known. The rest is checked at first use. No other file of the trainers touches a
 private name of these packages (tests/train/test_compat.py). Import it after `tprimat.megatron.bootstrap` has done its work,
 because it imports Megatron-Core.
 """

@@ -18,6 +18,7 @@ PACKAGES = (
     "pytorch-lightning",
     "lightning",
     "nemo-toolkit",
+    "megatron-bridge",
     "transformer-engine",
     "torchao",
     "triton",

@@ -5,12 +5,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tprimat.core.accelerators import PLATFORM_OF
+from tprimat.core.rows import read_rows
 from tprimat.engines import ENGINE_NAMES, FALLBACK
 from tprimat.engines.base import Here, engine_named
 from tprimat.hardware.health import Check, machine_checks
@@ -28,6 +30,8 @@ IMPORT_SECONDS = 120.0
 INSTALL = "make install, or pip install -r requirements.txt"
 TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-lightning", "lightning")))
 """What the embedded engine needs besides torch: name, and the packages of which it needs one."""
+CUDA_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nccl-cu13", "nvidia-nccl-cu12")
+STACK = ("torch", "megatron-core", "megatron-bridge", "nemo-toolkit", "transformer-engine", "torchtitan", *CUDA_LIBRARIES)
 
 
 def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], bool]:
@@ -43,7 +47,7 @@ def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], 
     here = Here(platform=PLATFORM_OF[machine.platform] if machine else "cpu", primus_path=primus_path)
     engines = list(check_engines(here))
     embedded = all(check.status == "ok" for check in (torch, *packages))
-    checks = [python, torch, *packages, *engines, *machine_checks(output)]
+    checks = [python, torch, *packages, check_stack(), *engines, *machine_checks(output)]
     return checks, embedded or any(engine.status == "ok" for engine in engines)
 
 
@@ -81,12 +85,37 @@ def check_torch(answer: Mapping[str, Any] | str, gpus: str | None) -> Check:
 
 def check_package(name: str, distributions: Sequence[str]) -> Check:
     """Look for one of the packages that training needs."""
-    for distribution in distributions:
-        try:
-            return Check(name, "ok", metadata.version(distribution))
-        except metadata.PackageNotFoundError:
-            continue
+    if version := next(filter(None, map(_version, distributions)), None):
+        return Check(name, "ok", version)
     return Check(name, "problem", "not installed", INSTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A row of data/stacks.yaml."""
+
+    name: str
+    versions: dict[str, str]
+    source: str
+
+
+def check_stack() -> Check:
+    """Name the installed packages that trainings run on, and the known set of versions that they are."""
+    installed = {name: version for name in STACK for version in [_version(name)] if version is not None}
+    finding = ", ".join(f"{name} {version}" for name, version in installed.items()) or "nothing"
+    short = {name: ".".join(version.split(".")[:2]) for name, version in installed.items()}
+    for stack in read_rows("stacks.yaml", "stacks", Stack):
+        if stack.versions.items() <= short.items():
+            return Check("stack", "ok", f"{finding}; the versions of {stack.name}")
+    unknown = f"{finding}; not a set of versions known to TPrimat"
+    return Check("stack", "absent", unknown, "docs/engines.md, Versions, has known ones")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def check_engines(here: Here) -> Iterator[Check]:

@@ -52,30 +52,21 @@ def common_evidence(
         own: facts by field of the evidence.
     """
     weights = [weight for model in models for weight in model.parameters()]
+    routes = config.num_moe_experts is not None
+    routing: Routing = "balanced" if config.moe_router_force_load_balancing else "natural"
+    capacity: ExpertCapacity = config.moe_expert_capacity_factor or "unlimited"
     evidence = with_facts(
         parallel_sizes(),
         **(asdict(batch) if batch else {}),
         sequence_parallel=watch.sequence_parallel(batch.sequence_tokens) if batch else None,
         parameters=count_parameters(weights),
         **watch.recomputed(weights[0].device),
-        routing=routing_of(config),
-        expert_capacity=capacity_of(config),
+        routing=routing if routes else None,
+        expert_capacity=capacity if routes else None,
         transformer_engine=bool(te_modules(models)),
         **own,
     )
     return graded(evidence, dict.fromkeys(RESOLVED, "resolved"))
-
-
-def routing_of(config: TransformerConfig) -> Routing | None:
-    """Return how the tokens of a model choose experts; None for a model without any."""
-    if config.num_moe_experts is None:
-        return None
-    return "balanced" if config.moe_router_force_load_balancing else "natural"
-
-
-def capacity_of(config: TransformerConfig) -> ExpertCapacity | None:
-    """Return how much an expert takes; None for a model without any."""
-    return None if config.num_moe_experts is None else config.moe_expert_capacity_factor or "unlimited"
 
 
 def parallel_sizes() -> Evidence:

@@ -10,15 +10,21 @@ TORCH_BUILD := $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check install --constraint constraints-nemo.txt
 PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
+RECORDED := $(addprefix benchmarks/records/h200/repeated/,dp_mbs4 tp2_mbs4 tp2_pp2_mbs4 tp4_mbs4) \
+    $(addprefix benchmarks/records/h100/in-turn-four-gpus/megatron/,tp2_mbs4 tp4_mbs4)
 PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help audit benchmark doctor test test-quick test-pages lint install install-dev nemo test-nemo test-core19 test-bridge notice
+.PHONY: help audit demo benchmark doctor test test-quick test-pages lint install install-dev nemo test-nemo test-core19 test-bridge notice
 
 help:  ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
 	@echo
 	@sed -n 's/^# //p' Makefile | head -n 3
+
+demo: $(VENV)/installed-demo  ## no training, no GPU: which layout was fastest on four H200 and H100, with demo/report.html and a picture
+	@$(VENV)/bin/python compare.py --results-dir $(RECORDED) --output demo/comparison.png
+	@$(VENV)/bin/python -m tprimat report $(RECORDED) --output demo/report.html
 
 benchmark: install  ## environment and pinned dependencies, then ./benchmark.py: both models, real training
 	$(VENV)/bin/python benchmark.py $(ARGS)
@@ -52,6 +58,10 @@ install-dev: $(VENV)/installed-dev  ## .venv with what tests, types and style ne
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed-demo: constraints.txt | $(VENV)/bin/python
+	@test -e $(VENV)/installed || $(PIP) --quiet --constraint constraints.txt jinja2 matplotlib numpy plotly pydantic pyyaml scipy
+	@touch $@
 
 $(VENV)/installed: requirements.txt constraints.txt | $(VENV)/bin/python
 	@$(MAKE) --no-print-directory notice

@@ -17,7 +17,7 @@ def detect_platform() -> str:
 def __getattr__(name: str) -> Any:
     """BenchmarkCallback imports torch and Lightning, so it is fetched when asked for."""
     if name == "BenchmarkCallback":
-        from tprimat.train.callback import BenchmarkCallback
+        import tprimat
 
-        return BenchmarkCallback
+        return tprimat.BenchmarkCallback
     raise AttributeError(name)

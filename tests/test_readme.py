@@ -1,6 +1,9 @@
 """README.md is short, and its pictures are small; tests/test_docs_for_users.py tries its commands and links."""
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -9,6 +12,17 @@ README = (ROOT / "README.md").read_text(encoding="utf8")
 
 def test_the_readme_is_short():
     assert len(README.splitlines()) < 150
+
+
+def test_the_demo_answers_from_records_without_training(tmp_path):
+    lines = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    commands = [shlex.split(line.replace("demo/", f"{tmp_path}/")) for line in lines if " --output demo/" in line]
+    said = [
+        subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for _, *words in commands
+    ]
+    assert "H200 SXM dp_mbs4 is fastest: " in said[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"comparison.png", "report.html"}
 
 
 def test_the_pictures_are_small():

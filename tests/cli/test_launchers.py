@@ -77,10 +77,13 @@ def test_the_second_launcher_is_refused_reading_is_not_and_a_killed_one_leaves_n
     assert "no end was recorded" in out + err
     first.send_signal(signal.SIGKILL)
     first.wait()
+    (killed,) = folder.glob("runs/*")
+    (killed / f".run.json.{first.pid}").write_text("{half")
     third = benchmark(launcher, "--output-dir", folder)
     assert third.wait(60) == 0, third.communicate()
     assert outcomes(folder) == ["completed", "interrupted"]
     assert "its launcher is gone: now interrupted" in third.stderr.read()
+    assert not list(killed.glob(".*"))
 
 
 @pytest.fixture

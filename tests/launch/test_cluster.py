@@ -1,5 +1,7 @@
+import contextlib
 import json
 import sys
+import time
 
 import pytest
 
@@ -206,3 +208,14 @@ def test_nodes_that_are_not_told_right_are_a_users_error(count, environment, mes
 )
 def test_host_lists_are_expanded(text, names):
     assert list(expand_hosts(text)) == names
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "a[" * 50_000, "a[1]" * 20_000, "a[1-99999999999]", "a[x]", "n[1-999]" * 9])
+def test_a_long_or_damaged_host_list_is_read_or_refused_at_once(text):
+    began = time.process_time()
+    with contextlib.suppress(LaunchError):
+        expand_hosts(text)
+    assert time.process_time() - began < 1.0
+    variables = {"MASTER_ADDR": "h" * 300, "NODE_RANK": "0"}
+    with pytest.raises(LaunchError, match="no name of a host"):
+        find_nodes(2, variables)

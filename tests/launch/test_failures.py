@@ -4,6 +4,7 @@ import pytest
 from a_launch import Notes, a_launch
 
 from tprimat.core.errors import LaunchError
+from tprimat.launch.process_tree import count_oom_kills
 from tprimat.launch.run import run
 from tprimat.logs.failures import add_log_hint, classify
 from tprimat.records.schema import Failure, StepRecord
@@ -135,6 +136,16 @@ def test_what_a_library_mentions_is_no_cause_next_to_the_exception_of_the_first_
 def test_sigkill_is_a_matter_of_memory_only_where_the_kernel_says_so(code):
     assert classify(code, [], [], oom_killed=True).outcome == "out_of_memory"
     assert classify(code, [], []).outcome == "failed"
+
+
+def test_the_kills_of_other_cgroups_are_not_this_runs(tmp_path):
+    files = {"proc/vmstat": "oom_kill 7\n", "proc/self/cgroup": "0::/user/session\n"}
+    counts = []
+    for name, text in (*files.items(), ("sys/fs/cgroup/user/session/memory.events", "oom 1\noom_kill 1\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        counts.append(count_oom_kills(tmp_path))
+    assert counts == [7, 7, 1]
 
 
 @pytest.mark.parametrize(

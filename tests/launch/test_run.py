@@ -2,13 +2,14 @@ import dataclasses
 import json
 
 import pytest
-from a_launch import Notes, a_launch
+from a_launch import Notes, a_launch, first_record
+from changes import evidence
 
-from tprimat.core.errors import LaunchError
+from tprimat.core.errors import LaunchError, RecordError
 from tprimat.engines.base import Command
 from tprimat.launch.run import run
 from tprimat.records.schema import StepRecord
-from tprimat.records.store import RunDirectory
+from tprimat.records.store import RunDirectory, to_json
 
 
 def launched(*args, **kwargs):
@@ -47,6 +48,22 @@ def test_a_log_longer_than_a_pipe_arrives_whole(tmp_path):
     *_, notes = launched(tmp_path, "replay", tmp_path / "long.log", "steps", 1)
     assert (tmp_path / "training.log").read_bytes() == text
     assert len(notes.lines) == 200_000
+
+
+def test_a_limit_of_file_sizes_leaves_no_running_record(tmp_path, monkeypatch):
+    write, limit = RunDirectory.write_run, 1_000_000
+
+    def limited(directory, record):
+        if len(to_json(record)) > limit:
+            raise RecordError("run.json cannot be written: File too large.")
+        write(directory, record)
+
+    long = {"evidence": evidence(notes=("x" * limit,))}
+    monkeypatch.setattr(RunDirectory, "write_run", limited)
+    (tmp_path / "half.json").write_text(to_json(dataclasses.replace(first_record(), **long)))
+    launched(tmp_path, "run-record", tmp_path / "half.json", "steps", 1)
+    kept = RunDirectory(tmp_path).read_run()
+    assert (kept.outcome, kept.cause) == ("failed", "run.json cannot be written: File too large.")
 
 
 def test_a_worker_that_died_while_writing_its_record_does_not_hide_the_run(tmp_path):

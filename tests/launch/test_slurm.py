@@ -20,7 +20,8 @@ NODE = str(Path(__file__).parent / "a_node.py")
 FLAGS = ("--gpus", 1, "--platform", "cpu", "--model", "llama", "--steps", 4)
 ASK_SECONDS = 0.3
 """Between questions that start processes of SLURM, or read records."""
-LONG = ("pace", 0.02, "steps", 2, "sleep", 100)
+LONG = ("pace", 0.02, "steps", 2, "sleep", 900)
+"""Until it is stopped: on a busy machine, a test takes minutes."""
 
 
 @pytest.fixture(scope="module")

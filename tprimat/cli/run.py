@@ -317,14 +317,15 @@ class Sweep:
         for folder in counting:
             success &= draw(PICTURES / f"compare-{folder.removeprefix('output-')}.png", ["--results-dir", folder, *probes])
         picture = PICTURES / "compare-all.png"
-        drawn = len(counting) > 1 and draw(picture, ["--results-dir", *counting, *probes])
+        own = [folder for folder in counting if folder in {cell.label for cell in cells}]
+        drawn = len(own) > 1 and draw(picture, ["--results-dir", *own, *probes])
         if options.json:
             print_document(results)
         else:
             show(entries, results)
             if drawn:
                 print(f"\nside by side: {picture}", file=sys.stderr)
-        return exit_status(results, success=success and (drawn or len(counting) < 2))
+        return exit_status(results, success=success and (drawn or len(own) < 2))
 
 
 # What both commands share: the flags that make a request, and the table of many runs.

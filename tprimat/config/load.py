@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -114,7 +114,8 @@ def read_config(
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment, file.name if file == DEFAULT_FILE else None)
-    _apply_tiny(tree, size)
+    settings = list(settings)
+    _apply_tiny(tree, size, {setting.path for setting in settings})
     for setting in settings:
         put(tree, setting.path, setting.value, setting.origin)
     config = _checked(Config, tree)
@@ -162,7 +163,7 @@ def _check_learning_rates(config: Config, tree: Tree) -> None:
         )
 
 
-def _apply_tiny(tree: Tree, size: Size) -> None:
+def _apply_tiny(tree: Tree, size: Size, flags: Collection[KeyPath]) -> None:
     """Check the file's own tiny workload and remove it from the tree; if the size is tiny, apply it, and ours under the file."""
     training = tree.values.setdefault("training", {})
     if not isinstance(training, dict):
@@ -177,7 +178,7 @@ def _apply_tiny(tree: Tree, size: Size) -> None:
     ours: dict[KeyPath, Any] = {}
     for group in TINY_WORKLOAD:
         ours |= group
-        if all(given.get(path, usual[path]) == usual[path] for path in group):
+        if (*TINY[:1], *next(iter(group))) not in flags and all(given.get(path, usual[path]) == usual[path] for path in group):
             for path in group:
                 put(tree, (*TINY[:1], *path), group[path], "the tiny workload")
     for place, value in own.items():

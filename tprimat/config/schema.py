@@ -167,12 +167,13 @@ class TrainingConfig(RefuseUnknownKeys):
 
 
 TINY_WORKLOAD: tuple[dict[tuple[str, ...], float], ...] = (
-    {("data", "micro_batch_size"): 2, ("data", "global_batch_size"): 16},
+    {("data", "global_batch_size"): 16, ("data", "micro_batch_size"): 2},
     {("data", "sequence_length"): 64},
     {("optimizer", "learning_rate"): 3.0e-3, ("optimizer", "min_learning_rate"): 3.0e-4, ("optimizer", "warmup_steps"): 4},
     {("duration", "max_steps"): 20},
 )
-"""Of a CPU, in groups of keys that belong together: each lies under what a configuration changes of its defaults."""
+"""Of a CPU, in groups of keys that belong together. A group lies under a configuration that changes one of them, and under a flag
+that sets its first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

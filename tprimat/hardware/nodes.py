@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
+from math import prod
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.gpus import Gpu, common, visible_gpus
@@ -23,6 +25,10 @@ ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
 INTERACTIVE_STEP = str(0xFFFFFFFA)
 """Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
+HOST_PIECES = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
+MOST_NODES = 100_000
+LONGEST_HOST = 253
+"""Characters of a name in DNS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +185,8 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
             why="Each node must know the address of the first one and its own rank.",
             fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command",
         )
+    if len(environment[address]) > LONGEST_HOST:
+        raise LaunchError(f"{address} is {environment[address][:40]}..., which is no name of a host.", where=address)
     rank = whole_number(environment, rank_name)
     if not 0 <= rank < count:
         raise LaunchError(f"{rank_name} is {rank}, but a run on {count} nodes has ranks 0 to {count - 1}.", where=rank_name)
@@ -219,21 +227,34 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     """Expand 'gpu[01-03,7],login' to node names; scontrol is missing in containers.
 
     Raises:
-        LaunchError: brackets contain something other than numbers and ranges.
+        LaunchError: brackets contain something other than numbers and ranges, or there are too many names.
     """
     names: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        before, bracket, rest = part.partition("[")
-        ranges, _, after = rest.partition("]")
-        if not bracket:
-            names.append(part)
-            continue
-        for low, _, high in (piece.partition("-") for piece in ranges.split(",")):
-            if not (low.isdigit() and (high or low).isdigit()):
-                raise LaunchError(f"Cannot parse the host list {part}.", fix="set MASTER_ADDR and NODE_RANK on every node")
-            numbers = range(int(low), int(high or low) + 1)
-            names += [f"{before}{number:0{len(low)}d}{end}" for number in numbers for end in expand_hosts(after) or ("",)]
+    parts: list[list[str]] = []
+    for piece in [*HOST_PIECES.findall(text), ","]:
+        if piece == ",":
+            if prod(map(len, parts)) + len(names) > MOST_NODES:
+                raise _unreadable(text)
+            names += map("".join, product(*parts)) if parts else ()
+            parts = []
+        elif piece.startswith("["):
+            parts.append([number for each in piece[1:-1].split(",") for number in _numbers(each, text)])
+        else:
+            parts.append([piece])
     return tuple(names)
+
+
+def _numbers(text: str, hosts: str) -> list[str]:
+    """Expand '01-03' to its numbers, or '7'."""
+    low, _, high = text.partition("-")
+    high = high or low
+    if not (low.isdecimal() and high.isdecimal()) or len(high) > len(str(MOST_NODES)) or int(high) - int(low) >= MOST_NODES:
+        raise _unreadable(hosts)
+    return [f"{value:0{len(low)}d}" for value in range(int(low), int(high) + 1)]
+
+
+def _unreadable(hosts: str) -> LaunchError:
+    return LaunchError(f"Cannot parse the host list {hosts[:80]}.", fix="set MASTER_ADDR and NODE_RANK on every node")
 
 
 def whole_number(environment: Mapping[str, str], name: str, most: int | None = None) -> int:

@@ -140,13 +140,21 @@ class Shutdown:
         return False
 
 
-def count_oom_kills() -> int:
-    """Count the kernel's out-of-memory kills so far, since SIGKILL leaves no trace in the log; those of all cgroups are in it."""
-    try:
-        counter = re.search(r"^oom_kill (\d+)$", (PROC / "vmstat").read_text(encoding="utf8"), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(counter[1]) if counter else 0
+def count_oom_kills(root: Path = Path("/")) -> int:
+    """Count the kernel's out-of-memory kills in this process's cgroup so far, since SIGKILL leaves no trace in the log.
+
+    The count of the whole machine is taken only where no cgroup has its own: others' processes are in it.
+    """
+    text = (root / "proc" / "self" / "cgroup").read_text(encoding="utf8") if (root / "proc" / "self" / "cgroup").exists() else ""
+    second, first = ((match[1] if (match := re.search(rf"^\d+:{name}:/(.*)$", text, re.M)) else "") for name in ("", "memory"))
+    groups = root / "sys" / "fs" / "cgroup"
+    files = [groups / second / "memory.events", groups / "memory.events"]
+    files += [groups / "memory" / first / "memory.oom_control", groups / "memory" / "memory.oom_control"]
+    for file in (*files, root / "proc" / "vmstat"):
+        with contextlib.suppress(OSError):
+            if counter := re.search(r"^oom_kill (\d+)$", file.read_text(encoding="utf8"), re.MULTILINE):
+                return int(counter[1])
+    return 0
 
 
 # A small helper process that stops the run if the launcher itself is killed with SIGKILL.

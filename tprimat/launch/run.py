@@ -1,5 +1,6 @@
 """Run one launch from its first record to its last: start the command, follow its steps, stop it, say how it ended."""
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -327,6 +328,9 @@ class Attempt:
             directory.write_run(record)
         except RecordError as error:
             self._watcher.on_notice(error.what)
+            record = with_outcome(launch.record, Failure(outcome="failed", cause=error.what, hint=error.fix))
+            with contextlib.suppress(RecordError):  # as short as the first one, which a limit of file sizes (ulimit -f) let pass
+                directory.write_run(record)
         return record, steps
 
     def _on_line(self, text: str) -> None:

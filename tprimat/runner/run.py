@@ -150,7 +150,8 @@ def renamed(run: TrainingRun, strategy: str, output: Path) -> TrainingRun:
     """Return a run as that of another strategy, which splits the model alike, with its benchmark file and log in that folder."""
     note = f"the run of {run.record.strategy}, which splits the model alike"
     evidence = run.record.evidence and dataclasses.replace(run.record.evidence, notes=(*run.record.evidence.notes, note))
-    record = dataclasses.replace(run.record, strategy=strategy, evidence=evidence)
+    run_id = f"{run.record.run_id}-as-{strategy}"
+    record = dataclasses.replace(run.record, run_id=run_id, strategy=strategy, evidence=evidence)
     path = output / benchmark_file_name(record)
     write_benchmark_file(path, record, run.steps, run.metrics)
     with contextlib.suppress(OSError):  # the first folder has it

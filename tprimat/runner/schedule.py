@@ -254,8 +254,12 @@ def cooldown(cell: Cell) -> float:
 
 
 def end_abandoned(output: Path) -> list[str]:
-    """Record an end for the runs of a folder whose launchers ended without one, and return their ids."""
+    """Record an end for the runs of a folder whose launchers were killed, remove what they half wrote, and return their ids."""
     ended = []
+    for path in [*output.glob(".*.json.*"), *output.glob("runs/*/.*.json.*")]:
+        if path.suffix[1:].isdecimal():  # the process id behind it held the folder, and has ended
+            with contextlib.suppress(OSError):
+                path.unlink()
     for path in sorted((output / "runs").glob("*/run.json")):
         directory = RunDirectory(path.parent)
         with contextlib.suppress(RecordError):  # damaged, or not ours to write: reported when the results are read

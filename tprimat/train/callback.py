@@ -232,6 +232,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             self._log.end()
         if self._completes and trainer.global_rank == 0:
             self._save(lambda: note_ended(self.directory))
+            path = self.directory.path
+            print(f"tprimat: measured, in {path}; python3 -m tprimat compare --results-dir {path} shows it")  # noqa: T201
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
         medians = rank_medians(self._own_seconds, _device(pl_module))

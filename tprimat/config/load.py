@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,8 @@ from tprimat.core.models import ModelShape, model_shape
 T = TypeVar("T")
 
 TINY = ("training", "tiny")
+OURS = "the tiny workload"
+"""Where its keys stand that no file has."""
 DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
 """In a checkout a link to the config.yaml at the top; in a wheel a copy of it."""
 DEFAULT_STRATEGY = "minimal_communication"
@@ -114,11 +116,14 @@ def read_config(
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment, file.name if file == DEFAULT_FILE else None)
-    settings = list(settings)
-    _apply_tiny(tree, size, {setting.path for setting in settings})
+    _apply_tiny(tree, size)
     for setting in settings:
         put(tree, setting.path, setting.value, setting.origin)
-    config = _checked(Config, tree)
+    config, lowest = _checked(Config, tree), (*TINY[:1], "optimizer", "min_learning_rate")
+    rates = config.training.optimizer
+    if rates.min_learning_rate > rates.learning_rate and tree.origins.get(lowest) == OURS:  # a flag sets the other alone
+        put(tree, lowest, rates.learning_rate / 10, OURS)
+        config = _checked(Config, tree)
     _check_learning_rates(config, tree)
     return LoadedConfig(config=config, tree=tree, path=file)
 
@@ -163,7 +168,7 @@ def _check_learning_rates(config: Config, tree: Tree) -> None:
         )
 
 
-def _apply_tiny(tree: Tree, size: Size, flags: Collection[KeyPath]) -> None:
+def _apply_tiny(tree: Tree, size: Size) -> None:
     """Check the file's own tiny workload and remove it from the tree; if the size is tiny, apply it, and ours under the file."""
     training = tree.values.setdefault("training", {})
     if not isinstance(training, dict):
@@ -178,9 +183,9 @@ def _apply_tiny(tree: Tree, size: Size, flags: Collection[KeyPath]) -> None:
     ours: dict[KeyPath, Any] = {}
     for group in TINY_WORKLOAD:
         ours |= group
-        if (*TINY[:1], *next(iter(group))) not in flags and all(given.get(path, usual[path]) == usual[path] for path in group):
+        if all(given.get(path, usual[path]) == usual[path] for path in group):
             for path in group:
-                put(tree, (*TINY[:1], *path), group[path], "the tiny workload")
+                put(tree, (*TINY[:1], *path), group[path], OURS)
     for place, value in own.items():
         if value != ours.get(place):  # an older file repeats ours
             put(tree, (*TINY[:1], *place), value, tree.origins.get((*TINY, *place), ".".join(TINY)))

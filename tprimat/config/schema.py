@@ -172,8 +172,7 @@ TINY_WORKLOAD: tuple[dict[tuple[str, ...], float], ...] = (
     {("optimizer", "learning_rate"): 3.0e-3, ("optimizer", "min_learning_rate"): 3.0e-4, ("optimizer", "warmup_steps"): 4},
     {("duration", "max_steps"): 20},
 )
-"""Of a CPU, in groups of keys that belong together. A group lies under a configuration that changes one of them, and under a flag
-that sets its first."""
+"""Of a CPU, in groups of keys that belong together: each lies under what a configuration changes of its defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

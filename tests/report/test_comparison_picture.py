@@ -10,12 +10,15 @@ from report.pictures import all_axes, axes_titled, covered, outside, titles, wor
 from runs.make_runs import LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.peak import analyse_peaks
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import model_shape
 from tprimat.records.discover import load_results
+from tprimat.records.schema import LogSource
 from tprimat.report.names import workloads
 from tprimat.report.plots import MOST_SERIES, drawn
 from tprimat.report.plots.comparison import comparison_sheet
+from tprimat.report.plots.peak import peak_sheet
 from tprimat.runner.analysis import compare_runs, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -72,17 +75,25 @@ def test_nor_however_long_the_labels_are(machine, tmp_path):
         assert all(float(tick).is_integer() for axes in steps for tick in axes.get_xticks())
 
 
-def test_the_headline_names_the_winner_of_each_workload_and_the_subtitle_what_ran(sweep):
+def test_the_one_title_names_a_winner_and_the_line_below_what_ran(sweep):
     sheet = sheet_of(sweep)
-    assert len(sheet.headline) == 2
-    for line, model in zip(sheet.headline, ("llama", "qwen"), strict=True):
-        assert re.fullmatch(
-            rf"{model}: minimal_communication ran fastest: 1\d\.\d % \[.*\] ahead of the next, balanced; {FEW}", line
-        )
-    what, _, amount, differing = sheet.subtitle
-    assert what == "llama H100 SXM, llama-3.1-8b, 8 GPUs, 262,144 tokens a step, sequence 2,048, bf16 · Megatron"
-    assert amount.startswith("2026-01-01 · 6 configurations · 6 runs · n = 222 steady steps")
-    assert differing.startswith("They differ in strategy (minimal_communication | balanced | quick), layout (")
+    winner = r"llama: minimal_communication ran fastest: 1\d\.\d % \[.*\] ahead of the next, balanced"
+    assert re.fullmatch(f"{winner}; {FEW}; 1 more workload", sheet.title)
+    assert sheet.subtitle.startswith("2 workloads · Megatron · 2026-01-01 · 6 configurations · 6 runs · n = 222 steady steps")
+    assert sheet.notes[0].startswith("They differ in strategy (minimal_communication | balanced | quick), layout (")
+
+
+def test_equal_step_times_beside_others_are_drawn_and_an_imported_log_names_its_framework(tmp_path):
+    write(tmp_path, "varied")
+    log = LogSource(path="log", sha256="0", dialect="torchtitan")
+    equal = a_run("equal", strategy="imported", engine="torchtitan", clock="framework", source=log)
+    for run in (a_run("own", strategy="balanced", **TP2), equal):
+        write_run(tmp_path, run, steps_of(run, np.full(40, 4.1), 1))
+    analysis = analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
+    for sheet in (sheet_of(tmp_path), peak_sheet(analysis)):
+        with drawn(sheet) as picture:
+            labels = {label.get_text() for axes in all_axes(picture) for label in axes.get_yticklabels()}
+        assert any("imported (DP8), torchtitan" in label.replace("\n", " ") for label in labels)
 
 
 def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_one_colour(sweep):
@@ -182,16 +193,15 @@ def test_folders_that_are_compared_are_named_as_the_user_wrote_them(tmp_path, mo
     for number, folder in enumerate(folders):
         write(folder, f"r{number}", 4.0 + number, number)
     measured = read_results(folders, MetricOptions(), {}).measured
-    (headline,) = comparison_sheet(compare_runs(measured, folders, "before")).headline
-    assert re.fullmatch(rf"before ran fastest: 2\d\.\d % \[.*\] ahead of the next, after; {FEW}", headline)
+    title = comparison_sheet(compare_runs(measured, folders, "before")).title
+    assert re.fullmatch(rf"before ran fastest: 2\d\.\d % \[.*\] ahead of the next, after; {FEW}", title)
 
 
 def test_a_failed_run_is_named_below_the_others(tmp_path):
     write(tmp_path, "fine")
     write_run(tmp_path, a_run("failed", strategy="balanced", outcome="out_of_memory", exit_code=1, cause="no memory"), [])
     sheet = sheet_of(tmp_path)
-    assert sheet.headline == ["llama trains at 65,5" + sheet.headline[0][20:]]
-    assert "on 8 x H100 SXM" in sheet.headline[0]
+    assert re.match(r"llama trains at 65,5\d\d tokens/s on 8 x H100 SXM", sheet.title)
     assert "Not counted: failed (out of memory)." in sheet.notes
 
 
@@ -226,9 +236,8 @@ def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):
 )
 def test_what_the_text_refuses_to_compare_has_a_heading_each_and_no_winner(folders, works):
     sheet = sheet_of(*(H200 / name for name in folders))
-    headline = " ".join(sheet.headline)
-    assert all(work in headline for work in works)
-    assert not re.search(r"fastest|highest|leads|ahead|faster", headline)
+    assert works[0] in sheet.title
+    assert not re.search(r"fastest|highest|leads|ahead|faster", sheet.title)
     with drawn(sheet) as picture:
         (bars,) = axes_titled(picture, "Model throughput")
         labels = [label.get_text() for label in bars.get_yticklabels()]

@@ -74,6 +74,8 @@ def configurations(groups: Sequence[Group]) -> list[Configuration]:
         name, strategy, split = names[id(group)], group.run.strategy, short_layout(group.run)
         behind = strategy and split and strategy in name.split() and split not in name
         label = name.replace(strategy, f"{strategy} ({split})", 1) if strategy and behind else name
+        imported = group.run.source is not None and engine_words(group.run) not in label
+        label += f", {engine_name(group.run)}" if imported else ""
         named.append(Configuration(group=group, name=name, label=label))
     return named
 

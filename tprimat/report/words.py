@@ -422,20 +422,15 @@ def _places(places: Sequence[str], noun: str) -> str:
     return ", ".join(named) if len(named) <= MOST_NAMED else f"{len(places)} {noun}"
 
 
-# A picture: a headline with the finding for each workload, and a subtitle with what the runs were.
-
-MOST_HEADLINES = 2
-"""Workloads that a headline speaks of."""
+# A picture: a title with the finding, and what the runs were.
 
 
-def picture_headline(works: Sequence[Workload]) -> list[str]:
-    """Return the finding, in one line for each workload, at most MOST_HEADLINES."""
+def picture_title(works: Sequence[Workload]) -> str:
+    """Return the finding about the first workload, and how many more there are."""
     if not works:
-        return ["No run counts"]
-    lines = [_lead_or_speed(work) for work in works[:MOST_HEADLINES]]
-    more = len(works) - MOST_HEADLINES
-    lines[-1] += f"; {plural(more, 'more workload')}" if more > 0 else ""
-    return lines
+        return "No run counts"
+    more = f"; {plural(len(works) - 1, 'more workload')}" if len(works) > 1 else ""
+    return _lead_or_speed(works[0]) + more
 
 
 def _lead_or_speed(work: Workload) -> str:
@@ -452,22 +447,26 @@ def _lead_or_speed(work: Workload) -> str:
     return f"{subject} trains at {units.count(rate.value * gpus)} tokens/s on {machine_name(work.run)}{part}"
 
 
-def subtitle(works: Sequence[Workload]) -> list[str]:
-    """Return what ran; when, and how often; and in what the configurations differ."""
+def subtitle(works: Sequence[Workload]) -> str:
+    """Return what ran, when, and how often."""
     groups = [one.group for work in works for one in work.configurations]
     measured = [item for group in groups for item in group.runs]
     if not measured:
-        return []
+        return ""
     days = sorted({item.result.run.started_at[:10] for item in measured if item.result.run.started_at})
     steps = sum(item.metrics.window.steps for item in measured if item.metrics)
-    amount = [
+    parts = [
+        heading(works[0].ranking) if len(works) == 1 else plural(len(works), "workload"),
+        ", ".join(dict.fromkeys(engine_name(group.run) for group in groups)),
         " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
         plural(len(groups), "configuration"),
         plural(len(measured), "run"),
         f"n = {plural(steps, 'steady step')}",
         f"95 % intervals over {'runs where there are several' if len(measured) > len(groups) else 'steps'}",
     ]
-    judged = [verdict for work in works for verdict in work.ranking.against_best if verdict is not None]
-    engines = ", ".join(dict.fromkeys(engine_name(group.run) for group in groups))
-    what = [f"{heading(work.ranking)} · {engines}" for work in works[:MOST_HEADLINES]]
-    return [*what, " · ".join(filter(None, amount)), *differing_traits(judged)]
+    return " · ".join(filter(None, parts))
+
+
+def judged_in(works: Sequence[Workload]) -> list[Verdict]:
+    """Return the verdicts on the configurations of some workloads against the fastest of each."""
+    return [verdict for work in works for verdict in work.ranking.against_best if verdict is not None]

@@ -192,7 +192,7 @@ def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bo
             axes.barh(place, row.value, height=height, color=look.colour, hatch=look.hatch, edgecolor="white")
             axes.text((row.high or row.value) + top * 0.02, place, row.text, va="center", size=SMALL, in_layout=False)
             if row.low is not None and row.high is not None:
-                arms = [[row.value - row.low], [row.high - row.value]]
+                arms = [[max(0.0, row.value - row.low)], [max(0.0, row.high - row.value)]]  # equal steps differ by rounding
                 axes.errorbar(row.value, place, xerr=arms, color=INK, capsize=3, linewidth=1.2)
         elif not row.heading:
             axes.text(top * 0.01, place, row.text or MISSING, va="center", color=SOFT, style="italic", size=SMALL)
@@ -286,8 +286,8 @@ class Panel:
 class Sheet:
     """A picture, before it is drawn."""
 
-    headline: Sequence[str]
-    subtitle: Sequence[str]
+    title: str
+    subtitle: str
     panels: Sequence[Panel]
     legend: Sequence[tuple[str, Look]] = ()
     notes: Sequence[str] = ()
@@ -337,8 +337,7 @@ def drawn(sheet: Sheet, panels: Sequence[str] | None = None) -> "Iterator[Figure
     chosen = chosen_panels(sheet.panels, panels)
     rows = _rows(chosen)
     heights = [max(panel.height for panel in row) for row in rows]
-    headline = [line for text in sheet.headline for line in wrapped(text, WIDTH / BOLD, HEADLINE)]
-    subtitle = [line for text in sheet.subtitle for line in wrapped(text, WIDTH, SUBTITLE)]
+    headline, subtitle = wrapped(sheet.title, WIDTH / BOLD, HEADLINE), wrapped(sheet.subtitle, WIDTH, SUBTITLE)
     notes = [line for text in sheet.notes for line in wrapped(text, WIDTH, SMALL)]
     legend = () if all(panel.rows for panel in chosen) else sheet.legend  # rows say what they are
     words = (HEADLINE * len(headline) + SUBTITLE * (len(subtitle) + len(legend) / 3) + SMALL * len(notes)) * 1.25 / 72
@@ -377,6 +376,25 @@ def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None
     handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for _, look in entries]
     columns = max(1, int(WIDTH / (0.9 + max(map(len, names)) * 0.075)))
     body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
+
+
+def bar_panel(
+    key: str, words: tuple[str, str], rows: Sequence[Bar], which: str, ceilings: Sequence[tuple[int, float]] = ()
+) -> Panel:
+    """Return a panel of bars, with black lines at the ceilings of some rows.
+
+    Its words are title and axis. Panels whose rows are the same (`which`) label them once if they are side by side.
+    """
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes(words[0])
+        bars(axes, rows, canvas.inches, labelled=canvas.labelled)
+        for place, ceiling in ceilings:
+            axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color=INK, linewidth=2.5)
+        axes.set_xlim(0, max([axes.get_xlim()[1], *(1.02 * ceiling for _, ceiling in ceilings)]))
+        axes.set_xlabel(words[1], size=SMALL)
+
+    return Panel(key=key, height=rows_height(rows), draw=draw, rows=which, present=any(row.value is not None for row in rows))
 
 
 def rest_note(named: int) -> str:

@@ -25,20 +25,18 @@ from tprimat.report.catalogue import (
 from tprimat.report.comparison import Comparison
 from tprimat.report.names import Configuration, Workload, workloads
 from tprimat.report.plots import (
-    SMALL,
     Bar,
     Canvas,
     Look,
     Panel,
     Sheet,
-    bars,
+    bar_panel,
     looks_of,
     rest_note,
-    rows_height,
     thousands,
 )
 from tprimat.report.tables import plural, useful_ends
-from tprimat.report.words import not_counted_briefly, open_losses, picture_headline, run_name, subtitle
+from tprimat.report.words import differing_traits, judged_in, not_counted_briefly, open_losses, picture_title, run_name, subtitle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +91,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     works = workloads(comparison.rankings)
     shown = colours(works)
     unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
-    warning = [f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}"] if unlike else []
+    warning = f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}. " if unlike else ""
     names = {one.name for work in works for one in work.configurations}
     notes = [rest_note(len(names) - len(shown))] if len(names) > len(shown) else []
     if len(works) > MOST_WORKLOADS:
@@ -101,10 +99,10 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     if any(work.run.machine.platform == "cpu" for work in works):
         notes.append(CPU_CAUTION)
     hidden = len(comparison.groups) - MOST_GROUPS
-    judged = [one for ranking in comparison.rankings for one in ranking.against_best if one is not None]
+    judged = judged_in(works)
     notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []
     return Sheet(
-        headline=[*warning, *picture_headline(works)],
+        title=warning + picture_title(works),
         subtitle=subtitle(works),
         panels=[
             _bar_panel("throughput", works, shown, throughput_panel),
@@ -112,7 +110,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
             *(_curve_panel(works, shown, curve) for curve in curves_of(comparison.groups)),
         ],
         legend=list(shown.items()) if len(shown) > 1 else (),
-        notes=[*notes, *open_losses(judged), *not_counted_notes(comparison.not_counted)],
+        notes=[*notes, *differing_traits(judged), *open_losses(judged), *not_counted_notes(comparison.not_counted)],
     )
 
 
@@ -193,13 +191,7 @@ def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make
         rows += [Bar(label=work.title, value=None, heading=True)] if work.title and inside else []
         rows += [replace(made[id(one)], label=one.label, look=shown.get(one.name)) for one in inside]
 
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes(panel.title)
-        bars(axes, rows, canvas.inches, labelled=canvas.labelled)
-        axes.set_xlabel(panel.axis, size=SMALL)
-
-    present = any(row.value is not None for row in rows)
-    return Panel(key=key, height=rows_height(rows), draw=draw, rows="configurations", present=present)
+    return bar_panel(key, (panel.title, panel.axis), rows, "configurations")
 
 
 # Curves.

@@ -53,16 +53,12 @@ def test_cuda_visible_devices_decides_what_counts(nvml, value, count):
     assert (machine.gpus_per_node if machine else None) == count
 
 
-def test_a_slice_of_a_gpu_is_not_called_by_the_name_of_the_whole(nvml):
-    nvml({})
-    assert this_machine({"CUDA_VISIBLE_DEVICES": "MIG-a"}).accelerator is None
-
-
-def test_different_gpus_have_no_common_name(nvml):
+def test_different_gpus_have_no_common_name_and_a_slice_has_none(nvml):
     nvml({}, {"name": "NVIDIA L40S", "memory_bytes": 46068 << 20, "power_limit_milliwatts": 350_000})
     machine = this_machine({})
     assert (machine.accelerator, machine.memory_bytes) == ("NVIDIA H200 + NVIDIA L40S", 46068 << 20)
     assert machine.power_limit_watts is None
+    assert this_machine({"CUDA_VISIBLE_DEVICES": "MIG-a"}).accelerator is None
 
 
 @pytest.mark.parametrize(
@@ -81,19 +77,18 @@ def test_amd_counts_below_rocr_first(tool, environment, count):
     assert (machine.gpus_per_node if machine else None) == count
 
 
-@pytest.mark.parametrize("document", [AMD_SMI, AMD_SMI["gpu_data"]], ids=["new", "old"])
-def test_amd_smi_tells_the_same_in_its_old_and_new_form(tool, document):
+TRACKERS = {"max_power_limit": {"value": 1400, "unit": "W"}, "socket_power_limit": {"value": 1250, "unit": "W"}}
+ROCM_7_2 = AMD_SMI["gpu_data"][0] | {"limit": {"ppt0": TRACKERS, "ppt1": dict.fromkeys(TRACKERS, "N/A")}}
+
+
+@pytest.mark.parametrize(
+    ("document", "watts"), [(AMD_SMI, 900.0), (AMD_SMI["gpu_data"], 900.0), ({"gpu_data": [ROCM_7_2]}, 1250.0)]
+)
+def test_amd_smi_tells_the_same_in_its_old_and_new_forms(tool, document, watts):
     tool("amd-smi", "WARNING: User is missing the following required groups: render\n" + json.dumps(document) + "\n")
     machine = this_machine({})
     assert (machine.accelerator, machine.memory_bytes) == ("AMD Instinct MI350X", 258048 << 20)
-    assert (machine.power_limit_watts, machine.driver) == (900.0, "6.18.3")
-
-
-def test_amd_smi_of_rocm_7_2_tells_the_limit_of_each_power_tracker(tool):
-    limits = {"max_power_limit": {"value": 1400, "unit": "W"}, "socket_power_limit": {"value": 1250, "unit": "W"}}
-    card = AMD_SMI["gpu_data"][0] | {"limit": {"ppt0": limits, "ppt1": dict.fromkeys(limits, "N/A")}}
-    tool("amd-smi", json.dumps({"gpu_data": [card]}) + "\n")
-    assert this_machine({}).power_limit_watts == 1250.0
+    assert (machine.power_limit_watts, machine.driver) == (watts, "6.18.3")
 
 
 @pytest.mark.parametrize("text", ["", "no such device\n", "[1, 2\n", "a, b\n"])

@@ -24,14 +24,17 @@ def test_exit_status_0_before_the_planned_step_is_a_failure(tmp_path, steps, out
     assert record.cause == (f"The process ended with exit status 0 after step {steps} of 20." if outcome == "failed" else None)
 
 
-def test_a_run_that_completes_leaves_its_steps_its_log_and_its_outcome(tmp_path, left_behind):
-    record, steps, notes = launched(tmp_path, "line", "hello", "steps", 3, "line", "bye")
+def test_a_run_that_completes_leaves_its_steps_its_log_with_a_heading_and_its_outcome(tmp_path, left_behind):
+    other = tmp_path / "training_llama.log"
+    words = ("line", "hello", "steps", 3, "line", "bye")
+    record, steps, notes = launched(tmp_path, *words, logs=(other,), heading="Using parallelism strategy: minimal")
     assert (record.outcome, record.exit_code, record.cause) == ("completed", 0, None)
     assert record.ended_at is not None
     assert [step.step for step in notes.steps] == [1, 2, 3]
     assert tuple(notes.steps) == steps
     assert notes.lines == ["hello", "bye"]
-    assert (tmp_path / "training.log").read_bytes() == b"hello\nbye\n"
+    log = b"Using parallelism strategy: minimal\nhello\nbye\n"
+    assert other.read_bytes() == (tmp_path / "training.log").read_bytes() == log
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "completed"
     assert not left_behind()
 
@@ -79,16 +82,6 @@ def test_a_full_disk_under_the_log_is_said_once_and_the_run_goes_on(tmp_path):
     assert len(steps) == 4
     assert len(notes.notices) == 1
     assert "No space left on device" in notes.notices[0]
-
-
-def test_steps_are_made_from_the_log_where_the_engine_says_so(tmp_path):
-    def step_of_line(text):
-        number = text.removeprefix("iteration ")
-        return StepRecord(step=int(number), step_seconds=0.5) if number.isdigit() else None
-
-    launch = a_launch(tmp_path, "print", "iteration 1\\nnoise\\niteration 2\\n", step_of_line=step_of_line)
-    _, steps = run(launch, Notes())
-    assert launch.directory.read_steps() == steps == tuple(StepRecord(step=n, step_seconds=0.5) for n in (1, 2))
 
 
 def test_steps_from_the_log_that_cannot_be_written_survive_in_the_result(tmp_path):
@@ -158,10 +151,3 @@ def test_what_the_log_told_is_added_to_the_last_record(tmp_path):
     assert [step.step_seconds for step in steps] == [9.0]
     assert RunDirectory(tmp_path).read_steps() == steps
     assert not RunDirectory(tmp_path).read_run().counts
-
-
-def test_the_heading_stands_first_in_every_log_and_is_no_output_of_the_run(tmp_path):
-    other = tmp_path / "training_llama.log"
-    *_, notes = launched(tmp_path, "line", "hello", "steps", 1, logs=(other,), heading="Using parallelism strategy: minimal")
-    assert other.read_text() == (tmp_path / "training.log").read_text() == "Using parallelism strategy: minimal\nhello\n"
-    assert notes.lines == ["hello"]

@@ -43,29 +43,6 @@ def test_killing_the_launcher_ends_the_run(launcher, left_behind):
     wait_for(lambda: not left_behind())
 
 
-SLOW_REAPER = """
-import time, a_launch
-from tprimat.launch import process
-class Slow(process.Reaper):
-    def __init__(self, *given):
-        time.sleep(2)
-        super().__init__(*given)
-process.Reaper = Slow
-a_launch.main()
-"""
-
-
-def test_killing_a_launcher_that_has_just_started_the_run_ends_it(tmp_path, left_behind):
-    """On a busy machine a trainer made a step before the launcher had started what ends it."""
-    words = [*TRAINER, "steps", 1, "sleep", 1000]
-    command = [sys.executable, "-c", SLOW_REAPER, tmp_path, 0.5, *words]
-    process = subprocess.Popen(list(map(str, command)), cwd=ROOT / "tests" / "launch", stdout=subprocess.PIPE)
-    wait_for((tmp_path / "steps.jsonl").exists)
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not left_behind(), 20)
-
-
 def test_whoever_outlives_a_completed_run_is_ended_without_waiting_for_the_grace(tmp_path, left_behind):
     record, _ = run(a_launch(tmp_path, "spawn", "detached", "spawn", "child", "steps", 1, grace_seconds=1000.0), Notes())
     assert record.outcome == "completed"

@@ -41,18 +41,6 @@ def test_a_primus_file_is_read_as_it_says():
     assert (result.steps[0].loss, result.steps[0].learning_rate) == (10.0, 1e-5)
 
 
-def test_a_nemo_file_names_its_strategy_where_it_can():
-    run = read_result(FOREIGN / "train_nvd_nemo_qwen.json").run
-    assert (run.engine, run.strategy, run.model, run.machine.platform) == ("nemo", "balanced", "qwen", "cuda")
-
-
-def test_a_file_without_parallelism_or_losses_is_still_a_result():
-    result = read_result(FOREIGN / "benchmark_rocm_llama.json")
-    assert (result.run.engine, result.run.ran.tensor_parallel, result.run.strategy) == ("primus", None, None)
-    assert result.steps[0].loss is None
-    assert any("117.99 GB" in note for note in result.run.evidence.notes)
-
-
 def test_words_for_absent_and_lists_of_another_length_become_none():
     result = read_result(FOREIGN / "benchmark_cuda_qwen.json")
     assert (result.run.ran.global_batch_sequences, result.run.ran.sequence_tokens, result.run.strategy) == (None, None, None)

@@ -71,11 +71,6 @@ def the_record(folder):
     return RunDirectory(path.parent).read_run()
 
 
-def the_run(folder):
-    (path,) = (folder / "out" / "runs").iterdir()
-    return path
-
-
 def test_two_launchers_make_one_run_and_the_first_one_decides_what_counts(node, tmp_path, left_behind):
     variables = {"NCCL_ALGO": "Ring", "NCCL_DEBUG": "INFO"}  # what is printed tunes nothing
     follower = node(1, "line", "hello from node 1", flags=["--runs", 2], **variables)

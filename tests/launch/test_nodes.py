@@ -291,7 +291,7 @@ def test_a_signal_to_all_nodes_is_the_cause_also_where_another_node_had_it_first
     def cause(first, elsewhere):
         launch = a_launch(tmp_path, group=SimpleNamespace(ends=lambda: elsewhere))
         attempt = Attempt(launch, Notes(), SimpleNamespace(first=first))
-        return attempt._cause(Ending(exit_code=-15, stopped=stopped), Ended(exit_code=None), stopped).cause
+        return attempt._cause(Ending(exit_code=-15, stopped=stopped), stopped).cause
 
     assert cause(signal.SIGUSR1, there) == "Stopped by SIGUSR1."
     assert cause(None, there) == "Node 1 (b): Stopped by SIGUSR1."

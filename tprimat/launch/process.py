@@ -23,6 +23,7 @@ from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process_tree
+from tprimat.launch.hang import RankRecord, Stack, save, take_records, take_stacks
 from tprimat.launch.process_tree import Reaper, Shutdown
 from tprimat.records.schema import Failure
 from tprimat.records.store import cannot_write
@@ -94,7 +95,7 @@ class Output:
     def __init__(self, logs: Sequence[Path], on_line: Callable[[str], None], on_notice: Callable[[str], None]) -> None:
         self.tail: deque[str] = deque(maxlen=MAX_TAIL_LINES)
         self._on_line = on_line
-        self._on_notice = on_notice
+        self.notify = on_notice
         self._pending = b""
         self._files: dict[Path, BinaryIO] = {}
         for path in dict.fromkeys(logs):
@@ -132,7 +133,7 @@ class Output:
         except OSError as error:
             if (file := self._files.pop(path, None)) is not None:
                 file.close()
-            self._on_notice(f"The log {path} cannot be written ({error.strerror or error}); the run continues without it.")
+            self.notify(f"The log {path} cannot be written ({error.strerror or error}); the run continues without it.")
 
     def _flush(self) -> None:
         line, self._pending = self._pending.removesuffix(b"\r"), b""
@@ -153,6 +154,10 @@ class Ending:
     """Negative signal number if a signal ended it; None if nothing could end it."""
     stopped: Failure | None
     """Why we stopped it; None if it ended by itself."""
+    stacks: tuple[Stack, ...] = ()
+    """Where the ranks stood before they were stopped."""
+    collectives: tuple[RankRecord, ...] = ()
+    """How far their collectives had come."""
 
 
 def write_files(command: Command) -> None:
@@ -185,8 +190,16 @@ class Supervisor:
     Stdout and stderr are one stream; stdin is empty, so that no framework waits for an answer.
     """
 
-    def __init__(self, command: Command, output: Output, interrupts: Interrupts, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Start the command.
+    def __init__(
+        self,
+        command: Command,
+        output: Output,
+        interrupts: Interrupts,
+        *,
+        folder: Path | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        """Start the command; into `folder`, of the run, go the stacks of ranks that `tick` stops.
 
         Raises:
             LaunchError: it cannot be started.
@@ -212,23 +225,17 @@ class Supervisor:
         self._pipe = cast("BinaryIO", self._process.stdout)  # not None with stdout=PIPE
         self._closed = False
         self._output = output
+        self._folder = folder
+        self._stacks: list[Stack] = []
+        self._collectives: list[RankRecord] = []
         self._grace_seconds = grace_seconds
         self._interrupts = interrupts
         self._shutdown: Shutdown | None = None
         self._stopped: Failure | None = None
         self.began = monotonic()
 
-    def members(self) -> set[int]:
-        """Return the pids of all its processes."""
-        return process_tree.members(self._marker, self._root())
-
-    def run(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None] | None = None) -> Ending:
-        """Return when no process is left.
-
-        Args:
-            tick: called about ten times a second with the current time; a Failure requests a stop.
-            before_stop: called once with that Failure while all processes are still alive.
-        """
+    def run(self, tick: Callable[[float], Failure | None]) -> Ending:
+        """Return when no process is left. `tick`, called about ten times a second with the time, may ask for a stop."""
         try:
             last_tick = 0.0
             while self._shutdown is None or not self._shutdown.advance():
@@ -238,8 +245,7 @@ class Supervisor:
                 last_tick = now
                 verdict = tick(now)
                 if verdict is not None and self._shutdown is None:
-                    if before_stop is not None:
-                        before_stop(verdict)
+                    self._see_where_ranks_stand(verdict)
                     self._stop(verdict)
                 self._check_signals_and_root()
             while not self._closed and self._read():  # what they wrote before they ended; a foreign process may hold the pipe
@@ -251,15 +257,29 @@ class Supervisor:
             self._reaper.dismiss()
             self._pipe.close()
         tick(monotonic())
-        return Ending(exit_code=self._process.poll(), stopped=self._stopped)
+        code, stacks, collectives = self._process.poll(), tuple(self._stacks), tuple(self._collectives)
+        return Ending(exit_code=code, stopped=self._stopped, stacks=stacks, collectives=collectives)
+
+    def _see_where_ranks_stand(self, why: Failure) -> None:
+        if self._folder is None:
+            return
+        self._output.notify(f"{why.cause} Stopping it.")
+        self._collectives = take_records(self._members(), self._folder)
+        self._stacks = take_stacks(self._members(), self._listen)
+        if saved := save(self._stacks, self._folder / "stacks.txt"):
+            self._output.notify(saved)
 
     def _root(self) -> int | None:
         """Return the pid of the first process, or None once it has ended."""
         return self._process.pid if self._process.poll() is None else None
 
+    def _members(self) -> set[int]:
+        """Return the pids of all its processes."""
+        return process_tree.members(self._marker, self._root())
+
     def _kill_remaining(self) -> None:
         """Kill what is left after an error in the launcher; normally there is nothing."""
-        if self._shutdown is None and self.members():
+        if self._shutdown is None and self._members():
             shutdown = Shutdown(self._marker, self._root, grace_seconds=0.0)
             while not shutdown.advance():
                 sleep(TICK_SECONDS / 2)
@@ -278,7 +298,7 @@ class Supervisor:
             self._stopped = why
             self._shutdown = Shutdown(self._marker, self._root, self._grace_seconds)
 
-    def listen(self) -> str:
+    def _listen(self) -> str:
         """Return what the processes print until they are silent for a moment."""
         heard, ends, silent = b"", monotonic() + LISTEN_SECONDS, monotonic() + SILENCE_SECONDS
         while monotonic() < min(ends, silent):

@@ -17,7 +17,7 @@ from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.nodes import job_ends_at
 from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
-from tprimat.launch.hang import culprit, missing_ranks, save, take_records, take_stacks
+from tprimat.launch.hang import culprit, missing_ranks
 from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
 from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
@@ -268,7 +268,9 @@ class Attempt:
         try:
             if group is not None:
                 group.begin()
-            supervisor = Supervisor(launch.command, self._output, self._interrupts, launch.grace_seconds)
+            supervisor = Supervisor(
+                launch.command, self._output, self._interrupts, folder=launch.directory.path, grace_seconds=launch.grace_seconds
+            )
         except LaunchError as error:
             self._output.close()
             if group is not None and not isinstance(error, LostNodeError):  # which started nothing anywhere
@@ -276,7 +278,6 @@ class Attempt:
                 group.finish(patience)
             raise
         watchdog = Watchdog(launch.limits, supervisor.began, launch.planned_steps)
-        here = Ended(exit_code=None)
 
         def tick(now: float) -> Failure | None:
             for step in self._source.new():
@@ -287,20 +288,16 @@ class Attempt:
                 self._watcher.on_wait(now - supervisor.began)
             if group is not None and self._interrupts.first is not None:
                 group.stop(f"Stopped by {self._interrupts.first.name} on the first node.")
-            return (group and group.check()) or watchdog.verdict(now)
+            verdict = (group and group.check()) or watchdog.verdict(now)
+            if group is not None and verdict is not None:
+                group.stop(verdict.cause)
+            return verdict
 
-        def before_stop(why: Failure) -> None:
-            nonlocal here
-            self._watcher.on_notice(f"{why.cause} Stopping it.")
-            if group is not None:
-                group.stop(why.cause)
-            here = stopped_ranks(supervisor, launch.directory, self._watcher.on_notice)
-
-        ending = supervisor.run(tick, before_stop)
+        ending = supervisor.run(tick)
         if group is not None and ending.exit_code != 0:
             group.stop("The ranks of the first node have ended.")
         gone = None if group is None else group.finish(patience)
-        self.failure, self._exit_code = self._cause(ending, here, gone), ending.exit_code
+        self.failure, self._exit_code = self._cause(ending, gone), ending.exit_code
         if ending.exit_code is None:
             self._watcher.on_notice("Even SIGKILL cannot end some processes of the run; please check them.")
 
@@ -337,14 +334,8 @@ class Attempt:
         self._source.on_line(text)
         self._watcher.on_line(text)
 
-    def _cause(self, ending: Ending, here: Ended, gone: Failure | None) -> Failure | None:
-        """Return why the run did not complete; None: it did.
-
-        Args:
-            ending: of the command on this node.
-            here: where the ranks of this node stood, if they were stopped.
-            gone: which other node was lost, or did not end.
-        """
+    def _cause(self, ending: Ending, gone: Failure | None) -> Failure | None:
+        """Return why the run did not complete; None: it did. `gone` is another node that was lost, or did not end."""
         elsewhere = {} if self._launch.group is None else self._launch.group.ends()
         first, stopped = self._interrupts.first, ending.stopped
         # The ranks may have died of the signal before the launcher stopped them, and another node may have had it first.
@@ -360,7 +351,7 @@ class Attempt:
             return gone
         lines = [*self._output.tail, *error_log_lines(self._launch.error_logs)]
         if stopped is not None and stopped.outcome in {"hung", "timed_out"}:
-            return add_log_hint(self._where_it_stood(stopped, [here, *elsewhere.values()]), lines)
+            return add_log_hint(self._where_it_stood(stopped, [ending, *elsewhere.values()]), lines)
         if stopped is not None and stopped.kind != PART_FAILED:
             return stopped
         killed = count_oom_kills() > self._oom_kills_before
@@ -373,22 +364,13 @@ class Attempt:
         planned = self._launch.planned_steps
         return None if planned is None else ended_early(self._steps, planned)
 
-    def _where_it_stood(self, stopped: Failure, ends: Sequence[Ended]) -> Failure:
+    def _where_it_stood(self, stopped: Failure, ends: Sequence[Ending | Ended]) -> Failure:
         """Return why a run was stopped, with the rank that the others wait for, by the stacks and collectives of all nodes."""
         words = [stopped.cause, culprit([stack for end in ends for stack in end.stacks])]
         if stopped.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
             words.append(missing_ranks([record for end in ends for record in end.collectives]))
         hint = stopped.hint or (HINT if any(stack.text for stack in ends[0].stacks) else None)
         return dataclasses.replace(stopped, cause=" ".join(filter(None, words)), hint=hint)
-
-
-def stopped_ranks(supervisor: Supervisor, directory: RunDirectory, notify: Callable[[str], None]) -> Ended:
-    """Return where the ranks of this node stand that are about to be stopped, and save their stacks in a run's folder."""
-    collectives = tuple(take_records(supervisor.members(), directory.path))
-    stacks = tuple(take_stacks(supervisor.members(), supervisor.listen))
-    if saved := save(stacks, directory.path / "stacks.txt"):
-        notify(saved)
-    return Ended(exit_code=None, stacks=stacks, collectives=collectives)
 
 
 def error_log_lines(patterns: Iterable[str]) -> list[str]:

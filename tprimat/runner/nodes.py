@@ -17,7 +17,6 @@ from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.agreement import POLL_SECONDS, Ended, Group, Hello, Leave, LostNodeError, Member, Part
 from tprimat.launch.process import Interrupts, Output, Supervisor, torchrun
-from tprimat.launch.run import stopped_ranks
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
 from tprimat.records.schema import Failure, NodeRecord
@@ -145,24 +144,19 @@ def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts,
     # One writer per folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.
     plan = dataclasses.replace(part.plan, run_directory=str(Path(part.plan.run_directory) / f"node-{nodes.rank}"))
     directory = RunDirectory(Path(plan.run_directory))
-    began, here, stop = time.monotonic(), Ended(exit_code=None), f"stop/{part.number}"
+    began, stop = time.monotonic(), f"stop/{part.number}"
     gpus = () if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node)
 
     def tick(now: float) -> Failure | None:
         cause = member.read(str, stop)
         return None if cause is None else Failure(outcome="interrupted", cause=cause)
 
-    def before_stop(why: Failure) -> None:
-        nonlocal here
-        notify(f"{why.cause} Stopping it.")
-        here = stopped_ranks(supervisor, directory, notify)
-
     try:
         write_plan(directory.plan_file, plan)
         output = Output((directory.log_file,), lambda _: None, notify)
         with Telemetry(directory, part.started_at, gpus, notify):
-            supervisor = Supervisor(command_on(plan, dataclasses.replace(part.place, rank=nodes.rank)), output, interrupts)
-            ending = supervisor.run(tick, before_stop)
+            command = command_on(plan, dataclasses.replace(part.place, rank=nodes.rank))
+            ending = Supervisor(command, output, interrupts, folder=directory.path).run(tick)
     except LostNodeError:
         raise
     except UserError as error:
@@ -171,11 +165,12 @@ def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts,
     how = "stopped" if ending.stopped else "ended well" if ending.exit_code == 0 else f"ended with status {ending.exit_code}"
     notify(f"{plan.run_id} {how} after {time.monotonic() - began:.0f} s; its log is {directory.log_file}")
     text = "\n".join(output.tail)[-TAIL_CHARACTERS:] if ending.exit_code != 0 else ""
-    return dataclasses.replace(
-        here,
+    return Ended(
         exit_code=ending.exit_code,
         failure=ending.stopped if ending.stopped and member.read(str, stop) is None else None,
         lines=tuple(re.sub(r"[\ud800-\udfff]", "?", text).split("\n")),
+        stacks=ending.stacks,
+        collectives=ending.collectives,
     )
 
 

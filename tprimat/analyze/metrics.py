@@ -9,7 +9,7 @@ import numpy as np
 
 from tprimat.analyze.window import Warmup, ran_from_graphs, steady_steps, steady_window, steps_without_graphs, tensor_memory
 from tprimat.core.accelerators import peak_dense_flops, peak_sparse_flops
-from tprimat.core.flops import flop_per_token, seed_flop_per_token
+from tprimat.core.flops import SEED_FLOP_PER_TOKEN, FlopConvention, flop_per_token
 from tprimat.core.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import cautions
@@ -23,8 +23,6 @@ from tprimat.records.schema import (
     TelemetrySample,
     Window,
 )
-
-Convention = Literal["causal", "full", "6n"]
 
 TRUSTED_STEPS = 10
 """Steady steps that make an interval trustworthy."""
@@ -47,7 +45,7 @@ THROTTLING = (*OF_MACHINE, LOWERED, "power", "cap")
 class MetricOptions:
     """How metrics are counted. The defaults are what a fair comparison uses."""
 
-    flops_convention: Convention = "causal"
+    flops_convention: FlopConvention = "causal"
     warmup: Warmup = "auto"
     peak: Literal["dense", "sparse"] = "dense"
     """sparse only to reproduce figures published against the peak with 2:4 sparsity, which no dense training can reach."""
@@ -172,7 +170,7 @@ def scaled(interval: Interval | Estimate, factor: float, samples: int) -> Estima
 # FLOP and peak: each a number, or why there is none.
 
 
-def _flop_per_token(run: RunRecord, convention: Convention, dropped: float | None) -> tuple[float | None, str | None]:
+def _flop_per_token(run: RunRecord, convention: FlopConvention, dropped: float | None) -> tuple[float | None, str | None]:
     if run.ran.shape is None:
         return None, f"the shape of model {run.model!r} is not recorded"
     if run.engine == "torchtune":
@@ -186,7 +184,7 @@ def _flop_per_token(run: RunRecord, convention: Convention, dropped: float | Non
 
 
 def _seed_flop(run: RunRecord) -> tuple[float | None, str | None]:
-    flop = None if run.ran.shape is None else seed_flop_per_token(run.ran.shape.name)
+    flop = None if run.ran.shape is None else SEED_FLOP_PER_TOKEN.get(run.ran.shape.name)
     return flop, None if flop else f"the first TPrimat had no FLOP count for model {run.model!r}"
 
 

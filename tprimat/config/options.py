@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from tprimat.config.schema import FlopsConvention, Precision, Routing, Size
+from tprimat.config.schema import Precision, Routing, Size
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError
+from tprimat.core.flops import CONVENTIONS
 
 RUN = ("run",)
 BOTH = ("run", "sweep")
@@ -192,7 +193,7 @@ COUNTING = (
         help="how FLOP are counted: causal, full or 6n (causal)",
         metavar="HOW",
         key="benchmarking.flops_convention",
-        choices=get_args(FlopsConvention),
+        choices=CONVENTIONS,
     ),
     Option(
         name="warmup",

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from pydantic_core import PydanticCustomError
 
 from tprimat.core.accelerators import PlatformName
+from tprimat.core.flops import FlopConvention
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import RefuseUnknownKeys
 
@@ -21,7 +22,6 @@ RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "shared_expert
 Scalar = bool | int | float | str | None
 Size = Literal["full", "tiny"]
 Routing = Literal["natural", "balanced"]
-FlopsConvention = Literal["causal", "full", "6n"]
 
 
 def _no_flag(value: object) -> object:
@@ -298,7 +298,7 @@ class ProfilingConfig(RefuseUnknownKeys):
 class BenchmarkingConfig(RefuseUnknownKeys):
     """How runs are measured and separated."""
 
-    flops_convention: FlopsConvention = "causal"
+    flops_convention: FlopConvention = "causal"
     warmup_steps: WholeNumber | Literal["auto"] = "auto"
     """Steps excluded at the start; auto: found in the data by change-point detection."""
     cooldown_seconds: Seconds | Literal["auto"] = "auto"

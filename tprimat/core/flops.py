@@ -20,6 +20,7 @@ FlopConvention = Literal["causal", "full", "6n"]
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
 FORWARD_AND_BACKWARD = 3
 SEED_FLOP_PER_TOKEN = {"llama-3.1-8b": 6 * 8.0e9, "qwen-2.5-7b": 6 * 7.6e9}
+"""What the first TPrimat counted: 6 x the size rounded to 0.1 billion, without attention. Only for its published figures."""
 SEED_SHAPES: dict[str, tuple[int, int, int]] = {
     "square 4K": (4096, 4096, 4096),
     "square 8K": (8192, 8192, 8192),
@@ -233,14 +234,6 @@ def mean_keys(shape: ModelShape, sequence_tokens: int) -> float:
         return sequence_tokens / 2
     windowed = -(-shape.layers // 2) / shape.layers
     return windowed * (window - window**2 / (2 * sequence_tokens)) + (1 - windowed) * sequence_tokens / 2
-
-
-def seed_flop_per_token(shape_name: str) -> float | None:
-    """Return what the first TPrimat counted: 6 x the size rounded to 0.1 billion, without attention. None for other models.
-
-    Only for reading its published figures; flop_per_token(..., "6n") is the same convention without the rounding.
-    """
-    return SEED_FLOP_PER_TOKEN.get(shape_name)
 
 
 def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_parallel: int = 1) -> list[GemmShape]:

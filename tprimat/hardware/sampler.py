@@ -7,9 +7,9 @@ problem ends the samples and is reported in one notice at the end of the run.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from types import TracebackType
 from typing import Any
 
 from tprimat.core.errors import RecordError
@@ -107,73 +107,62 @@ AMD_COMMAND = ("amd-smi", "metric", "--power", "--clock", "--temperature", "--us
 """With --throttle in releases that know it."""
 
 
-class Telemetry:
+@contextmanager
+def telemetry(
+    directory: RunDirectory, started_at: str | None, gpus: Sequence[Gpu], on_notice: Callable[[str], None]
+) -> Iterator[None]:
     """Append samples of a run's GPUs to telemetry.jsonl inside a `with` block.
 
     Args:
         directory: the run's folder.
-        started_at: of the run's record, ISO 8601; sample times count from it.
+        started_at: of the run's record, ISO 8601; sample times count from it. Without it, nothing happens.
         gpus: in the order of the local ranks; with none, nothing happens.
         on_notice: called at most once, on leaving, with the reason for missing samples.
     """
+    if started_at is None or not gpus:
+        yield
+        return
+    offset = time.time() - datetime.fromisoformat(started_at).timestamp() - time.monotonic()
+    stopping, problem = threading.Event(), ""
 
-    def __init__(
-        self, directory: RunDirectory, started_at: str | None, gpus: Sequence[Gpu], on_notice: Callable[[str], None]
-    ) -> None:
-        self._directory = directory
-        self._gpus = gpus
-        self._on_notice = on_notice
-        self._stopping = threading.Event()
-        self._problem: str | None = None
-        began = None if started_at is None else datetime.fromisoformat(started_at).timestamp()
-        self._offset = None if began is None else time.time() - began - time.monotonic()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "Telemetry":
-        if self._gpus and self._offset is not None:
-            self._thread = threading.Thread(target=self._work, args=(self._offset,), name="telemetry", daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._stopping.set()
-        if self._thread is None:
-            return
-        self._thread.join(STOP_SECONDS)  # a daemon ends with the launcher
-        if self._problem is not None:
-            self._on_notice(f"No telemetry of the GPUs: {self._problem}.")
-
-    def _work(self, offset: float) -> None:
+    def work() -> None:
+        nonlocal problem
         try:
-            for sample in self._amd(offset) if self._gpus[0].platform == "rocm" else self._nvidia(offset):
+            for sample in _samples(gpus, stopping, offset):
                 if has_values(sample):
-                    self._directory.append_telemetry(sample)
-                    self._problem = None  # an earlier command failed, this one works
-        except RecordError as error:
-            self._problem = error.what.removesuffix(".")
-            return
-        if not self._stopping.is_set():
-            self._problem = self._problem or "amd-smi does not answer"
-
-    def _nvidia(self, offset: float) -> Iterator[TelemetrySample]:
-        try:
-            reader = NvmlReader([gpu.uuid for gpu in self._gpus if gpu.uuid])
+                    directory.append_telemetry(sample)
+            problem = "" if stopping.is_set() else "amd-smi does not answer"
         except LookupError as error:
-            self._problem = str(error)
-            return
-        yield from reader.read(now(offset))
-        while not self._stopping.wait(PERIOD_SECONDS):
-            yield from reader.read(now(offset))
+            problem = str(error)
+        except RecordError as error:
+            problem = error.what.removesuffix(".")
 
-    def _amd(self, offset: float) -> Iterator[TelemetrySample]:
-        ranks = {gpu.index: rank for rank, gpu in enumerate(self._gpus)}
-        for command in ((*AMD_COMMAND, "--throttle"), AMD_COMMAND):
-            while samples := amd_smi_samples(tool_output(command), now(offset)):
-                yield from (replace(sample, gpu=ranks[sample.gpu]) for sample in samples if sample.gpu in ranks)
-                if self._stopping.wait(AMD_PERIOD_SECONDS):
-                    return
+    thread = threading.Thread(target=work, name="telemetry", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(STOP_SECONDS)  # a daemon ends with the launcher
+        if problem:
+            on_notice(f"No telemetry of the GPUs: {problem}.")
 
 
-def now(offset: float) -> float:
-    """Return the seconds since a run's start, from the offset of this process's clock."""
-    return round(offset + time.monotonic(), 3)
+def _samples(gpus: Sequence[Gpu], stopping: threading.Event, offset: float) -> Iterator[TelemetrySample]:
+    """Yield samples until the end of the run, or until no command of AMD's works; `offset` is that of our clock."""
+
+    def now() -> float:
+        return round(offset + time.monotonic(), 3)
+
+    if gpus[0].platform == "cuda":
+        reader = NvmlReader([gpu.uuid for gpu in gpus if gpu.uuid])
+        yield from reader.read(now())
+        while not stopping.wait(PERIOD_SECONDS):
+            yield from reader.read(now())
+        return
+    ranks = {gpu.index: rank for rank, gpu in enumerate(gpus)}
+    for command in ((*AMD_COMMAND, "--throttle"), AMD_COMMAND):
+        while samples := amd_smi_samples(tool_output(command), now()):
+            yield from (replace(sample, gpu=ranks[sample.gpu]) for sample in samples if sample.gpu in ranks)
+            if stopping.wait(AMD_PERIOD_SECONDS):
+                return

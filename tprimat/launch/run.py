@@ -15,7 +15,7 @@ from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.nodes import job_ends_at
-from tprimat.hardware.sampler import Telemetry
+from tprimat.hardware.sampler import telemetry
 from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
 from tprimat.launch.hang import culprit, missing_ranks
 from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor
@@ -172,7 +172,7 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, tuple[StepRecord, 
     with Interrupts() as interrupts:  # until the last record is written: an impatient second Ctrl-C must not lose it
         attempt = Attempt(launch, watcher, interrupts)
         try:
-            with Telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
+            with telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
                 attempt.run()
         except BaseException as error:
             attempt.failure = launcher_failure(error)

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tprimat.core.accelerators import Backend
+from tprimat.core.flops import FlopConvention
 from tprimat.core.limits import (
     LARGEST_WHOLE,
     Count,
@@ -370,7 +371,7 @@ class RunMetrics(RefuseUnknownKeys):
     tokens_per_second: float | None
     tokens_per_second_per_gpu: Estimate | None
     flop_per_token: float | None
-    flops_convention: Literal["causal", "full", "6n"]
+    flops_convention: FlopConvention
     model_flops_per_second_per_gpu: Estimate | None
     peak_dense_flops: float | None
     mfu: Estimate | None

@@ -14,7 +14,7 @@ from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
-from tprimat.hardware.sampler import Telemetry
+from tprimat.hardware.sampler import telemetry
 from tprimat.launch.agreement import POLL_SECONDS, Ended, Group, Hello, Leave, LostNodeError, Member, Part
 from tprimat.launch.process import Interrupts, Output, Supervisor, torchrun
 from tprimat.plan.schema import RunPlan, write_plan
@@ -154,7 +154,7 @@ def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts,
     try:
         write_plan(directory.plan_file, plan)
         output = Output((directory.log_file,), lambda _: None, notify)
-        with Telemetry(directory, part.started_at, gpus, notify):
+        with telemetry(directory, part.started_at, gpus, notify):
             command = command_on(plan, dataclasses.replace(part.place, rank=nodes.rank))
             ending = Supervisor(command, output, interrupts, folder=directory.path).run(tick)
     except LostNodeError:

@@ -68,18 +68,13 @@ def test_a_gpu_that_does_not_tell_has_no_values(nvml):
     assert (some.power_watts, some.temperature_celsius) == (654.32, None)
 
 
-def test_a_missing_driver_is_said_once_and_the_run_goes_on(nvml, tmp_path):
-    record, samples, notices = sampled(tmp_path)
-    assert (record.outcome, samples) == ("completed", ())
-    assert notices == ["No telemetry of the GPUs: NVML: NVML Shared Library Not Found."]
-
-
-def test_a_missing_tool_is_said_once_and_the_run_goes_on(tool, tmp_path):
+@pytest.mark.parametrize(("gpus", "why"), [(GPUS, "NVML: NVML Shared Library Not Found"), (AMD_GPUS, "amd-smi does not answer")])
+def test_a_missing_driver_or_tool_is_said_once_and_the_run_goes_on(nvml, tool, tmp_path, gpus, why):
     notes = Notes()
     notes.on_step = lambda step: wait_for(lambda: "telemetry" not in [thread.name for thread in threading.enumerate()])
-    record, _ = run(a_launch(tmp_path / "run", "steps", 1, sampled_gpus=AMD_GPUS), notes)
-    assert record.outcome == "completed"
-    assert notes.notices == ["No telemetry of the GPUs: amd-smi does not answer."]
+    record, _ = run(a_launch(tmp_path / "run", "steps", 1, sampled_gpus=gpus), notes)
+    assert (record.outcome, RunDirectory(tmp_path / "run").read_telemetry()) == ("completed", ())
+    assert notes.notices == [f"No telemetry of the GPUs: {why}."]
 
 
 def test_amd_smi_is_asked_again_and_again_without_what_it_does_not_know(tool, tmp_path):
@@ -87,14 +82,10 @@ def test_amd_smi_is_asked_again_and_again_without_what_it_does_not_know(tool, tm
     tool("amd-smi", f"{refusal}\ncat <<'END'\n{AMD_SMI}\nEND")
     _, samples, notices = sampled(tmp_path / "run", *until_sampled(tmp_path / "run", 2), gpus=AMD_GPUS)
     assert len(samples) > 1
-    assert samples[0].power_watts == 998.0
+    first = samples[0]
+    assert (first.gpu, first.power_watts, first.clock_hertz) == (0, 998.0, 1.42e9)
+    assert (first.temperature_celsius, first.utilization, first.throttle_reasons) == (88.0, 0.97, ("power cap",))
     assert not notices
-
-
-def test_what_amds_tools_say_is_understood():
-    (new,) = amd_smi_samples(AMD_SMI)
-    assert (new.gpu, new.clock_hertz, new.temperature_celsius, new.utilization) == (0, 1.42e9, 88.0, 0.97)
-    assert new.throttle_reasons == ("power cap",)
 
 
 @pytest.mark.parametrize("text", ["", "no such device", "[1, 2", '{"card0": 3}', '[{"gpu": 0}]', "null"])

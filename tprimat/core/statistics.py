@@ -280,20 +280,17 @@ def _is_step(early: Array, late: Array) -> bool:
     return levels < float(((whole - line) ** 2).sum())
 
 
-def mean_interval(values: Array, confidence: float = CONFIDENCE, least_inflation: float = 1.0) -> Interval:
+def mean_interval(values: Array, least_inflation: float = 1.0) -> Interval:
     """Return the mean of a series with Student's interval, widened by autocorrelation; none for a single value.
 
-    Args:
-        values: shape (n,).
-        confidence: of the interval.
-        least_inflation: of the variance, where a short series cannot show how much its values depend on each other.
+    `least_inflation` is that of the variance, where a short series cannot show how much its values depend on each other.
     """
     n, centre = len(values), float(values.mean())
     if n < 2:
         return Interval(value=centre, low=None, high=None)
     inflation = max(variance_inflation(values), least_inflation)
     freedom = max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
-    arm = t_quantile(freedom, confidence) * math.sqrt(float(values.var(ddof=1)) * inflation / n)
+    arm = t_quantile(freedom) * math.sqrt(float(values.var(ddof=1)) * inflation / n)
     return Interval(value=centre, low=centre - arm, high=centre + arm)
 
 
@@ -344,9 +341,7 @@ def spread_between_runs(*groups: Sequence[Rate], least: float = BETWEEN_RUNS) ->
     return max(least, *spreads)
 
 
-def ratio_of_rates(
-    first: Sequence[Rate], second: Sequence[Rate], confidence: float = CONFIDENCE, assumed: float = BETWEEN_RUNS
-) -> Interval:
+def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], assumed: float = BETWEEN_RUNS) -> Interval:
     """Return the throughput of the second group of runs over the first, with an interval on the log scale.
 
     With two runs or more on each side: Welch's (1947, doi:10.2307/2332510), from the spread of each side's runs alone, which may
@@ -370,7 +365,7 @@ def ratio_of_rates(
         parts.append((between * (1 / len(first) + 1 / len(second)), freedom))
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / df for part, df in parts) if variance > 0 else 1.0
-    arm = t_quantile(freedom, confidence) * math.sqrt(variance)
+    arm = t_quantile(freedom) * math.sqrt(variance)
     return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
 
 
@@ -378,9 +373,7 @@ MOST_RUNS = 10**6
 """Looked at to show a difference."""
 
 
-def spreads_of(
-    first: Sequence[Rate], second: Sequence[Rate], ratio: Interval, confidence: float = CONFIDENCE
-) -> tuple[float, float] | None:
+def spreads_of(first: Sequence[Rate], second: Sequence[Rate], ratio: Interval) -> tuple[float, float] | None:
     """Return the standard deviation of a run's log throughput on each side; None without an interval.
 
     Where a side has a single run, both have the one that the interval of their ratio assumes.
@@ -389,14 +382,14 @@ def spreads_of(
         return None
     if min(len(first), len(second)) == 1:
         freedom = BETWEEN_RUNS_FREEDOM + len(first) + len(second) - 2
-        error = math.log(ratio.value / ratio.low) / t_quantile(freedom, confidence)
+        error = math.log(ratio.value / ratio.low) / t_quantile(freedom)
         spread = error / math.sqrt(1 / len(first) + 1 / len(second))
         return spread, spread
     one, other = (float(np.std([rate.log for rate in group], ddof=1)) for group in (first, second))
     return one, other
 
 
-def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float], confidence: float = CONFIDENCE) -> int | None:
+def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float]) -> int | None:
     """Return how many runs per side would bring the low end of a ratio above a bound; None where none would.
 
     Args:
@@ -404,7 +397,6 @@ def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float
         bound: below the ratio, or no number of runs is enough.
         runs: on the smaller side now.
         spreads: standard deviations of the log throughput of a run on each side, which further runs keep.
-        confidence: of the interval.
     """
     if value <= bound:
         return None
@@ -417,7 +409,7 @@ def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float
     def enough(count: int) -> bool:
         """Whether Welch's interval of so many runs per side is narrow enough."""
         freedom = max(1.0, (count - 1) * variance**2 / (first**2 + second**2))
-        return t_quantile(freedom, confidence) * math.sqrt(variance / count) < room
+        return t_quantile(freedom) * math.sqrt(variance / count) < room
 
     counts = range(max(runs, 2), MOST_RUNS + 1)
     place = bisect_left(counts, True, key=enough)

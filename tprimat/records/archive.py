@@ -2,18 +2,17 @@
 
 import gzip
 import io
-import os
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from tprimat.core.errors import RecordError
 from tprimat.core.limits import most_unpacked
-from tprimat.records.store import NO_ROOM, cannot_write
+from tprimat.records.store import NO_ROOM, write_atomically
 
 SUFFIXES = (".tar.gz", ".tgz")
 RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", "benchmark_*.json", "train_*.json")
@@ -71,22 +70,14 @@ def write_archive(target: Path, files: Iterable[tuple[str, str]]) -> None:
     Raises:
         RecordError: the target cannot be written.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            temporary.open("wb") as raw,
-            gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-        ):
-            for name, text in files:
-                content = text.encode()
-                entry = tarfile.TarInfo(name)
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
-        temporary.replace(target)
-    except OSError as error:
-        raise cannot_write(target, error) from error
-    finally:
-        with suppress(OSError):  # no such file, or a disk that is read-only, which was said
-            temporary.unlink()
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, text in files:
+            content = text.encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    write_atomically(target, packed.getvalue())

@@ -176,7 +176,7 @@ class Group:
                         self._hellos[rank] = from_json(Hello, hello, where="hello")
             check([self._hellos[rank] for rank in range(self.nodes.count)])
         except LaunchError as error:
-            self._let_go(Leave(status=2, error=(error.what, error.why, error.fix)))
+            self.close(error)
             raise
 
     @property
@@ -239,12 +239,10 @@ class Group:
         """Return how the ranks of the other nodes ended, the first to end first: name of the node -> its end."""
         return {self._name(rank): ended for rank, ended in self._ended.items()}
 
-    def close(self) -> None:
-        """Let the other nodes go, with `status`."""
-        self._let_go(Leave(status=self.status))
-
-    def _let_go(self, leave: Leave) -> None:
-        self._store.write("leave", to_json(leave))
+    def close(self, error: LaunchError | None = None) -> None:
+        """Let the other nodes go: with `status`, or with what keeps all of them from running together."""
+        told = None if error is None else (error.what, error.why, error.fix)
+        self._store.write("leave", to_json(Leave(status=self.status, error=told)))
         ends = time.monotonic() + LEAVE_SECONDS
         while self._others() and time.monotonic() < ends:
             time.sleep(POLL_SECONDS)

@@ -8,8 +8,8 @@ import typing
 from changes import replace
 from runs.make_runs import a_run
 
+from tools.schemas import BenchmarkDocument
 from tprimat.records import sharing
-from tprimat.records.benchmark_file import BenchmarkDocument
 from tprimat.records.schema import NodeRecord, ProbeRecord, RunRecord, TelemetrySample
 from tprimat.records.sharing import LEFT_OUT, masked_command, shareable, shareable_text
 from tprimat.records.store import as_document, checked

@@ -1,6 +1,6 @@
-"""benchmark_{cuda|rocm|cpu}_{model}.json, the result file that users know: its types, writer and reader.
+"""benchmark_{cuda|rocm|cpu}_{model}.json, the result file that users know: its writer and reader.
 
-The published JSON Schema is generated from the types. The familiar keys come first, in the units that their readers know:
+tools/schemas.py has its types, for the published JSON Schema. The familiar keys come first, in the units that their readers know:
 seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` are the records themselves, in SI units.
 `raw_memory_values` are the peaks allocated inside each step on the worst rank.
 """
@@ -9,88 +9,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from tprimat.core.accelerators import SHORT_NAMES, Backend
+from tprimat.core.accelerators import SHORT_NAMES
 from tprimat.core.limits import Fraction
-from tprimat.core.rows import RefuseUnknownKeys, adapter
+from tprimat.core.rows import adapter
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.sharing import shareable
 from tprimat.records.store import as_document, checked, rising, write_atomically
 from tprimat.records.upgrade import upgraded_metrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuInfo(RefuseUnknownKeys):
-    """The hardware and the software on it."""
-
-    device_name: str | None
-    device_count: int | None
-    """Ranks; on a CPU, processes."""
-    software_stack: Backend
-    framework: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelismSection(RefuseUnknownKeys):
-    """How the model was split."""
-
-    tensor_model_parallel_size: int | None
-    pipeline_model_parallel_size: int | None
-    virtual_pipeline_model_parallel_size: int | None
-    context_parallel_size: int | None
-    data_parallel_size: int | None
-    gradient_accumulation_steps: int | None
-    strategy_name: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSection(RefuseUnknownKeys):
-    """The workload."""
-
-    micro_batch_size: int | None
-    micro_batch_size_asked: int | Literal["auto"] | None
-    global_batch_size: int | None
-    sequence_length: int | None
-    num_gpus: int | None
-    precision: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerformanceSection(RefuseUnknownKeys):
-    """The metrics of the steady steps, without their spread (see `metrics`)."""
-
-    tokens_per_second: float | None
-    tokens_per_second_per_gpu: float | None
-    avg_step_time_seconds: float
-    median_step_time_seconds: float
-    steps_per_second: float
-    tflops_per_gpu: float | None
-    mfu: float | None
-    steps_measured: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkDocument(RefuseUnknownKeys):
-    """One run: the familiar keys first, then the records themselves in SI units."""
-
-    schema_version: int
-    platform: Literal["nvd", "amd", "cpu", "other"]
-    gpu_info: GpuInfo
-    parallelism_config: ParallelismSection
-    training_config: TrainingSection
-    performance_metrics: PerformanceSection | None
-    """None where no steady step was measured."""
-    raw_step_times: tuple[float, ...]
-    raw_loss_values: tuple[float | None, ...]
-    raw_memory_values: tuple[float | None, ...]
-    raw_learning_rates: tuple[float | None, ...]
-    run: RunRecord
-    metrics: RunMetrics | None
-    steps: tuple[StepRecord, ...]
-
 
 GB = 1e9
 

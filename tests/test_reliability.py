@@ -39,6 +39,7 @@ def test_the_record_has_every_fault_and_nothing_wrong():
 def a_run(folder, strategy, number, outcome="completed", steps=6):
     name = f"{strategy}-{number}"
     directory = RunDirectory(folder / "runs" / name)
+    directory.steps_file.unlink(missing_ok=True)
     write_plan(directory.plan_file, plan_of(folder, name, strategy=strategy))
     directory.write_run(first_record(run_id=name, strategy=strategy, outcome=outcome))
     for step in range(1, steps + 1):

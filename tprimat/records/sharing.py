@@ -91,7 +91,7 @@ NAMES = frozenset(
 )
 """Fields whose text leaves as it is, but for the folders of a path."""
 KEYS_OF_ANY_NAME = frozenset({"software", "grades"})
-SENTENCES = frozenset({"cause", "hint", "error", "mismatches", "notes", "subjects", "mfu_absent_because"})
+SENTENCES = frozenset({"cause", "hint", "error", "mismatches", "notes", "subjects", "mfu_absent_because", "not_trained"})
 VARIABLES = frozenset({"environment", "other_variables"})
 
 PART = r"""[^\s/"'`:,;()\[\]{}<>|=\\]+"""

@@ -124,3 +124,15 @@ def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path)
     cfg = build_config(plan, on_gpu=True, transformer_engine=True)
     assert cfg.comm_overlap.overlap_moe_expert_parallel_comm is False
     assert cfg.model.moe_router_force_load_balancing is False  # natural routing was asked for
+
+
+@pytest.mark.parametrize(("precision", "field", "recipe"), [("mxfp8", "fp8", "mxfp8"), ("nvfp4", "fp4", "nvfp4")])
+def test_scales_of_blocks_are_bridges_own(tmp_path, precision, field, recipe):
+    bootstrap.redirect_to_cpu()
+    from tprimat.bridge.recipe import build_config
+
+    settings = {"platform_optimizations.nvidia.precision": precision}
+    plan = make_plan(tmp_path, "llama", settings, engine="bridge", platform="nvidia", layers=None)
+    mixed = build_config(plan, on_gpu=True, transformer_engine=True).mixed_precision
+    assert getattr(mixed, field)
+    assert getattr(mixed, f"{field}_recipe") == recipe

@@ -25,6 +25,8 @@ CASES = {
         {"parallelism.balanced.llama.nvidia.expert_model_parallel_size": 4, "training.routing": "balanced"},
         {"num_experts": 128, "moe_router_force_load_balancing": True, "qk_layernorm": True},
     ),
+    "llama-3-8b": ({"platform_optimizations.nvidia.precision": "mxfp8"}, {"fp8": "e4m3", "fp8_recipe": "mxfp8"}),
+    "llama-2-7b": ({"platform_optimizations.nvidia.precision": "nvfp4"}, {"fp4": "e2m1", "fp4_recipe": "nvfp4"}),
     "gpt-3-175b": ({"platform_optimizations.nvidia.recompute": "full"}, {"add_bias_linear": True, "recompute_method": "uniform"}),
 }
 
@@ -44,6 +46,7 @@ def test_the_parser_takes_every_word(tmp_path, name):
         mock.patch.object(sys, "argv", ["pretrain_gpt.py", *words_of(arguments(plan))]),
         mock.patch.dict(os.environ, ranks),
         mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),  # of an H100, which is not here
+        mock.patch("megatron.training.arguments.is_te_min_version", return_value=True),  # NVFP4 asks for one, which is not here
         mock.patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(major=9)),
     ):
         given = parse_args()

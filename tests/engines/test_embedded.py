@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from plans import request_of
 
 from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import parse_setting, read_config
+from tprimat.engines import ENGINE_NAMES
 from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
 from tprimat.plan.build import build_plan
@@ -144,6 +146,24 @@ def test_graphs_run_where_a_record_shows_a_gain_or_where_asked(changes, row):
     assert ENGINE.options(plan)["cuda_graphs"] is launches_graphs(plan) is (row is not None)
     remark = ENGINE.remark(plan)
     assert remark is None if row is None else (row in remark and "recording makes step 3 about" in remark)
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_scales_of_blocks_are_refused_by_name_where_no_layers_have_them(engine, precision):
+    error = refusal(f"p.precision={precision}", engine=engine_named(engine))
+    if engine in {"bridge", "megatron-lm"}:
+        assert error is None
+    else:
+        assert error.what == f"The engine {engine} has no {precision}."
+        assert error.fix.endswith("or --engine bridge")
+
+
+def test_a_gpu_without_scales_of_blocks_is_refused_by_name():
+    words = ("--dry-run", "--model", "llama", "--engine", "bridge", "--precision", "mxfp8")
+    hopper, blackwell = (run_command("benchmark.py", *words, "--gpu", name) for name in ("h100", "b200"))
+    assert hopper.stderr.startswith("error: H100 SXM does not multiply in mxfp8.")
+    assert "micro-batch 1, mxfp8" in blackwell.stdout
 
 
 def test_other_engines_refuse_its_switches():

@@ -84,7 +84,7 @@ class Reporter(Callback):  # type: ignore[misc]
         notes = (REDIRECTED,) if self.redirected else ()
         evidence = self.batch.evidence(
             self.context.optimizer,
-            fp8_asked=self.plan.workload.matmul_dtype == "fp8",
+            fp8_asked=self.plan.workload.narrow,
             data=self.cfg.dataset.description,
             notes=notes,
         )

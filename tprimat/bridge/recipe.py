@@ -36,8 +36,10 @@ PRECISIONS = {
     "bf16": "bf16_mixed",
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
     "current": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
 }
-"""bf16, or how fp8 scales -> Bridge's name."""
+"""bf16, or how products in 8 or 4 bits scale -> Bridge's name."""
 
 
 def build_config(plan: RunPlan, *, on_gpu: bool, transformer_engine: bool) -> Any:
@@ -158,7 +160,7 @@ def _precision(plan: RunPlan, cfg: Any) -> Any:
     if plan.workload.matmul_dtype == "fp32":
         cfg.model.bf16, cfg.model.params_dtype = False, torch.float32
         return None
-    asked = plan.engine_options.fp8_scaling if plan.workload.matmul_dtype == "fp8" else "bf16"
+    asked = (plan.workload.fp8_scaling or plan.engine_options.fp8_scaling) if plan.workload.narrow else "bf16"
     former, precision = cfg.mixed_precision, mixed_precision.get_mixed_precision_config(PRECISIONS[asked])
     if not isinstance(former, str) and former is not None:
         precision.grad_reduce_in_fp32 = former.grad_reduce_in_fp32

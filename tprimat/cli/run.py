@@ -231,7 +231,7 @@ def _show_plans(session: "Session", request: "RunRequest", options: argparse.Nam
         print(announcement(plan))
         print(
             f"Workload: {plan.steps} steps of {work.global_batch_sequences} x {work.sequence_tokens} tokens, micro-batch "
-            f"{work.micro_batch_sequences}, {work.matmul_dtype}, recompute {work.recompute_words}, data {plan.dataset}"
+            f"{work.micro_batch_sequences}, {work.format}, recompute {work.recompute_words}, data {plan.dataset}"
         )
         if remark := engine_named(plan.engine).remark(plan):
             print(remark)

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from tprimat.core.rows import RefuseUnknownKeys, Units, in_si, read_rows
 from tprimat.core.units import GIBIBYTE
+from tprimat.core.workload import FORMATS
 
 PlatformName = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["cuda", "rocm", "cpu", "other"]
@@ -109,6 +110,12 @@ class Accelerator(RefuseUnknownKeys):
     def backend(self) -> Backend:
         """The software stack that drives it, as records name it."""
         return BACKEND_OF["nvidia" if self.vendor == "NVIDIA" else "amd"]
+
+
+def multiplies(accelerator: Accelerator, precision: str) -> bool:
+    """Return whether an accelerator multiplies in a precision: scales of blocks (MX, NVFP4) came with 4-bit products."""
+    dtype, scaling = FORMATS.get(precision, (precision, None))
+    return dtype in accelerator.dense_flops and (scaling not in {"mxfp8", "nvfp4", "mxfp4"} or "fp4" in accelerator.dense_flops)
 
 
 @cache

@@ -208,11 +208,22 @@ OTHER_ENGINE = f"--engine {FALLBACK}"
 OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False, "fully_shard": False}
 """Switches of the embedded engine that change what is trained -> their usual values."""
 LIMITS: Mapping[str, tuple[Callable[[RunPlan], bool], str, str, str]] = {
-    "cpu": (lambda plan: plan.platform == "cpu", "does not run on a CPU", "--platform", "--platform nvidia"),
-    "text": (lambda plan: plan.dataset != "mock", "trains on mock data, not on {plan.dataset}", "--set data", "--set data=mock"),
-    "profiles": (lambda plan: plan.profiling.enabled, "does not profile", "profiling.enabled", "profiling.enabled: false"),
-    "nodes": (lambda plan: plan.nodes > 1, "is measured on one node only", "--nodes", "--nodes 1"),
-    "sizes": (lambda plan: plan.size != "full", "trains the full model only", "--set size", "--set size=full"),
+    "cpu": (lambda plan: plan.platform == "cpu", "does not run on a CPU", "--platform", f"--platform nvidia, or {OTHER_ENGINE}"),
+    "blocks": (
+        lambda plan: plan.workload.fp8_scaling is not None,
+        "has no {plan.workload.format}",
+        "--precision",
+        "--precision fp8, or --engine bridge",
+    ),
+    "text": (
+        lambda plan: plan.dataset != "mock",
+        "trains on mock data, not on {plan.dataset}",
+        "--set data",
+        f"--set data=mock, or {OTHER_ENGINE}",
+    ),
+    "profiles": (lambda plan: plan.profiling.enabled, "does not profile", "profiling.enabled", f"false, or {OTHER_ENGINE}"),
+    "nodes": (lambda plan: plan.nodes > 1, "is measured on one node only", "--nodes", f"--nodes 1, or {OTHER_ENGINE}"),
+    "sizes": (lambda plan: plan.size != "full", "trains the full model only", "--set size", f"size=full, or {OTHER_ENGINE}"),
 }
 """What an engine may lack -> whether a plan wants it, the refusal, and where and how to do without."""
 
@@ -228,9 +239,14 @@ def beyond(engine: Engine, plan: RunPlan, where: Where) -> Iterator[UserError]:
                 why=f"The engine {engine.name} has no such switch.",
                 fix=f"{name}: {str(usual).lower()}, or {OTHER_ENGINE}",
             )
+    yield from beyond_limits(engine, plan)
+
+
+def beyond_limits(engine: Engine, plan: RunPlan) -> Iterator[UserError]:
+    """Yield an error for each of an engine's own limits that a plan goes beyond."""
     for name, (wanted, what, place, fix) in LIMITS.items():
         if name in engine.lacks and wanted(plan):
-            yield LaunchError(f"The engine {engine.name} {what.format(plan=plan)}.", where=place, fix=f"{fix}, or {OTHER_ENGINE}")
+            yield LaunchError(f"The engine {engine.name} {what.format(plan=plan)}.", where=place, fix=fix)
 
 
 # Engines whose training runs in our own worker under torchrun and writes its own records.

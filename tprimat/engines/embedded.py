@@ -11,7 +11,7 @@ from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_ma
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.core.models import padded_vocabulary
 from tprimat.core.workload import graph_obstacle
-from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine, too_new
+from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine, beyond_limits, too_new
 from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
@@ -28,6 +28,7 @@ class EmbeddedEngine(WorkerEngine):
 
     name: ClassVar[str] = "megatron"
     trainer: ClassVar[str | None] = "tprimat.megatron"
+    lacks: ClassVar[frozenset[str]] = frozenset({"blocks"})
 
     def available(self, here: Here) -> Availability:
         """Always: a plan needs no package."""
@@ -35,7 +36,8 @@ class EmbeddedEngine(WorkerEngine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse before the start what the worker would refuse."""
-        return next(_refusals(plan, where), None) or self.refusal_of_layout(plan, where, EMBEDDED)
+        refusals = chain(beyond_limits(self, plan), _refusals(plan, where))
+        return next(refusals, None) or self.refusal_of_layout(plan, where, EMBEDDED)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """All but experts in fp8, which other engines train: their layouts can be planned."""

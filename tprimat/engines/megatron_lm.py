@@ -35,8 +35,13 @@ MEASURING: Mapping[str, Value] = {
     "no_create_attention_mask_in_dataloader": True,
     "no_check_for_nan_in_loss_and_grad": True,
 }
-SCALING = {"delayed": "delayed", "current": "tensorwise"}
-"""Our name of how fp8 scales -> Megatron's."""
+NARROW: Mapping[str, Mapping[str, Value]] = {
+    "delayed": {"fp8_format": "hybrid", "fp8_recipe": "delayed"},
+    "current": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
+}
+"""Our name of how products in 8 or 4 bits scale -> Megatron's arguments."""
 
 
 class MegatronLmEngine(Engine):
@@ -101,7 +106,6 @@ def arguments(plan: RunPlan) -> dict[str, Value]:
     work = plan.workload
     decided = parser_arguments(plan)
     del decided["fp8"]
-    in_fp8: dict[str, Value] = {"fp8_format": "hybrid", "fp8_recipe": SCALING[plan.engine_options.fp8_scaling]}
     return {
         **decided,
         **_model(work.shape),
@@ -109,7 +113,7 @@ def arguments(plan: RunPlan) -> dict[str, Value]:
         **FUSED,
         "vocab_size": work.shape.vocabulary - 1,  # NullTokenizer adds one
         "recompute_modules": work.recompute_modules if work.recompute == "selective" else None,
-        **(in_fp8 if work.matmul_dtype == "fp8" else {}),
+        **(NARROW[work.fp8_scaling or plan.engine_options.fp8_scaling] if work.narrow else {}),
     }
 
 

@@ -40,7 +40,7 @@ class NemoEngine(RecipesEngine):
     trainer: ClassVar[str | None] = "tprimat.nemo"
     title: ClassVar[str] = "NeMo"
     install: ClassVar[str] = INSTALL
-    lacks: ClassVar[frozenset[str]] = frozenset({"text"})
+    lacks: ClassVar[frozenset[str]] = frozenset({"text", "blocks"})
 
     def modules(self, here: Here) -> Sequence[str]:
         """Return them, the same everywhere."""

@@ -12,7 +12,7 @@ from tprimat.config.schema import EngineOptions, LayoutConfig, ModelConfig, Plat
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, MissingLayoutError
 from tprimat.core.models import ModelShape, tiny
-from tprimat.core.workload import FullWorkload, Layout
+from tprimat.core.workload import FORMATS, FullWorkload, Layout
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.plan.schema import PrimusStart, RunPlan
 
@@ -98,13 +98,15 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
 def _workload(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, layout: Layout, micro: int) -> FullWorkload:
     training = loaded.config.training
     settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
+    dtype, scaling = FORMATS.get(settings.precision, ("fp32", None))
     workload = FullWorkload(
         **layout.facts,
         shape=shape,
         micro_batch_sequences=micro,
         global_batch_sequences=training.data.global_batch_size,
         sequence_tokens=training.data.sequence_length,
-        matmul_dtype=settings.precision,
+        matmul_dtype=dtype,
+        fp8_scaling=scaling,
         recompute=settings.recompute,
         recompute_modules=_recompute_modules(loaded, platform, settings, shape) or None,
         recompute_layers=_recompute_layers(loaded, platform, settings, shape, layout),
@@ -132,10 +134,12 @@ def _check_settings(loaded: LoadedConfig, platform: PlatformName, settings: Plat
         what, why = f"warmup_steps is {warmup}, and max_steps is {steps}.", "No step would be left to measure."
         fix = f"--set warmup=auto, or --steps {warmup + 10}"
         raise ConfigError(what, where=loaded.where("benchmarking", "warmup_steps"), why=why, fix=fix)
-    if settings.precision == "fp8" and platform == "cpu":
+    if settings.precision not in {"bf16", "fp32"} and platform == "cpu":
         where = loaded.where("platform_optimizations", platform, "precision")
         why = "No processor multiplies 8-bit floating point; Megatron-Core would silently run another type."
-        raise ConfigError("fp8 cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32")
+        raise ConfigError(
+            f"{settings.precision} cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32"
+        )
 
 
 NEEDED_BY_MODULES: Mapping[str, tuple[str, str]] = {

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
-from tprimat.core.accelerators import PLATFORM_OF, WITH_OWN_FP8, Accelerator, accelerators, find_accelerator, resembling
+from tprimat.core.accelerators import (
+    PLATFORM_OF,
+    WITH_OWN_FP8,
+    Accelerator,
+    accelerators,
+    find_accelerator,
+    multiplies,
+    resembling,
+)
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.implementations import EMBEDDED, MEGATRON_FSDP, MEGATRON_OVERLAPPED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, model_shape, models
@@ -239,8 +247,8 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
     if tokens > shape.context_tokens:
         what = f"A sequence of {tokens} tokens is out of range."
         raise ConfigError(what, where="--sequence-length", fix=f"1 to {shape.context_tokens:,} tokens")
-    if question.work.matmul_dtype not in accelerator.dense_flops:
-        what = f"{accelerator.name} does not multiply {question.work.matmul_dtype}."
+    if not multiplies(accelerator, question.work.format):
+        what = f"{accelerator.name} does not multiply {question.work.format}."
         offered = [name for name in ("bf16", "fp16", "fp8") if name in accelerator.dense_flops]
         fix = ", ".join(offered) or "another accelerator"
         raise ConfigError(what, where="--precision", why=f"It multiplies {', '.join(accelerator.dense_flops)}.", fix=fix)

@@ -17,7 +17,7 @@ from tprimat.config.load import (
     read_config,
 )
 from tprimat.config.schema import PlatformOptimizations, Precision, Size
-from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, Accelerator, PlatformName
+from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, Accelerator, PlatformName, find_accelerator, multiplies
 from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.engines import AUTO, FALLBACK
 from tprimat.engines.base import Here, choose, engine_named
@@ -136,12 +136,16 @@ def named_machine(name: str, precision: str | None) -> Machine:
         ConfigError: the name is not in the table, or the GPU lacks the dtype.
     """
     accelerator, _ = accelerator_of(name, "--gpu")
-    wanted = precision or "bf16"
-    if wanted not in accelerator.dense_flops:
-        known = [one for one in get_args(Precision) if one in accelerator.dense_flops]
-        fix = " or ".join(f"--precision {one}" for one in known) + ", or a later GPU"
-        raise ConfigError(f"{accelerator.name} does not multiply in {wanted}.", where="--gpu", fix=fix)
+    _refuse_precision(accelerator, precision or "bf16", "--gpu")
     return machine_with(accelerator)
+
+
+def _refuse_precision(accelerator: Accelerator | None, wanted: str, where: str) -> None:
+    """Refuse what a known GPU does not multiply in."""
+    if accelerator is not None and not multiplies(accelerator, wanted):
+        known = [one for one in get_args(Precision) if multiplies(accelerator, one)]
+        fix = " or ".join(f"--precision {one}" for one in known) + ", or a later GPU"
+        raise ConfigError(f"{accelerator.name} does not multiply in {wanted}.", where=where, fix=fix)
 
 
 def machine_with(accelerator: Accelerator) -> Machine:
@@ -178,6 +182,7 @@ def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
     for plan in () if request.force else session.plans:
         if error := engine_named(plan.engine).untried():
             raise error
+        _refuse_precision(find_accelerator(session.machine_of(plan).accelerator), plan.workload.format, "--precision")
         if warning := refuse_too_large(plan, session.machine_of(plan)):
             print(warning, file=sys.stderr)
 

@@ -137,6 +137,7 @@ RECIPES: Mapping[str, Fp8Scaling] = {
     "Float8CurrentScaling": "current",
     "Float8BlockScaling": "blockwise",
     "MXFP8BlockScaling": "mxfp8",
+    "NVFP4BlockScaling": "nvfp4",
 }
 """Transformer Engine's classes (transformer_engine/common/recipe) -> how they scale."""
 
@@ -228,6 +229,7 @@ class FirstBatchHook:
         fused = te_modules(self.models, without=kept)
         dtype = te_matmul_dtype(fused, first.dtype, fp8_asked=fp8_asked and bool(fused))
         scaling, attention = scaling_and_attention(fused) if dtype == "fp8" else (None, None)
+        dtype = "fp4" if scaling == "nvfp4" else dtype
         inner = getattr(optimizer, "chained_optimizers", [optimizer])[0]
         return common_evidence(
             self.models,
@@ -237,7 +239,7 @@ class FirstBatchHook:
             parameter_dtype=dtype_name(first.dtype),
             matmul_dtype=dtype,
             attention_dtype=attention,
-            layers_in_bf16=len(wide) if dtype == "fp8" else None,
+            layers_in_bf16=len(wide) if dtype in {"fp8", "fp4"} else None,
             fp8_scaling=scaling,
             gradient_dtype=dtype_name(first.main_grad.dtype),
             attention="Transformer Engine" if fused else "Megatron-Core's local attention",

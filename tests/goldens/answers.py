@@ -449,7 +449,6 @@ LAYOUTS = {
     "llama_tp2": ("llama", 2, {"tp": 2}),
     "llama_pp2_vpp2": ("llama", 2, {"pp": 2, "vpp": 2}),
     "llama_cp2": ("llama", 2, {"cp": 2}),
-    "llama_dp2_sharded": ("llama", 2, {"fully_shard": True}),
     "llama_tp2_pp2": ("llama", 4, {"tp": 2, "pp": 2}),
     "llama_tp2_cp2": ("llama", 4, {"tp": 2, "cp": 2}),
     "qwen_pp2": ("qwen", 2, {"pp": 2}),

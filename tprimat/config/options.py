@@ -272,6 +272,7 @@ REMOVED = {
     "--scaling": "a run on each number of GPUs (--gpus N --output-dir DIR), then tprimat scaling DIR...",
     "--table": "results of measured runs",
     "--time-budget": "fewer kinds of probes",
+    "engine_options.fully_shard": "--engine torchtitan, which always shards weights over the replicas",
     "--until-sure": "--fail-if-slower, which says how many runs would decide",
     **dict.fromkeys(
         (

@@ -3,13 +3,10 @@
 import os
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 from tprimat.megatron import bootstrap
 from tprimat.plan.schema import RunPlan
-from tprimat.records.store import RunDirectory
 from tprimat.train import startup
-from tprimat.train.rank import note_ended
 
 RESTARTED = "TPRIMAT_RECIPE_VARIABLES"
 """Set where this rank has started again with the variables of its recipe."""
@@ -40,10 +37,7 @@ def train(plan: RunPlan) -> None:
     if not redirected:
         restart_with({name: str(value) for name, value in cfg.env_vars.items()})
     startup.resume_garbage_collection()
-    reporter = Reporter(plan, cfg, redirected=redirected)
-    pretrain(cfg, forward_step, callbacks=[reporter])
-    if int(os.environ.get("RANK", "0")) == 0:
-        note_ended(RunDirectory(Path(plan.run_directory)))
+    pretrain(cfg, forward_step, callbacks=[Reporter(plan, cfg, redirected=redirected)])
 
 
 def restart_with(variables: dict[str, str]) -> None:

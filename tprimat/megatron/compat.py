@@ -109,13 +109,13 @@ def compiled_for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def triton_kernels(operand: Tensor) -> ModuleType | None:
     """Return kernels.py for an operand on a GPU; None elsewhere, and without Triton to compile it."""
-    return _imported("tprimat.megatron.kernels") if operand.is_cuda else None
+    return _kernels() if operand.is_cuda else None
 
 
 @cache
-def _imported(module: str) -> ModuleType | None:
+def _kernels() -> ModuleType | None:
     try:
-        return import_module(module)
+        return import_module("tprimat.megatron.kernels")
     except ImportError:
         return None
 
@@ -124,13 +124,8 @@ def _imported(module: str) -> ModuleType | None:
 
 
 def symmetric_memory() -> Any:
-    """Return torch's module for it; None in a torch without it."""
-    return _imported("torch.distributed._symmetric_memory")
-
-
-def has_symmetric_memory() -> bool:
-    """Whether this torch shares memory between processes in the way that the engine uses."""
-    return hasattr(symmetric_memory(), "rendezvous") and hasattr(symmetric_memory(), "empty")
+    """Return torch's module for it."""
+    return import_module("torch.distributed._symmetric_memory")
 
 
 # Functions of Megatron-Core that the engine replaces or overrides.

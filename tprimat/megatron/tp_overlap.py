@@ -24,12 +24,12 @@ ALIGNMENT_BYTES = 512
 
 
 def can_overlap(ranks: int, gpus: int) -> bool:
-    """Whether torch shares memory between processes, and the `gpus` of a machine read each other's memory in each tensor group.
+    """Whether the `gpus` of a machine read each other's memory in each tensor group.
 
     Not with ROCm: its system-wide signals depend on how memory was allocated, and this is untested there. The `ranks` of a group
     are neighbours.
     """
-    if not torch.cuda.is_available() or torch.version.hip or not compat.has_symmetric_memory():
+    if not torch.cuda.is_available() or torch.version.hip:
         return False
     if gpus % ranks or gpus > torch.cuda.device_count():
         return False

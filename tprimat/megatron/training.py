@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.records.evidence import CAUTION, REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
-from tprimat.records.store import RunDirectory
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.compat import lightning, quieten
 from tprimat.train.observed import (
@@ -34,7 +32,7 @@ from tprimat.train.observed import (
     te_modules,
 )
 from tprimat.train.profiler import profiling_callbacks
-from tprimat.train.rank import StepLog, local_rank, note_ended, running_record
+from tprimat.train.rank import StepLog, local_rank, running_record
 from tprimat.train.startup import transformer_engine_is_usable
 
 
@@ -45,11 +43,10 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
     """
     quieten()
     on_gpu = torch.cuda.is_available()
-    directory = Path(plan.run_directory)
     if on_gpu:
         torch.cuda.set_device(local_rank())
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
-    recording = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=StepLog(plan))
+    recording = BenchmarkCallback(plan.run_directory, describe=_describer(plan, options, redirected), log=StepLog(plan))
     measured = [recording, *profiling_callbacks(plan), *([callback] if callback else [])]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -67,8 +64,6 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
     )
     with attention_preference():
         trainer.fit(MegatronModule(plan, options))
-    if trainer.global_rank == 0:
-        note_ended(RunDirectory(directory))
 
 
 def attention_preference() -> AbstractContextManager[Any]:

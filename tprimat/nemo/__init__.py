@@ -1,20 +1,17 @@
 """Train a plan with NeMo 2's own recipe and trainer. Importing this module imports nothing of NeMo."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tprimat.core.errors import LaunchError
 from tprimat.engines.nemo import INSTALL
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord
-from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.profiler import profiling_callbacks
-from tprimat.train.rank import StepLog, note_ended, running_record
+from tprimat.train.rank import StepLog, running_record
 
 
 def train(plan: RunPlan) -> None:
@@ -33,8 +30,6 @@ def train(plan: RunPlan) -> None:
         raise LaunchError(f"NeMo cannot be imported: {error}.", fix=INSTALL) from error
     startup.resume_garbage_collection()
     fiddle.build(build_recipe(plan, [NemoCallback(plan), *profiling_callbacks(plan)]))()
-    if int(os.environ.get("RANK", "0")) == 0:
-        note_ended(RunDirectory(Path(plan.run_directory)))
 
 
 class NemoCallback(BenchmarkCallback):

@@ -224,13 +224,13 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._computed = record_timestamp(device)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the remaining steps, and the record with what was observed of the batches."""
+        """Write the remaining steps, the record with what was observed of the batches, and that the run is complete."""
         self._training = False
         self._write(trainer, keep=0)
         self._describe(trainer, pl_module)
         if self._log is not None and trainer.global_rank == 0:
             self._log.end()
-        if self._completes and trainer.global_rank == 0:
+        if trainer.global_rank == 0:
             self._save(lambda: note_ended(self.directory))
             path = self.directory.path
             print(f"tprimat: measured, in {path}; python3 -m tprimat compare --results-dir {path} shows it")  # noqa: T201

@@ -94,7 +94,8 @@ nemo:  ## .venv-nemo, where --engine nemo works
 
 test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout
-	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/train/test_core_versions.py tests/cli/test_export_libraries.py $(ARGS)
+	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/cli/test_export_libraries.py $(ARGS)
+	ALL_LOSSES=1 $(VENV)-nemo/bin/python -m pytest tests/test_goldens.py -k losses
 
 # Everything but Megatron-Core is that of .venv. Below Python 3.12 pip would install 0.16.1, the newest that declares such a Python;
 # newer ones work there, too.
@@ -115,4 +116,5 @@ test-bridge: $(VENV)-bridge/installed  ## recipes of Megatron-Bridge, shrunk, in
 	PYTHONPATH=tests/bridge_recipes/site $(VENV)-bridge/bin/python -m pytest tests/bridge_recipes $(ARGS)
 
 test-core19: $(VENV)-core19/installed  ## trainings on the newest known Megatron-Core, in .venv-core19
-	$(VENV)-core19/bin/python -m pytest tests/train/test_core_versions.py tests/train/test_compat.py $(ARGS)
+	$(VENV)-core19/bin/python -m pytest tests/train/test_compat.py $(ARGS)
+	ALL_LOSSES=1 $(VENV)-core19/bin/python -m pytest tests/test_goldens.py -k losses

@@ -450,11 +450,13 @@ LAYOUTS = {
     "llama_pp2_vpp2": ("llama", 2, {"pp": 2, "vpp": 2}),
     "llama_cp2": ("llama", 2, {"cp": 2}),
     "llama_tp2_pp2": ("llama", 4, {"tp": 2, "pp": 2}),
+    "llama_tp2_overlapped": ("llama", 2, {"tp": 2, "overlap_tensor_parallel": True, "accumulate_weight_gradients": True}),
     "llama_tp2_cp2": ("llama", 4, {"tp": 2, "cp": 2}),
     "qwen_pp2": ("qwen", 2, {"pp": 2}),
     "qwen_tp2_dp2": ("qwen", 4, {"tp": 2}),
     "mixtral_ep2": ("mixtral", 2, {"ep": 2}),
     "qwen3_moe_tp2_ep2": ("qwen3_moe", 4, {"tp": 2, "ep": 2}),
+    "latent_tp2_ep2": ("mixtral", 2, {"architecture": "deepseek-v2-lite", "tp": 2, "ep": 2}),
 }
 FEW = ("llama_1", "llama_tp2", "llama_pp2_vpp2", "mixtral_ep2")
 """Those that are trained whenever tests are."""
@@ -476,6 +478,8 @@ def layout_settings(model, ranks, changes):
     for key, value in changes.items():
         if key in PLACES:
             settings[f"{layout}.{PLACES[key]}"] = value
+        elif key == "architecture":
+            settings[f"models.{model}.architecture"] = value
         else:
             inner = "" if key == "recompute" else "engine_options."
             settings[f"platform_optimizations.cpu.{inner}{key}"] = value

@@ -1,6 +1,7 @@
 """Private names of torch, Megatron-Core and Lightning are used in three files alone, which notice when one changes."""
 
 import ast
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 from tprimat.core.errors import LaunchError
+from tprimat.engines import embedded
 from tprimat.megatron import compat
+from tprimat.train.compat import KNOWN_VERSIONS
 
 PACKAGE = Path(compat.__file__).parents[1]
 PACKAGES = ("megatron", "nemo", "train")
@@ -54,6 +57,22 @@ def private_uses(source):
             if first in {"torch", "megatron", "lightning", "pytorch_lightning", "nemo"}:
                 found += [part for part in parts if is_private(part)]
     return found
+
+
+def test_every_known_version_has_been_tried():
+    """0.16.1 by `make test`, 0.19.2 by `make test-core19`, 0.15.3 by `make test-nemo`: goldens/losses are those of all."""
+    assert metadata.version("megatron-core") in embedded.KNOWN_CORES == KNOWN_VERSIONS["megatron-core"]
+
+
+@pytest.mark.parametrize(("installed", "refused"), [("0.20.0rc1", True), ("1.0", True), ("0.19.5", False), ("0.15.0", False)])
+def test_a_newer_version_is_refused_with_the_known_ones(monkeypatch, installed, refused):
+    monkeypatch.setattr(embedded.metadata, "version", lambda _: installed)
+    error = embedded.ENGINE.untried()
+    assert (error is not None) is refused
+    if error:
+        assert error.what == f"megatron-core {installed} is too new."
+        assert "0.18.2 and 0.19.2" in error.why
+        assert "--force starts it anyway" in error.fix
 
 
 def test_no_other_file_touches_a_private_name():

@@ -66,7 +66,7 @@ def test_every_known_version_has_been_tried():
 
 @pytest.mark.parametrize(("installed", "refused"), [("0.20.0rc1", True), ("1.0", True), ("0.19.5", False), ("0.15.0", False)])
 def test_a_newer_version_is_refused_with_the_known_ones(monkeypatch, installed, refused):
-    monkeypatch.setattr(embedded.metadata, "version", lambda _: installed)
+    monkeypatch.setattr(metadata, "version", lambda _: installed)
     error = embedded.ENGINE.untried()
     assert (error is not None) is refused
     if error:

@@ -427,9 +427,9 @@ def row_workload(row: Mapping[str, Any]) -> FullWorkload:
     """
     case = str(row.get("case", ""))
     single = case.endswith("_1node") and row.get("machine") == "gb200"
-    gpus = int(row.get("gpus") or (GPUS_OF_A_GB200_NODE if single else GPUS_OF_A_TEST))
+    gpus = row.get("gpus") or row.get("world_size") or (GPUS_OF_A_GB200_NODE if single else None)
     try:
-        return workload_of_options({**options_left_out(case), **row["options"]}, gpus)
+        return workload_of_options({**options_left_out(case), **row["options"]}, None if gpus is None else int(gpus))
     except KeyError as error:
         raise RecordError(f"The row {case} cannot be predicted.", where=case, why=f"Its option {error} is missing.") from error
     except (TypeError, ValueError, ZeroDivisionError, ArithmeticError) as error:

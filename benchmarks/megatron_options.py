@@ -11,12 +11,25 @@ from typing import Any
 
 import yaml
 
+from tprimat.core.errors import ConfigError
 from tprimat.core.implementations import MEGATRON_LOCAL, TRANSFORMER_ENGINE, Implementation
-from tprimat.core.models import ModelShape
-from tprimat.core.workload import FullWorkload, Layout
+from tprimat.core.models import ModelShape, model_shape
+from tprimat.core.workload import MOMENTS_IN_BF16, FullWorkload, Layout
 
 CASES = Path(__file__).parent / "records" / "megatron-goldens" / "cases.yaml"
 GPT2_VOCABULARY = 50257
+VOCABULARIES = {
+    "GPT2BPETokenizer": GPT2_VOCABULARY,
+    "BertWordPieceLowerCase": 30522,
+    "SentencePieceTokenizer": 32000,
+    "GPTSentencePieceTokenizer": 32000,
+    "Llama2Tokenizer": 32000,
+    "TikTokenizer": 131072,
+}
+"""Tokenizer of Megatron-LM -> words, where neither vocab-size nor a model says them; of sentence pieces, Llama 2's."""
+HYBRIDS = ("is-hybrid-model", "hybrid-override-pattern", "hybrid-layer-pattern", "hybrid-attention-ratio", "mamba-num-heads")
+"""Options of models with state-space layers."""
+LEAST_GPUS = 8
 DEFAULT_DROPOUT = 0.1
 VOCABULARY_MULTIPLE = 128
 MLA_DEFAULTS = {"kv-lora-rank": 32, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
@@ -35,12 +48,25 @@ def options_left_out(case: str) -> dict[str, Any]:
     return options
 
 
-def workload_of_options(options: Mapping[str, Any], gpus: int) -> FullWorkload:
-    """Return the workload of a Megatron-LM command line on so many GPUs; numbers may be written as text."""
+def workload_of_options(options: Mapping[str, Any], gpus: int | None) -> FullWorkload:
+    """Return the workload of a Megatron-LM command line; numbers may be written as text.
+
+    Args:
+        options: without leading dashes.
+        gpus: their number; None: as the options say, else a node, or as many as the degrees need.
+
+    Raises:
+        ValueError: it is a hybrid, whose state-space layers are not predicted.
+    """
     options = {name: _value(given) for name, given in options.items()}
+    if hybrid := next((name for name in HYBRIDS if options.get(name)), None):
+        raise ValueError(f"--{hybrid} makes it a hybrid, whose state-space layers are not predicted")
     tensor, pipeline = options.get("tensor-model-parallel-size", 1), options.get("pipeline-model-parallel-size", 1)
     context, expert = options.get("context-parallel-size", 1), options.get("expert-model-parallel-size", 1)
-    micro, whole = options["micro-batch-size"], options["global-batch-size"]
+    micro, whole = options["micro-batch-size"], _global_batch(options)
+    gpus = gpus or _gpus(
+        options, pipeline * math.lcm(tensor * context, expert * (options.get("expert-tensor-parallel-size") or 1))
+    )
     data = max(1, min(gpus // (tensor * pipeline * context), whole // micro))
     chunks = _chunks(options, pipeline)
     layout = Layout(
@@ -70,7 +96,41 @@ def workload_of_options(options: Mapping[str, Any], gpus: int) -> FullWorkload:
         chunk_layers=chunks,
         interleaved_group=options.get("microbatch-group-size-per-virtual-pipeline-stage"),
         offloaded=_words(options.get("offload-modules")) if options.get("fine-grained-activation-offloading") else (),
+        **_kept(options),
     )
+
+
+def _global_batch(options: Mapping[str, Any]) -> int:
+    """Return the sequences of the first steps, with which a schedule of batches starts."""
+    schedule = options.get("rampup-batch-size") or options.get("step-batch-size-schedule")
+    numbers = [int(number) for number in re.findall(r"\d+", str(schedule or ""))]
+    if options.get("rampup-batch-size") and numbers:
+        return numbers[0]
+    if len(numbers) > 1:  # "0:32 1000:64": the batch from a step, or a number of samples, on
+        return numbers[1]
+    return int(options["global-batch-size"])
+
+
+def _gpus(options: Mapping[str, Any], needed: int) -> int:
+    """Return the ranks that options state, else a node's, or as many as the degrees need."""
+    stated = options.get("world-size") or options.get("nnodes", 0) * options.get("nproc-per-node", LEAST_GPUS)
+    return int(stated) or max(LEAST_GPUS, needed)
+
+
+def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of gradients, optimizer and weights that options change."""
+    facts: dict[str, Any] = {"fp8_scaling": {"mxfp8": "mxfp8", "blockwise": "blockwise"}.get(str(options.get("fp8-recipe")))}
+    if options.get("fp4-format"):
+        facts["fp8_scaling"] = "nvfp4"
+    if options.get("grad-reduce-in-bf16"):
+        facts["gradient_dtype"] = "bf16"
+    if options.get("use-precision-aware-optimizer") and "bf16" in str(options.get("exp-avg-dtype")):
+        facts["optimizer_states"] = MOMENTS_IN_BF16
+    if options.get("fp8-param-gather") or options.get("fp4-param-gather"):
+        facts["narrow_weights_alone"] = True
+    if options.get("num-experts"):
+        facts["routing"] = "balanced" if options.get("moe-router-force-load-balancing") else "natural"
+    return facts
 
 
 def _value(given: Any) -> Any:
@@ -157,7 +217,7 @@ def _shape(options: Mapping[str, Any]) -> ModelShape:
         kv_heads=groups,
         head_dim=head_dim,
         ffn=ffn,
-        vocabulary=options.get("vocab-size", GPT2_VOCABULARY),
+        vocabulary=_vocabulary(options),
         context_tokens=options.get("max-position-embeddings", options["seq-length"]),
         gated=gated,
         norm="rmsnorm" if options.get("normalization") == "RMSNorm" else "layernorm",
@@ -182,13 +242,25 @@ def _leading_dense(frequency: Any) -> int:
     return int(leading[1]) if leading else 0
 
 
+def _vocabulary(options: Mapping[str, Any]) -> int:
+    """Return the words of a tokenizer."""
+    kind = str(options.get("tokenizer-type"))
+    if words := options.get("vocab-size"):
+        return int(words) + (kind == "NullTokenizer")  # one more, for the end of a document
+    with suppress(ConfigError):
+        return model_shape(str(options.get("tokenizer-model"))).vocabulary
+    return VOCABULARIES.get(kind, GPT2_VOCABULARY)
+
+
 def _vocabulary_rows(options: Mapping[str, Any], tensor: int) -> int:
-    words = options.get("padded-vocab-size") or options.get("vocab-size", GPT2_VOCABULARY)
+    words = options.get("padded-vocab-size") or _vocabulary(options)
     multiple = options.get("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE) * tensor
     return int(math.ceil(words / multiple) * multiple)
 
 
 def _precision(options: Mapping[str, Any]) -> Any:
+    if options.get("fp4-format"):
+        return "fp4"
     if options.get("fp8-format"):
         return "fp8"
     return "bf16" if options.get("bf16") else "fp16" if options.get("fp16") else "fp32"
@@ -197,6 +269,8 @@ def _precision(options: Mapping[str, Any]) -> Any:
 def _implementation(options: Mapping[str, Any]) -> Implementation:
     local = options.get("transformer-impl") == "local"
     code = MEGATRON_LOCAL if local else TRANSFORMER_ENGINE
+    if options.get("use-torch-fsdp2"):
+        code = replace(code, shards_weights=True, zeroes_gradients=False, reuses_dummy_gradients=False)
     if not local and options.get("attention-backend") == "unfused":
         code = replace(code, attention="unfused")
     if options.get("no-gradient-accumulation-fusion"):

@@ -76,9 +76,46 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     assert run_command("plan", *asked, str(int(count) // 2)).returncode == 1
 
 
+def test_both_routings_are_in_the_answer_and_the_forced_one_is_faster():
+    asked = ("--architecture", "qwen3-30b-a3b", "--accelerator", "H100 SXM", "--gpus", "16")
+    rates = []
+    for words in ((), ("--routing", "forced")):
+        best = json.loads(run_command("plan", *asked, *words, "--json").stdout)["fitting"][0]
+        rates.append(best["tokens_per_second_per_gpu"])
+        assert best["other_routing"]["routing"] == ("natural" if words else "balanced")
+    assert rates[0] < rates[1]
+    assert "Under forced-balanced routing (overstates speed): " in run_command("plan", *asked).stdout
+
+
+def test_money_and_time_choose_among_numbers_of_gpus():
+    asked = (
+        "--architecture",
+        "llama-3.1-8b",
+        "--accelerator",
+        "H100 SXM",
+        "--gpus",
+        "8,64",
+        "--price",
+        "2.5",
+        "--tokens",
+        "100B",
+    )
+    document = json.loads(run_command("plan", *asked, "--deadline", "5", "--json").stdout)
+    small, large = (one["fitting"][0] for one in document["gpu_counts"])
+    assert document["question"]["gpus"] == 64
+    assert small["days"] > 5 > large["days"] == pytest.approx(100e9 / large["tokens_per_second_per_gpu"] / 64 / 86400)
+    dollars = 2.5 * 1e9 / 3600 / large["tokens_per_second_per_gpu"]
+    assert large["dollars_per_billion_tokens"] == pytest.approx(dollars)
+    assert 0.3 < large["mfu"] < 0.7
+    shown = run_command("plan", *asked, "--deadline", "50").stdout
+    assert re.search(r"^8  .*\n64 ", shown, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ((*QUESTION, "--budget", "1000"), "--tokens 1T"),
+        (("--architecture", "qwen3-next-80b-a3b", *QUESTION[2:]), "DeltaNet"),
         ((), "one of the arguments --architecture --model is required"),
         (("--architecture", "llama-3.1-70b", "--accelerator", "H900"), "H100 SXM, H100 SXM 96GB HBM2e, H100 PCIe"),
         (("--architecture", "llama-4", "--accelerator", "H100 SXM"), "There is no model 'llama-4'."),

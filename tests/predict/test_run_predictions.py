@@ -9,7 +9,7 @@ from tprimat.config.load import Setting, read_config
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import model_shape
 from tprimat.records.schema import Machine
-from tprimat.runner.prediction import out_of_memory_hint, predicted, refuse_too_large
+from tprimat.runner.prediction import gate, out_of_memory_hint, predicted, refuse_too_large
 from tprimat.runner.session import plan_run
 
 H200 = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1, memory_bytes=150_000_000_000)
@@ -38,6 +38,18 @@ def test_fragments_are_named_first_and_then_the_same_layout_with_less():
     first, rest = hint.split("; then ")
     assert first == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert rest.startswith("what fits by prediction: --micro-batch-size ")
+
+
+def test_what_is_too_tight_to_promise_runs_with_a_warning_that_names_what_fits():
+    """Four H100 of 79.2 GiB: 77.0 GiB allocated, 79.4 reserved on an H200 that had room."""
+    h100 = replace(H200, accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=4, memory_bytes=round(79.18 * 2**30))
+    tight = predicted(plan(4, 1), h100, ())
+    assert 74 < tight.prediction.allocated_bytes / 2**30 < 79
+    assert gate(tight, h100.memory_bytes)[0] == "too tight to promise"
+    warning = refuse_too_large(tight, h100)
+    assert "too tight to promise" in warning
+    assert "what fits by prediction" in warning
+    assert refuse_too_large(predicted(plan(8, 1), H200, ()), H200) is None
 
 
 def mixture(gpus, capacity):

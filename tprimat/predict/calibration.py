@@ -15,9 +15,12 @@ from typing import Any
 from tprimat.core.accelerators import Accelerator
 from tprimat.core.rows import DATA, document
 from tprimat.core.workload import FullWorkload
+from tprimat.predict.stages import busiest_rank
 
 GENERATIONS = {"H": "hopper", "GH": "hopper", "B": "blackwell", "GB": "blackwell", "A": "ampere", "MI": "amd"}
 """Letters of an accelerator's name -> its generation."""
+UNSURE_OF_ROUTING = 0.5
+"""Of what natural routing adds, the part by which it may be more or less: routers that have trained long are evener than ours."""
 UNSEEN = 0.25
 """An interval is wider by this part for each trait of a workload that no row has."""
 
@@ -80,7 +83,7 @@ def expected(
     unseen = sum(trait not in known["effects"] for trait in traits)
     kind = next(kind for kind in kinds_of(work, accelerator) if kind in known["errors"])
     spread, rows = known["errors"][kind]
-    spread *= 1 + UNSEEN * unseen
+    spread = spread * (1 + UNSEEN * unseen) + UNSURE_OF_ROUTING * math.log(busiest_rank(work))
     seconds = step_seconds * math.exp(shift_of(traits, known["effects"]))
     return Expected(step_seconds=seconds, low=seconds * math.exp(-spread), high=seconds * math.exp(spread), kind=kind, rows=rows)
 

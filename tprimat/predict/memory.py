@@ -75,12 +75,16 @@ class MemoryPrediction:
         return "too tight to promise" if least <= room else "does not fit"
 
 
-def predict_memory(workload: FullWorkload) -> MemoryPrediction:
+def predict_memory(workload: FullWorkload, known: "dict[object, Layers] | None" = None) -> MemoryPrediction:
     """Return the memory of the stage that needs most: the first, the last, or the first between them with its layers.
 
-    Later stages of the same layers hold fewer micro-batches.
+    Later stages of the same layers hold fewer micro-batches. `known` keeps layers that other layouts of one search have, too.
     """
-    stages, layers = stages_of(workload), _layers(workload)
+    known, layout = {} if known is None else known, workload.layout
+    key = workload.recompute, workload.micro_batch, layout.tensor, layout.context, layout.expert, workload.code.shards_weights
+    if key not in known:
+        known[key] = _layers(workload)
+    stages, layers = stages_of(workload), known[key]
     between = {stage.chunks: stage for stage in reversed(stages[1:-1])}
     candidates = [stages[0], *reversed(between.values()), *stages[-1:]]
     return max((_of_stage(workload, stage, layers) for stage in candidates), key=lambda prediction: prediction.allocated_bytes)

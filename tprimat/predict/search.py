@@ -4,7 +4,8 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import UserError
@@ -44,6 +45,8 @@ class Question:
     """Why the engine cannot run a workload; None: no engine is asked."""
     sharded: Implementation | None = None
     """What runs layouts whose replicas share all weights, besides the others; None: nothing does."""
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Layers whose memory and time were predicted for a layout: others have the same."""
 
     def refused(self, workload: FullWorkload) -> UserError | None:
         """Return why the engine cannot run a workload; None if it can."""
@@ -93,8 +96,12 @@ class Answer:
     """Why the engine cannot run the others, most frequent first."""
 
     def layouts(self) -> list[Candidate]:
-        """Return the fastest variant of each layout that fits, fastest first."""
-        return _first_of_each(self.fitting)
+        """Return the fastest variant of each layout that fits, fastest first, without more context ranks that change nothing."""
+        found: dict[tuple[object, ...], Candidate] = {}
+        for candidate in _first_of_each(self.fitting):
+            tensor, pipeline, _, expert, sharded = candidate.degrees
+            found.setdefault((tensor, pipeline, expert, sharded, f"{candidate.step_seconds:.3e}"), candidate)
+        return list(found.values())
 
     def nearly(self) -> list[Candidate]:
         """Return the smallest variant of each layout of which none fits, least missing first."""
@@ -110,43 +117,50 @@ def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:
 
 
 def search(question: Question, rates: Rates) -> Answer:
-    """Predict every legal layout."""
-    fitting: list[Candidate] = []
-    too_large: list[Candidate] = []
-    kept: set[tuple[Layout, int, bool]] = set()
-    """What fits without recomputation, which is tried first."""
+    """Predict every legal layout and micro-batch with the least recomputation that fits, up to the first that never does."""
+    candidates: list[Candidate] = []
     refused: Counter[str] = Counter()
-    for workload in (workload for kind in with_sharded(question) for workload in workloads(kind, refused)):
-        found = [_candidate(question, workload, rates)]
-        granularity, key = workload.recompute, (workload.layout, workload.micro_batch, workload.code.shards_weights)
-        if granularity == "none" and not found[0].missing_bytes:
-            kept.add(key)
-        if granularity == "full" and not found[0].missing_bytes and key not in kept:
-            fewer = _fewest_recomputed(question, workload)
-            found += [_candidate(question, fewer, rates)] if fewer else []
-        for candidate in found:
-            (too_large if candidate.missing_bytes else fitting).append(candidate)
-    fitting.sort(key=lambda candidate: candidate.step_seconds)
-    too_large.sort(key=lambda candidate: candidate.missing_bytes)
+    for kind in with_sharded(replace(question, known={})):
+        for layout in layouts(kind):
+            for micro in _micro_batches(kind, layout):
+                tried = list(_least_recomputing(kind, layout, micro, rates, refused))
+                candidates += tried
+                if tried and tried[-1].missing_bytes and tried[-1].workload.recompute == "full":
+                    break
+    fitting = sorted((one for one in candidates if not one.missing_bytes), key=lambda one: one.step_seconds)
+    too_large = sorted((one for one in candidates if one.missing_bytes), key=lambda one: one.missing_bytes)
     why = tuple(reason for reason, _ in refused.most_common())
     return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large), refused=why)
 
 
+def _least_recomputing(
+    question: Question, layout: Layout, micro: int, rates: Rates, refused: "Counter[str]"
+) -> Iterator[Candidate]:
+    """Yield a micro-batch with more and more recomputation until it fits, and with as few layers as do under full."""
+    for workload in _variants(question, layout, micro, refused):
+        yield (candidate := _candidate(question, workload, rates))
+        if not candidate.missing_bytes:
+            if workload.recompute == "full" and (fewer := _fewest_recomputed(question, workload)):
+                yield _candidate(question, fewer, rates)
+            return
+
+
 def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Candidate:
-    memory = predict_memory(workload)
+    memory = predict_memory(workload, question.known)
     missing = max(0, memory.device_bytes - question.memory_bytes)
     return _timed(
         Candidate(workload=workload, memory=memory, time=None, missing_bytes=missing, fit=memory.fit(question.memory_bytes)),
         rates,
+        question.known,
     )
 
 
-def _timed(candidate: Candidate, rates: Rates) -> Candidate:
+def _timed(candidate: Candidate, rates: Rates, known: dict[Any, Any] | None = None) -> Candidate:
     """Return a candidate that fits with its time."""
     if candidate.missing_bytes:
         return candidate
     work, accelerator = candidate.workload, find_accelerator(rates.accelerator)
-    time, step = predict_time(work, rates), None
+    time, step = predict_time(work, rates, known), None
     if accelerator is not None:
         step = expected(work, accelerator, time.step_seconds, rates.gpus_per_node, measured=rates.measured)
     return replace(candidate, time=time, expected=step)
@@ -179,27 +193,31 @@ def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorklo
         return replace(workload, recompute="full", recompute_layers=layers)
 
     counts, room = range(1, chunk), question.memory_bytes * (1 - KEPT_FREE)
-    fewest = bisect_left(counts, True, key=lambda layers: predict_memory(first(layers)).device_bytes <= room)
+    fewest = bisect_left(counts, True, key=lambda layers: predict_memory(first(layers), question.known).device_bytes <= room)
     if fewest == len(counts) or not question.takes(first(counts[fewest])):
         return None
     return first(counts[fewest])
 
 
-def workloads(question: Question, refused: "Counter[str] | None" = None) -> Iterator[FullWorkload]:
+def workloads(question: Question) -> Iterator[FullWorkload]:
     """Yield every legal layout with every micro-batch and every kind of recomputation that the engine can run.
 
-    Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time. `refused` counts
-    the reasons why the engine cannot run the others.
+    Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time.
     """
     for layout in layouts(question):
         for micro in _micro_batches(question, layout):
-            for granularity in RECOMPUTE:
-                workload = _workload(question, layout, micro, granularity)
-                why = question.refused(workload)
-                if why is None:
-                    yield workload
-                elif refused is not None:
-                    refused[why.what] += 1
+            yield from _variants(question, layout, micro, Counter())
+
+
+def _variants(question: Question, layout: Layout, micro: int, refused: "Counter[str]") -> Iterator[FullWorkload]:
+    """Yield a micro-batch with each recomputation that the engine can run; count why it cannot run the others."""
+    for granularity in RECOMPUTE:
+        workload = _workload(question, layout, micro, granularity)
+        why = question.refused(workload)
+        if why is None:
+            yield workload
+        else:
+            refused[why.what] += 1
 
 
 def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:

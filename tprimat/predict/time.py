@@ -7,17 +7,15 @@ pipeline's schedule; the optimizer. The device is as fast as `Rates` say, and th
 Nothing here is fitted to a training run.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Literal, get_args
 
 from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, mean_keys, moe_matrices
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import expert_rows
 from tprimat.predict.rates import Rates
-from tprimat.predict.stages import Stage, Weights, stages_of, weights_of
+from tprimat.predict.stages import Stage, Weights, busiest_rank, stages_of, weights_of
 
 TimePart = Literal[
     "products", "attention", "memory", "tensor", "context", "experts", "pipeline", "bubble", "replicas", "optimizer", "host"
@@ -44,13 +42,6 @@ NARROW_HEAD, NARROW_HEADS = 64, 0.7
 """Width of a head up to which attention is slower, and how fast it is over wider ones (FlashAttention-3, arXiv 2407.08608)."""
 SELECTED_AGAIN = 0.5
 """Of products forward, those that run again under torchtitan's per-op selective checkpointing."""
-IMBALANCE = 0.65
-"""Natural routing: the standard deviation of the load of experts, over sqrt(E / k - 1), which it has where k experts get all. Our
-routers' busiest rank of 2 had 1.14 to 1.20, of 4 1.40 to 1.55 times the mean load (benchmarks/results/moe.md), which gives 0.55
-to 0.75; routers that have trained long are evener."""
-FELT = 0.5
-"""Of the busiest rank's surplus, the part that lengthens a step: layers differ in their busiest rank, and ranks wait at gradients
-only. EP4 with 1.40 times the mean load took 12 % longer than balanced, with 60 % of the step in what experts do."""
 EXPOSED = 0.3
 """Of the exchange with experts, what stays visible where another micro-batch multiplies meanwhile."""
 BUCKET_BYTES = 160e6
@@ -84,12 +75,12 @@ Piece = dict[TimePart, float]
 """Seconds of one micro-batch on one stage, by part."""
 
 
-def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
-    """Return the time of a step on a machine."""
+def predict_time(workload: FullWorkload, rates: Rates, layers: dict[object, Piece] | None = None) -> TimePrediction:
+    """Return the time of a step on a machine; `layers` keeps those that other layouts of one search have, too."""
     stages = stages_of(workload)
     layout, steps = workload.layout, workload.accumulation
     of_kind = {stage.kind: stage for stage in stages}
-    pieces = {kind: _stage_piece(workload, rates, stage) for kind, stage in of_kind.items()}
+    pieces = {kind: _stage_piece(workload, rates, stage, {} if layers is None else layers) for kind, stage in of_kind.items()}
     # A micro-batch takes at least what the host needs to launch it.
     launches = {kind: (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds for kind, stage in of_kind.items()}
     seconds = {kind: max(sum(piece.values()), launches[kind]) for kind, piece in pieces.items()}
@@ -115,7 +106,7 @@ def predict_time(workload: FullWorkload, rates: Rates) -> TimePrediction:
     )
 
 
-def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage) -> Piece:
+def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage, known: dict[object, Piece]) -> Piece:
     again = _recomputed(workload, stage.dense_layers + stage.moe_layers)
     again_dense = min(again, stage.dense_layers)  # dense layers come first
     layers = {
@@ -126,8 +117,14 @@ def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage) -> Piece:
     }
     if stage.mtp_layers:
         layers[workload.shape.experts is not None, workload.recompute_layers is None] += stage.mtp_layers
-    kept = replace(workload, recompute="none")
-    pieces = [(_layer(workload if anew else kept, rates, moe=moe), count) for (moe, anew), count in layers.items() if count]
+    layout = workload.layout
+    pieces = []
+    for (moe, anew), count in layers.items():
+        kind = workload.recompute if anew else "none"
+        key = moe, kind, workload.micro_batch, layout.tensor, layout.context, layout.expert, workload.code.shards_weights
+        if count and key not in known:
+            known[key] = _layer(workload if anew else replace(workload, recompute="none"), rates, moe=moe)
+        pieces += [(known[key], count)] if count else []
     if stage.output:
         pieces.append((_output(workload, rates), 1 + stage.mtp_layers))
     total: Piece = {}
@@ -178,20 +175,6 @@ def _layer(workload: FullWorkload, rates: Rates, *, moe: bool) -> Piece:
         "context": _context_exchange(workload, rates, forward),
         "experts": uneven * _expert_exchange(workload, rates, again=workload.repeats("moe")) if moe else 0.0,
     }
-
-
-def busiest_rank(workload: FullWorkload) -> float:
-    """Return by how much natural routing lengthens what experts do: 1 where it is balanced, unknown, or on every rank alike.
-
-    The busiest of n ranks with E / n experts each has the mean load and as many standard deviations more as the largest of n
-    normal numbers has (Blom's approximation).
-    """
-    shape, ranks = workload.shape, workload.layout.expert
-    if workload.routing != "natural" or ranks == 1 or not shape.experts or not shape.experts_per_token:
-        return 1.0
-    of_expert = IMBALANCE * math.sqrt(shape.experts / shape.experts_per_token - 1)
-    surplus = of_expert * math.sqrt(ranks / shape.experts) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    return 1 + FELT * min(surplus, (workload.expert_capacity_factor or ranks) - 1)
 
 
 def _products(workload: FullWorkload, rates: Rates, matrix: WeightMatrix, *, again: float) -> float:

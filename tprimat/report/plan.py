@@ -167,8 +167,9 @@ def chosen(
             return False, -math.inf
         days, cost = wishes.days(best) or 0.0, wishes.cost(best) or 0.0
         kept = (deadline is None or days <= deadline) and (budget is None or cost <= budget)
-        cheapest = deadline is not None and kept  # where each GPU does most
-        return kept, rate_of(best) * (1 if cheapest else best.workload.world_size)
+        if deadline is None or not kept:
+            return kept, rate_of(best) * best.workload.world_size
+        return kept, round(rate_of(best), -2) - 1e-3 * best.workload.world_size  # the cheapest; of like ones the fewest GPUs
 
     return max(answers, key=limits)
 

@@ -1,0 +1,122 @@
+"""Rows that others bring: published results in their publishers' words, and Megatron-LM's tests with options of all kinds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.megatron_options import workload_of_options
+from benchmarks.published_scores import guess_of, result_of
+from tprimat.core.errors import RecordError
+
+ROOT = Path(__file__).parents[2]
+ROW = {
+    "source": "a page",
+    "framework": "Megatron-Bridge",
+    "date": "2026-06",
+    "model": "Llama3-8B",
+    "accelerator": "DGX-H100",
+    "gpus": 8,
+    "dtype": "BF16",
+    "sequence": 8192,
+    "micro_batch": 1,
+    "global_batch": 128,
+    "tp": 1,
+    "pp": 1,
+    "cp": 2,
+}
+MIXTURE = {"model": "Qwen3_30B_a3B", "gpus": 16, "sequence": 4096, "global_batch": 1024, "cp": 1, "ep": 16}
+OPTIONS = {
+    "num-layers": 12,
+    "hidden-size": 512,
+    "num-attention-heads": 8,
+    "seq-length": 1024,
+    "micro-batch-size": 4,
+    "global-batch-size": 32,
+}
+
+
+def guess(**changes):
+    return guess_of(result_of({**ROW, **changes}, 1))
+
+
+def test_rows_of_both_formats_come_back_with_predictions_and_a_reason_where_there_is_none(tmp_path):
+    rows = [
+        {**ROW, "tokens_per_second_per_gpu": 10254},
+        {**ROW, "model": "Nemotron 3 Nano"},
+        {"case": "one", "machine": "h100", "options": OPTIONS},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    command = [sys.executable, "benchmarks/accuracy.py", "--rows", file, "--json"]
+    known, hybrid, golden = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)[
+        "rows"
+    ]
+    assert known["interval"][0] < 10254 < known["interval"][1]
+    assert known["predicted_tokens_per_second_per_gpu"] == pytest.approx(10254, rel=0.08)
+    assert 50 * 2**30 < known["predicted_peak_bytes"] < 80 * 2**30
+    assert "Mamba-2" in hybrid["error"]
+    assert hybrid["interval"] is None
+    assert golden["step_interval"][0] < golden["predicted_step_seconds"] < golden["step_interval"][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "precision"),
+    [
+        ({"model": "meta-llama/Meta-Llama-3-8B", "dtype": "FP8-CS"}, "llama-3-8b", "fp8"),
+        (
+            {"model": "Llama 3.1 70B", "gpus": 64, "accelerator": "GB200 NVL72", "dtype": "NVFP4", "cp": 1, "tp": 4},
+            "llama-3.1-70b",
+            "nvfp4",
+        ),
+        ({**MIXTURE, "model": "Qwen3 MoE 30B", "accelerator": "DGX B300", "dtype": "FP8-MX"}, "qwen3-30b-a3b", "mxfp8"),
+        ({**MIXTURE, "model": "GPT OSS 120B", "accelerator": "GB300", "gpus": 64, "dtype": "MXFP8"}, "gpt-oss-120b", "mxfp8"),
+        ({"model": "Llama 2 7B", "dtype": "fp16"}, "llama-2-7b", "fp16"),
+    ],
+)
+def test_names_of_publishers_are_understood(changes, model, precision):
+    found = guess(**changes)
+    assert (found.workload.shape.name, found.workload.format) == (model, precision)
+    assert found.fits
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [({"model": "DeepSeek V3.2"}, "indexer"), ({"note": "LoRA"}, "LoRA"), ({"dtype": "int3"}, "int3")]
+)
+def test_what_cannot_be_predicted_is_refused_by_a_sentence(change, why):
+    with pytest.raises(RecordError) as refused:
+        guess(**change)
+    assert why in refused.value.why
+
+
+def test_weights_are_split_over_replicas_where_a_framework_does_so_or_nothing_else_fits():
+    assert guess(framework="torchtitan", cp=None).workload.code.shards_weights
+    assert guess(note="FSDP 8").workload.code.shards_weights
+    assert not guess().workload.code.shards_weights
+    large = guess(model="Llama 3 70B", gpus=64, accelerator="GB200", micro_batch=2, global_batch=256, cp=1)
+    assert large.workload.code.shards_weights
+    assert large.fits
+
+
+def test_natural_routing_takes_half_as_long_again_on_sixteen_h100():
+    """Megatron-Bridge's model card: 299 TFLOP/s balanced by force, 199 natural; not part of the calibration."""
+    rates = [guess(**MIXTURE, routing=routing).prediction.time.tokens_per_second_per_gpu for routing in ("forced", "natural")]
+    assert rates[0] / rates[1] == pytest.approx(299 / 199, rel=0.15)
+
+
+def test_options_of_megatron_lm_say_gpus_batch_vocabulary_and_what_is_kept():
+    def asked(**options):
+        return workload_of_options({**OPTIONS, **{name.replace("_", "-"): value for name, value in options.items()}}, None)
+
+    assert asked().world_size == 8
+    assert asked(world_size=16, global_batch_size=64).world_size == 16
+    assert asked(num_experts=64, expert_model_parallel_size=64, global_batch_size=256).world_size == 64
+    assert asked(rampup_batch_size="[384, 128, 1000]", global_batch_size=2048).global_batch_sequences == 384
+    assert asked(tokenizer_type="NullTokenizer", vocab_size=131071).vocabulary == 131072
+    assert asked(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="meta-llama/Llama-3.1-8B").shape.vocabulary == 128256
+    narrow = asked(grad_reduce_in_bf16=True, bf16=True, use_precision_aware_optimizer=True, exp_avg_dtype="bf16")
+    assert (narrow.gradient_bytes, narrow.optimizer_states) == (2, "fp32 with moments in bf16")
+    with pytest.raises(ValueError, match="hybrid"):
+        asked(hybrid_override_pattern="M*M-")

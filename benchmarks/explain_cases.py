@@ -31,8 +31,7 @@ from shallow import write_shallow_config  # noqa: E402
 from tprimat.analyze.trace import summarise  # noqa: E402
 from tprimat.core.errors import MetricError  # noqa: E402
 from tprimat.records.schema import StepRecord  # noqa: E402
-from tprimat.records.store import as_document, read_lines  # noqa: E402
-from tprimat.records.trace import read_trace  # noqa: E402
+from tprimat.records.store import as_document, read_lines, read_trace  # noqa: E402
 from tprimat.runner.explain import SUMMARY_FILE, traces_of  # noqa: E402
 
 STEPS, WARMUP, PROFILED = 16, 5, 12

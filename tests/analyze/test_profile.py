@@ -11,7 +11,7 @@ import pytest
 from tprimat.analyze.trace import summarise
 from tprimat.analyze.work_classes import kernel_class
 from tprimat.core.errors import MetricError, RecordError
-from tprimat.records.trace import read_trace
+from tprimat.records.store import read_trace
 
 COMPUTE, NETWORK = 7, 13
 GEMM = "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT"
@@ -344,7 +344,7 @@ def test_a_file_that_is_no_trace_is_named(tmp_path, content, what):
 
 
 def test_a_gzip_file_that_unpacks_to_too_much_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("tprimat.records.trace.LARGEST_UNPACKED", 1000)
+    monkeypatch.setattr("tprimat.records.store.LARGEST_UNPACKED", 1000)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * 1001))
     with pytest.raises(RecordError, match="more than 1000 bytes"):

@@ -1,4 +1,4 @@
-"""The only reader and writer of a run's files; and dataclasses as JSON files, with errors that name file and line.
+"""The only reader and writer of the files of a run and of traces; dataclasses as JSON files, with errors that name file and line.
 
 OUTPUT/runs/RUN_ID/   plan.json   what was requested
                       run.json    what ran and how it ended, replaced atomically
@@ -9,8 +9,13 @@ OUTPUT/runs/RUN_ID/   plan.json   what was requested
 
 import contextlib
 import errno
+import gc
+import gzip
+import io
+import json
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -306,3 +311,41 @@ def append_probe(path: Path, probe: ProbeRecord) -> None:
 def read_probes(path: Path) -> tuple[ProbeRecord, ...]:
     """Read all measured operations of a probes.jsonl."""
     return tuple(read_lines(ProbeRecord, path))
+
+
+# Traces of torch's profiler: JSON for Chrome's trace viewer, plain or gzipped.
+
+GZIP_START = b"\x1f\x8b"
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """Read a file as a trace.
+
+    Raises:
+        RecordError: missing, too large, cut short, or not a trace.
+    """
+    content, running = read_bytes(path, LARGEST_UNPACKED), gc.isenabled()
+    gc.disable()  # the collector of cycles would walk millions of new objects again and again to no effect
+    try:
+        if content.startswith(GZIP_START):
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+                content = file.read(LARGEST_UNPACKED + 1)
+        if len(content) > LARGEST_UNPACKED:
+            what = f"{path} unpacks to more than {LARGEST_UNPACKED} bytes."
+            raise RecordError(what, where=str(path), fix="profile fewer steps, without stacks")
+        # Names of kernels come unescaped from the libraries, with control characters and bytes that are not UTF-8.
+        document = json.loads(content.decode("utf8", errors="replace"), strict=False)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
+    except (ValueError, RecursionError) as error:
+        why = f"{error}; a trace that is cut short looks like this"
+        raise RecordError(f"{path} is not JSON.", where=str(path), why=why) from error
+    finally:
+        if running:
+            gc.enable()
+    if isinstance(document, list):  # the format allows the events alone
+        document = {"traceEvents": document}
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        why, fix = "It has no list of traceEvents.", "profile_*.json of the output folder"
+        raise RecordError(f"{path} is not a trace.", where=str(path), why=why, fix=fix)
+    return document

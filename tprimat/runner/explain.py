@@ -20,8 +20,7 @@ from tprimat.predict.rates import Rates
 from tprimat.predict.time import predict_time
 from tprimat.records.discover import probes_in, read_result
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
-from tprimat.records.store import from_json, read_bytes
-from tprimat.records.trace import read_trace
+from tprimat.records.store import from_json, read_bytes, read_trace
 from tprimat.report.explain import Advice, Explanation, largest
 from tprimat.report.words import not_counted_words
 from tprimat.runner.planning import rates_of

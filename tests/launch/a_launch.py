@@ -16,6 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from changes import record as record_of  # noqa: E402
 
 from tprimat.engines.base import Command  # noqa: E402
+from tprimat.launch.process_tree import read_proc, state_of  # noqa: E402
 from tprimat.launch.run import Launch, Limits, run  # noqa: E402
 from tprimat.records.schema import Machine  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
@@ -67,16 +68,8 @@ def a_launch(folder, *words, limits=None, **fields):
 
 def processes_with(word):
     """The pids of all living processes that carry the word in their environment, zombies left out."""
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and lives_with(word, entry)}
-
-
-def lives_with(word, entry):
-    try:
-        return word.encode() in (entry / "environ").read_bytes() and (
-            (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        )
-    except OSError:
-        return False
+    pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    return {pid for pid in pids if word.encode() in read_proc(pid, "environ") and state_of(pid) not in "ZX"}
 
 
 def leftovers():

@@ -18,6 +18,7 @@ from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.agreement import Ended, Group, Hello, Member
 from tprimat.launch.process import Ending
+from tprimat.launch.process_tree import in_signal_set
 from tprimat.launch.run import Attempt
 from tprimat.logs.failures import classify, earliest
 from tprimat.plan.schema import read_plan
@@ -117,19 +118,13 @@ def test_a_node_that_never_comes_and_a_first_node_that_cannot_be_found_are_named
 
 def test_a_signal_ends_the_wait_for_the_first_node(node, left_behind):
     launcher = node(1, *TRAINS, flags=["--set", "benchmarking.meeting_timeout_seconds=100"])
-    wait_for(lambda: catches(launcher.pid, signal.SIGUSR2))
+    wait_for(lambda: in_signal_set("SigCgt", launcher.pid, signal.SIGUSR2))  # it waits
     began = time.monotonic()
     launcher.send_signal(signal.SIGTERM)
     launcher.communicate(timeout=60)
     assert time.monotonic() - began < 10
     assert launcher.returncode == 143
     assert not left_behind()
-
-
-def catches(pid, number):
-    """Whether a process has a handler for a signal, which the launcher of another node has while it waits."""
-    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
-    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_a_lost_node_ends_the_run_and_is_named_and_a_sweep_repeats_what_it_cut_off(node, tmp_path, left_behind):

@@ -16,7 +16,7 @@ from a_launch import ROOT, Notes, a_launch, wait_for
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
-from tprimat.launch.agreement import Ended, Group, Hello, Member
+from tprimat.launch.agreement import Group, Hello, Member
 from tprimat.launch.process import Ending
 from tprimat.launch.process_tree import in_signal_set
 from tprimat.launch.run import Attempt
@@ -281,7 +281,7 @@ def an_nvidia_plan(tmp_path):
 
 def test_a_signal_to_all_nodes_is_the_cause_also_where_another_node_had_it_first(tmp_path):
     stopped = Failure(outcome="failed", cause="Node 1 (b) was lost: its launcher ended.")
-    there = {"Node 1 (b)": Ended(exit_code=None, failure=Failure(outcome="interrupted", cause="Stopped by SIGUSR1."))}
+    there = {"Node 1 (b)": Ending(exit_code=None, stopped=Failure(outcome="interrupted", cause="Stopped by SIGUSR1."))}
 
     def cause(first, elsewhere):
         launch = a_launch(tmp_path, group=SimpleNamespace(ends=lambda: elsewhere))

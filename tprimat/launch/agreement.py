@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import LOOPBACK, Nodes
-from tprimat.launch.hang import RankRecord, Stack
-from tprimat.launch.process import free_port
+from tprimat.launch.process import Ending, free_port
 from tprimat.launch.rendezvous import open_listener
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Failure, NodeRecord
@@ -70,21 +69,6 @@ class Leave:
     status: int
     error: tuple[str, str | None, str | None] | None = None
     """What went wrong, why, and the way out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How the ranks of a node ended."""
-
-    exit_code: int | None
-    failure: Failure | None = None
-    """Why they could not be started, or were stopped by a signal there."""
-    lines: tuple[str, ...] = ()
-    """The end of the log."""
-    stacks: tuple[Stack, ...] = ()
-    """Where the ranks stood, of a run that was stopped."""
-    collectives: tuple[RankRecord, ...] = ()
-    """How far their collectives had come."""
 
 
 class LostNodeError(LaunchError):
@@ -146,7 +130,7 @@ class Group:
         self._beats: dict[int, tuple[bytes, float]] = {}
         """The last one, and when it was new."""
         self._lost: dict[int, str] = {}
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, Ending] = {}
         self._failed_at: float | None = None
         """When the ranks of another node had failed by themselves."""
         self._stopping = False
@@ -235,7 +219,7 @@ class Group:
         self._lost |= dict.fromkeys(waiting, f"its ranks did not end within {seconds:.0f} s")
         return self.check() if self._lost else None
 
-    def ends(self) -> dict[str, Ended]:
+    def ends(self) -> dict[str, Ending]:
         """Return how the ranks of the other nodes ended, the first to end first: name of the node -> its end."""
         return {self._name(rank): ended for rank, ended in self._ended.items()}
 
@@ -263,8 +247,8 @@ class Group:
         now = time.monotonic()
         for rank in sorted(self._others()):
             if rank not in self._ended and (text := self._store.read(f"ended/{self._number}/{rank}")):
-                ended = self._ended[rank] = from_json(Ended, text, where="ended")
-                if (ended.exit_code or ended.failure) and not self._stopping:
+                ended = self._ended[rank] = from_json(Ending, text, where="ended")
+                if (ended.exit_code or ended.stopped) and not self._stopping:
                     self._failed_at = self._failed_at or now
             beat = self._store.read(f"beat/{rank}") or b""
             last, since = self._beats.get(rank, (b"", now))

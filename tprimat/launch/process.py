@@ -148,12 +148,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a child process ended."""
+    """How a command and its ranks ended on a node."""
 
     exit_code: int | None
-    """Negative signal number if a signal ended it; None if nothing could end it."""
+    """Negative signal number if a signal ended it; None if it was not started, or nothing could end it."""
     stopped: Failure | None
-    """Why we stopped it; None if it ended by itself."""
+    """Why it was stopped there, or could not be started; None if it ended by itself."""
+    lines: tuple[str, ...] = ()
+    """The end of the log, for the first node."""
     stacks: tuple[Stack, ...] = ()
     """Where the ranks stood before they were stopped."""
     collectives: tuple[RankRecord, ...] = ()

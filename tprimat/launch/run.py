@@ -16,7 +16,7 @@ from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.nodes import job_ends_at
 from tprimat.hardware.sampler import telemetry
-from tprimat.launch.agreement import PART_FAILED, Ended, Group, LostNodeError
+from tprimat.launch.agreement import PART_FAILED, Group, LostNodeError
 from tprimat.launch.hang import culprit, missing_ranks
 from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
@@ -339,14 +339,14 @@ class Attempt:
         elsewhere = {} if self._launch.group is None else self._launch.group.ends()
         first, stopped = self._interrupts.first, ending.stopped
         # The ranks may have died of the signal before the launcher stopped them, and another node may have had it first.
-        stops = (stopped, *(ended.failure for ended in elsewhere.values()))
+        stops = (stopped, *(ended.stopped for ended in elsewhere.values()))
         signalled = stopped is None or any(stop is not None and stop.outcome == "interrupted" for stop in stops)
         if first is not None and ending.exit_code != 0 and signalled:
             job_end = job_ends_at(self._job_ends_at)
             return stopped_by(first.name, None if job_end is None else job_end - time.time())
         for name, ended in elsewhere.items():
-            if ended.failure is not None:
-                return dataclasses.replace(ended.failure, cause=f"{name}: {ended.failure.cause}")
+            if ended.stopped is not None:
+                return dataclasses.replace(ended.stopped, cause=f"{name}: {ended.stopped.cause}")
         if gone is not None:
             return gone
         lines = [*self._output.tail, *error_log_lines(self._launch.error_logs)]
@@ -364,7 +364,7 @@ class Attempt:
         planned = self._launch.planned_steps
         return None if planned is None else ended_early(self._steps, planned)
 
-    def _where_it_stood(self, stopped: Failure, ends: Sequence[Ending | Ended]) -> Failure:
+    def _where_it_stood(self, stopped: Failure, ends: Sequence[Ending]) -> Failure:
         """Return why a run was stopped, with the rank that the others wait for, by the stacks and collectives of all nodes."""
         words = [stopped.cause, culprit([stack for end in ends for stack in end.stacks])]
         if stopped.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way

@@ -15,8 +15,8 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.hardware.sampler import telemetry
-from tprimat.launch.agreement import POLL_SECONDS, Ended, Group, Hello, Leave, LostNodeError, Member, Part
-from tprimat.launch.process import Interrupts, Output, Supervisor, torchrun
+from tprimat.launch.agreement import POLL_SECONDS, Group, Hello, Leave, LostNodeError, Member, Part
+from tprimat.launch.process import Ending, Interrupts, Output, Supervisor, torchrun
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
 from tprimat.records.schema import Failure, NodeRecord
@@ -139,7 +139,7 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     return 128 + (interrupts.first or signal.SIGINT)
 
 
-def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts, notify: Notify) -> Ended:
+def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts, notify: Notify) -> Ending:
     """Start the ranks of a run on this node, stop them when the first node says so, and return how they ended."""
     # One writer per folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.
     plan = dataclasses.replace(part.plan, run_directory=str(Path(part.plan.run_directory) / f"node-{nodes.rank}"))
@@ -161,16 +161,14 @@ def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts,
         raise
     except UserError as error:
         notify(error.what)
-        return Ended(exit_code=None, failure=Failure(outcome="failed", cause=error.what, hint=error.fix))
+        return Ending(exit_code=None, stopped=Failure(outcome="failed", cause=error.what, hint=error.fix))
     how = "stopped" if ending.stopped else "ended well" if ending.exit_code == 0 else f"ended with status {ending.exit_code}"
     notify(f"{plan.run_id} {how} after {time.monotonic() - began:.0f} s; its log is {directory.log_file}")
     text = "\n".join(output.tail)[-TAIL_CHARACTERS:] if ending.exit_code != 0 else ""
-    return Ended(
-        exit_code=ending.exit_code,
-        failure=ending.stopped if ending.stopped and member.read(str, stop) is None else None,
+    return dataclasses.replace(
+        ending,
+        stopped=ending.stopped if member.read(str, stop) is None else None,
         lines=tuple(re.sub(r"[\ud800-\udfff]", "?", text).split("\n")),
-        stacks=ending.stacks,
-        collectives=ending.collectives,
     )
 
 

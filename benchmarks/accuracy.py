@@ -42,7 +42,7 @@ from tprimat.predict.memory import MemoryPrediction, predict_memory, predict_mem
 from tprimat.predict.time import predict_time  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
-from tprimat.records.store import read_text  # noqa: E402
+from tprimat.records.store import read_bytes  # noqa: E402
 from tprimat.report.plan import layout_name  # noqa: E402
 from tprimat.report.tables import plural, table  # noqa: E402
 from tprimat.runner.analysis import read_results  # noqa: E402
@@ -405,7 +405,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         RecordError: the file cannot be read, or a line is not a row.
     """
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_bytes(path).decode().splitlines(), start=1):
         if not line.strip():
             continue
         try:

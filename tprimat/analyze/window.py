@@ -55,15 +55,14 @@ def steady_window(
 
 
 def _window(first: int, last: int, seconds: Array, rule: str, slowed: Sequence[int]) -> Window:
-    trend = drift(seconds)
-    significant = trend is not None and trend.p_value < 0.05
+    slope, p_value = drift(seconds)
     return Window(
         first_step=first,
         last_step=last,
         steps=len(seconds),
         outliers=outliers(seconds),
         rule=rule,
-        drift_per_step=trend.slope / median(seconds) if trend is not None and significant else None,
+        drift_per_step=slope / median(seconds) if p_value < 0.05 else None,
         left_out=tuple(step for step in slowed if first < step < last),
     )
 

@@ -188,18 +188,6 @@ def read_bytes(path: Path, most: int = LARGEST_DOCUMENT) -> bytes:
         return file.read()  # `read(most)` would reserve that much memory first
 
 
-def read_text(path: Path) -> str:
-    """Read a whole file as text.
-
-    Raises:
-        RecordError: as `read_bytes`, or it is not text.
-    """
-    try:
-        return read_bytes(path).decode("utf8")
-    except UnicodeDecodeError as error:
-        raise RecordError(f"{path} cannot be read: it is not UTF-8 text.", where=str(path)) from error
-
-
 def read_lines(kind: type[T], path: Path) -> list[T]:
     """Read the records of a .jsonl file. A last line cut short by a crash is skipped; a broken line elsewhere is an error."""
     if not os.path.lexists(path):
@@ -248,7 +236,7 @@ class RunDirectory:
 
     def read_run(self) -> RunRecord:
         """Read the current record; the outcome of a run under way is running."""
-        return from_json(RunRecord, read_text(self.run_file), where=str(self.run_file))
+        return from_json(RunRecord, read_bytes(self.run_file), where=str(self.run_file))
 
     def reserve_space(self) -> None:
         """Keep room for the last record, so that a disk that fills up during the run does not leave it without an end."""

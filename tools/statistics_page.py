@@ -108,7 +108,7 @@ def one_run() -> str:
             rng, covered, printed = np.random.default_rng(n), 0, 0
             for _ in range(CASES):
                 seconds = draw(rng, n)
-                seconds = seconds[statistics.unsteady_prefix(seconds).count :]
+                seconds = seconds[statistics.unsteady_prefix(seconds)[0] :]
                 found = statistics.ratio_of_sums(np.ones(len(seconds)), seconds)
                 if found.low is not None and statistics.two_states(seconds) is None:
                     printed += 1
@@ -126,7 +126,7 @@ def cut() -> str:
         row = [name]
         for n in SIZES:
             rng = np.random.default_rng(n)
-            wrong = sum(statistics.unsteady_prefix(STEPS[name](rng, n)).count > 0 for _ in range(CASES))
+            wrong = sum(statistics.unsteady_prefix(STEPS[name](rng, n))[0] > 0 for _ in range(CASES))
             row.append(units.percent(wrong / CASES, 0))
         rows.append(row)
     return table(("step times", *(f"n = {n}" for n in SIZES)), rows)

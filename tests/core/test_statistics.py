@@ -51,7 +51,7 @@ def test_intervals_cover_90_percent_and_more_after_the_cut_that_every_run_gets(n
     rng, printed, covered = np.random.default_rng(20 + n), np.zeros(2), np.zeros(2)
     for _ in range(CASES // 2):
         seconds = draw(rng, n)
-        seconds = seconds[statistics.unsteady_prefix(seconds).count :]
+        seconds = seconds[statistics.unsteady_prefix(seconds)[0] :]
         rate, step = (
             statistics.ratio_of_sums(np.full(len(seconds), 4096.0), seconds),
             statistics.median_interval(seconds, of_steps=True),

@@ -109,15 +109,15 @@ def _fixed(left: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
 
 def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
     startup = int(left[0].step == 1)
-    prefix = unsteady_prefix(seconds[startup:])
-    if prefix.count == 0:
+    count, faster = unsteady_prefix(seconds[startup:])
+    if count == 0:
         if startup:
             return 1, "excluded step 1: start-up"
         return 0, f"excluded none: the record starts at step {left[0].step}, and no stretch of another speed follows"
-    excluded = _ranges([step.step for step in left[: startup + prefix.count]])
-    if prefix.faster:
-        return startup + prefix.count, f"excluded {excluded}: faster than what follows, and not sustained"
-    return startup + prefix.count, f"excluded {excluded}: warm-up"
+    excluded = _ranges([step.step for step in left[: startup + count]])
+    if faster:
+        return startup + count, f"excluded {excluded}: faster than what follows, and not sustained"
+    return startup + count, f"excluded {excluded}: warm-up"
 
 
 def ran_from_graphs(run: RunRecord) -> bool:

@@ -223,30 +223,21 @@ NOTABLE_LEAD = 0.005
 """Fraction by which a first stretch must be faster to be left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """A first stretch of a series at another level than the rest."""
+def unsteady_prefix(values: Array) -> tuple[int, bool]:
+    """Return how many leading values, 0 to half of all, differ from what follows, and whether they are smaller.
 
-    count: int
-    """Leading values in it; 0: none."""
-    faster: bool = False
-    """Whether its values are smaller."""
-
-
-def unsteady_prefix(values: Array) -> Prefix:
-    """Find a first stretch that is slower than what follows, as in warm-up, or faster, as before a clock falls: 0 to half of all.
-
-    The later half gives the steady level (median) and spread (scaled MAD, not under 0.1 % of the level, which is what logs
-    resolve). Each value's log likelihood ratio for being 3 spreads slower is summed from the start (Page 1954,
-    doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / FALSE_ALARM). By Ville's
-    inequality steady values do so with at most that probability if level and spread are known. Those of short series are not:
-    25 % of series of 10 independent values lose some, 13 % of 20, 4 % of 50 (benchmarks/results/statistics.md): that costs a
-    few steps of the first half, and intervals are made wider for it (FLOOR). Values count as at most 4 spreads off, so that one
-    late spike cannot extend the stretch. Where none is slower, a faster one is looked for in the same way; it must be faster by
-    NOTABLE_LEAD, with ten times the evidence, and be more like a step than like a drift.
+    They are slower in a warm-up, and faster before a clock falls. The later half gives the steady level (median) and spread
+    (scaled MAD, not under 0.1 % of the level, which is what logs resolve). Each value's log likelihood ratio for being 3
+    spreads slower is summed from the start (Page 1954, doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks,
+    if the peak passes log(1 / FALSE_ALARM). By Ville's inequality steady values do so with at most that probability if level
+    and spread are known. Those of short series are not: 25 % of series of 10 independent values lose some, 13 % of 20, 4 % of
+    50 (benchmarks/results/statistics.md): that costs a few steps of the first half, and intervals are made wider for it
+    (FLOOR). Values count as at most 4 spreads off, so that one late spike cannot extend the stretch. Where none is slower, a
+    faster one is looked for in the same way; it must be faster by NOTABLE_LEAD, with ten times the evidence, and be more like
+    a step than like a drift.
     """
     if len(values) < 4:
-        return Prefix(count=0)
+        return 0, False
     steady = values[len(values) // 2 :]
     level = median(steady)
     spread = max(scaled_mad(steady), 1e-3 * level)
@@ -254,14 +245,14 @@ def unsteady_prefix(values: Array) -> Prefix:
     slower = np.cumsum(3 * (distance - 1.5))
     last = int(slower.argmax())
     if slower[last] >= math.log(1 / FALSE_ALARM):
-        return Prefix(count=last + 1)
+        return last + 1, False
     faster = np.cumsum(3 * (-distance - 1.5))
     last = int(faster.argmax())
     early, late = values[: last + 1], values[last + 1 :]
     leads = float(early.mean()) < (1 - NOTABLE_LEAD) * level
     if faster[last] >= math.log(10 / FALSE_ALARM) and leads and _is_step(early, late):
-        return Prefix(count=last + 1, faster=True)
-    return Prefix(count=0)
+        return last + 1, True
+    return 0, False
 
 
 def _is_step(early: Array, late: Array) -> bool:

@@ -67,6 +67,7 @@ BAD_RUNS = {
     "two lines": {("model",): "llama\nqwen"},
     "a name of 100,000 characters": {("strategy",): "s" * 100_000},
     "options": {("engine_options",): {"x": {"y": float("inf")}}},
+    **{f"{key} {name!r}": {(key,): name} for key in ("run_id", "model") for name in ("../x", "a/b", "..", "", "a\\b")},
 }
 BAD_STEPS = {
     "step 10^30": {(4, "step"): 10**30},

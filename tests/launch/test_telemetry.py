@@ -4,8 +4,7 @@ import threading
 import pytest
 from a_launch import Notes, a_launch, wait_for
 
-from tprimat.hardware.gpus import Gpu
-from tprimat.hardware.sampler import NvmlReader, amd_smi_samples, has_values
+from tprimat.hardware.gpus import Gpu, NvmlReader, amd_smi_samples, has_values
 from tprimat.launch.run import run
 from tprimat.records.store import RunDirectory
 
@@ -26,7 +25,7 @@ def tool(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr("tprimat.hardware.sampler.AMD_PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr("tprimat.hardware.gpus.AMD_PERIOD_SECONDS", 0.01)
 
     def make(name, script):
         (folder / name).write_text(f"#!/bin/sh\n{textwrap.dedent(script)}\n")
@@ -47,7 +46,7 @@ def until_sampled(folder, lines=1):
 
 
 def test_the_gpus_of_a_run_are_read_while_it_goes_on(nvml, tmp_path, monkeypatch):
-    monkeypatch.setattr("tprimat.hardware.sampler.PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr("tprimat.hardware.gpus.PERIOD_SECONDS", 0.01)
     nvml(*[{"reasons": 0x4}] * 8)
     record, samples, notices = sampled(tmp_path, *until_sampled(tmp_path, 6))
     assert record.outcome == "completed"

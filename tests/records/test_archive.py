@@ -9,8 +9,7 @@ import pytest
 
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.errors import RecordError
-from tprimat.records.archive import unpacked, write_archive
-from tprimat.records.discover import load_results, probes_in
+from tprimat.records.discover import load_results, probes_in, unpacked, write_archive
 from tprimat.runner.analysis import packed, read_results
 
 RUNS = Path(__file__).parents[1] / "runs"

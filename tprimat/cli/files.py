@@ -105,8 +105,7 @@ class Archive:
     @staticmethod
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0; 1 where a file was damaged, which the report names."""
-        from tprimat.records.archive import is_archive, write_archive
-        from tprimat.records.discover import probes_in
+        from tprimat.records.discover import is_archive, probes_in, write_archive
         from tprimat.report.tables import plural
         from tprimat.runner.analysis import packed, report_page
 

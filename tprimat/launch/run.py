@@ -13,9 +13,8 @@ from typing import Protocol
 
 from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import Command
-from tprimat.hardware.gpus import Gpu
+from tprimat.hardware.gpus import Gpu, telemetry
 from tprimat.hardware.nodes import job_ends_at
-from tprimat.hardware.sampler import telemetry
 from tprimat.launch.agreement import PART_FAILED, Group, LostNodeError
 from tprimat.launch.hang import culprit, missing_ranks
 from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor

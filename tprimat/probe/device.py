@@ -5,8 +5,8 @@ from statistics import fmean
 
 import torch
 
+from tprimat.hardware.gpus import NvmlReader
 from tprimat.hardware.nodes import this_machine
-from tprimat.hardware.sampler import NvmlReader
 from tprimat.records.environment import processor_name, software_versions
 from tprimat.records.schema import Machine, TelemetrySample
 

@@ -17,13 +17,13 @@ from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError
-from tprimat.records.archive import is_archive
 from tprimat.records.benchmark_file import benchmark_text
 from tprimat.records.discover import (
     PROBES_FILE,
     WHAT_A_RESULT_IS,
     check_probes,
     find_results,
+    is_archive,
     is_result_file,
     load_results,
     probes_in,

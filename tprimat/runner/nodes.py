@@ -13,8 +13,8 @@ from pathlib import Path
 from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines.base import Command, engine_named
+from tprimat.hardware.gpus import telemetry
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
-from tprimat.hardware.sampler import telemetry
 from tprimat.launch.agreement import POLL_SECONDS, Group, Hello, Leave, LostNodeError, Member, Part
 from tprimat.launch.process import Ending, Interrupts, Output, Supervisor, torchrun
 from tprimat.plan.schema import RunPlan, write_plan

@@ -12,7 +12,7 @@ from tprimat.runner import run as training
 from tprimat.runner import schedule as engine
 from tprimat.runner.cells import Cell
 from tprimat.runner.request import RunRequest, sweep_requests, with_values
-from tprimat.runner.schedule import Schedule, interleaved, is_result
+from tprimat.runner.schedule import differs_here, interleaved, is_result
 from tprimat.runner.session import prepare
 
 
@@ -72,7 +72,6 @@ def test_repetitions_are_interleaved_forth_and_back(session):
 def test_a_run_on_another_machine_or_with_other_libraries_or_variables_does_not_count(session, monkeypatch):
     cell = Cell(session=session, plan=session.plans[0])
     record = training._starting(cell.plan, session.machine_of(cell.plan), (training.this_node(cell.plan),))
-    differs_here = Schedule([]).differs
     assert differs_here(cell, record) is None
     torch = record.software["torch"]
     older = dataclasses.replace(record, software={**record.software, "torch": "2.6.0"})
@@ -102,11 +101,10 @@ def test_a_program_on_a_gpu_is_waited_for_and_then_named(session, monkeypatch, c
     with fake_nvml():
         monkeypatch.setenv("FAKE_GPUS", json.dumps([{"processes": [[7, 1 << 20]]}, {"processes": [[42, 34 << 30]]}, {}]))
         assert [(user.gpu, user.pid) for user in users_of(visible_gpus({}))] == [(1, 42)], "an idle process is none"
-        schedule = Schedule([])
         with pytest.raises(LaunchError, match=r"In use: GPU 1 by process 42 \(34\.0 GiB\)"):
-            schedule.wait_until_free(plan)
+            engine.wait_until_free(plan)
         assert capsys.readouterr().err == "waiting for GPUs in use: GPU 1 by process 42 (34.0 GiB)\n"
-        schedule.wait_until_free(dataclasses.replace(plan, gpus_per_node=1))
+        engine.wait_until_free(dataclasses.replace(plan, gpus_per_node=1))
 
 
 # The command.

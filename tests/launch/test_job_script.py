@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commands import run_command
 
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.runner.request import RunRequest
-from tprimat.runner.submit import Job, job_of, script
+from tprimat.runner.submit import job_of, script
 
 ECHO = """\
 import json, sys
@@ -18,22 +17,17 @@ print(json.dumps(sys.argv[1:]))
 """
 
 
-def a_job(**fields):
-    given = {"name": "n", "directory": Path("/d"), "log": "/d/l", "nodes": 2, "gpus_per_node": 8, "command": ("srun", "x")}
-    return Job(**{**given, **fields})
-
-
 def test_the_shell_starts_the_words_themselves(tmp_path):
     words, folder = ["", " ", "$HOME `id` \\", "'\"", "*", "é\n\t", "#!", "-e", "%j"], tmp_path
     (folder / "echo.py").write_text(ECHO)
-    (folder / "job.sh").write_text(script(a_job(command=(sys.executable, str(folder / "echo.py"), *words))))
+    (folder / "job.sh").write_text(script([], [sys.executable, str(folder / "echo.py"), *words]))
     done = subprocess.run(["bash", str(folder / "job.sh")], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == words
 
 
 def test_an_option_of_sbatch_cannot_bring_lines_of_its_own():
     with pytest.raises(LaunchError, match="is not an option of sbatch"):
-        script(a_job(options=("--comment=a\n#SBATCH --wrap=evil",)))
+        script(["--comment=a\n#SBATCH --wrap=evil"], [])
     with pytest.raises(ConfigError, match="control characters"):
         job_of(RunRequest(platform="nvidia", settings=('cluster.slurm.partition="a\\nb"',)), ())
 

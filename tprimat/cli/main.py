@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from tprimat import __version__
 from tprimat.cli.console import run_as_script
-from tprimat.config.options import REMOVED
+from tprimat.config.options import removed
 from tprimat.core.errors import ConfigError, UserError
 
 COMMANDS = {
@@ -71,8 +71,8 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
             return f"unexpected argument {word!r}"
-        if word in REMOVED:
-            return f"{word} is gone; instead: {REMOVED[word]}"
+        if word in removed():
+            return f"{word} is gone; instead: {removed()[word]}"
         if instead := (self.get_default("hints") or {}).get(word):
             return f"there is no flag {word} here; instead: {instead}"
         return f"there is no flag {word}{did_you_mean(word, self._option_string_actions)}"
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         choice = re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice:
             name, given, known = choice[1], choice[2], choice[3].replace("'", "").split(", ")
-            gone = REMOVED.get(given) if name == "COMMAND" else None
+            gone = removed().get(given) if name == "COMMAND" else None
             message = f"{name} cannot be {given!r}{did_you_mean(given, known) or '; one of: ' + ', '.join(known)}"
             message = f"{given} is gone; instead: {gone}" if gone else message
         message = re.sub(r"'([^']{80})[^']{40,}'", r"'\1...'", message.removeprefix("argument "))

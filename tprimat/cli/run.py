@@ -169,8 +169,8 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
         layouts_to_measure(request)  # refuses what the job would refuse
     if not options.dry_run:
         return submit(request, options.words)
-    job, _ = job_of(request, options.words)
-    print(script(replace(job, command=masked_command(job.command))), end="")
+    sbatch, command, _ = job_of(request, options.words)
+    print(script(sbatch, masked_command(command)), end="")
     return 0
 
 

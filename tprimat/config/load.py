@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tprimat.config.options import REMOVED, assignment
+from tprimat.config.options import assignment, removed
 from tprimat.config.schema import TINY_WORKLOAD, Config, ModelConfig, Name, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, leaves, parse_scalar, put, read_tree
 from tprimat.core.errors import ConfigError
@@ -296,8 +296,8 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
     if detail["type"] == "name":
         return f"{path[-1]!r} is not a name.", detail["msg"], None
-    if (removed := REMOVED.get(".".join(path[-2:]))) is not None:
-        return f"The option {path[-1]} is gone.", None, removed
+    if (instead := removed().get(".".join(path[-2:]))) is not None:
+        return f"The option {path[-1]} is gone.", None, instead
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)

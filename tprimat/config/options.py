@@ -3,7 +3,7 @@
 Commands that do something else have their own flags in their own files.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +12,7 @@ from tprimat.config.schema import Precision, Routing, Size
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import CONVENTIONS
+from tprimat.core.rows import DATA, document
 
 RUN = ("run",)
 BOTH = ("run", "sweep")
@@ -239,60 +240,7 @@ def names_listed(options: tuple[Option, ...]) -> str:
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
 
 
-REMOVED = {
-    "accuracy": "python3 benchmarks/accuracy.py writes benchmarks/results/accuracy.md and scores rows",
-    "compare-all": "./compare_all_configs.sh, or compare --results-dir with several folders",
-    "completion": "tprimat COMMAND --help",
-    "history": "compare --baseline A --fail-if-slower 3%, or export --to csv",
-    "parity": "compare, which checks the losses of what it ranks",
-    "peak-picture": "peak --picture",
-    "submit": "run --launcher slurm",
-    "suite": "probe all",
-    "trace": "explain RUN, which reads the trace that the run left",
-    "benchmarking.micro_batch_memory_bytes": "remove the key; tprimat plan names the largest micro-batch that fits",
-    "benchmarking.run_timeout_flag": "remove the key; messages name run_timeout_seconds",
-    "slurm.container": "remove the key; a job script of your own starts ./benchmark.py in its container (docs/clusters.md)",
-    "slurm.array_tasks": "remove the key; a call for each strategy makes several jobs",
-    "primus.launcher": "remove the key; run TPrimat inside the container",
-    "primus.image": "remove the key; run TPrimat inside the container",
-    "primus.slurm_arguments": "remove the key; run TPrimat inside the container",
-    "cluster.kubernetes": "remove the key; a manifest of your own starts ./benchmark.py (docs/clusters.md)",
-    "--archive": "python3 -m tprimat archive RESULTS OUT.tar.gz",
-    "--follow": "the same call again once the log is complete",
-    "--hosts": "srun, or torchrun's variables on each node (docs/clusters.md)",
-    "--dark": "leave it out",
-    "--format": "the suffix of --output",
-    "--markdown": "--json",
-    "--measure": "--parallel auto:N",
-    "--only": "--sweep with fewer values",
-    "--plan": "python3 -m tprimat plan --model NAME --accelerator GPU --gpus 8",
-    "--probe": "python3 -m tprimat probe gemm,memory",
-    "--quiet": "2>/dev/null",
-    "--retry-failed": "--resume, which in a sweep repeats what failed",
-    "--scaling": "a run on each number of GPUs (--gpus N --output-dir DIR), then tprimat scaling DIR...",
-    "--table": "results of measured runs",
-    "--time-budget": "fewer kinds of probes",
-    "engine_options.fully_shard": "--engine torchtitan, which always shards weights over the replicas",
-    "--until-sure": "--fail-if-slower, which says how many runs would decide",
-    **dict.fromkeys(
-        (
-            "engine_options.load_ahead",
-            "engine_options.compiled_adam",
-            "engine_options.compiled_regions",
-            "engine_options.cudnn_attention",
-            "engine_options.fused_adam",
-            "engine_options.overlap_grad_reduce",
-            "engine_options.overlap_param_gather",
-            "engine_options.streamed_cross_entropy",
-            "engine_options.tuned_products",
-            "nemo.cuda_graph_impl",
-            "nemo.enable_cuda_graph",
-            "nemo.grad_reduce_in_fp32",
-            "nemo.overlap_grad_reduce",
-            "nemo.overlap_param_gather",
-            "nemo.tp_comm_overlap",
-        ),
-        "remove the key",
-    ),
-}
-"""Command, flag, or the last two words of a key that older scripts and configurations may have -> what to do instead."""
+def removed() -> Mapping[str, str]:
+    """Return what to do instead of commands, flags, and the last two words of keys that older scripts may have."""
+    names: Mapping[str, str] = document(DATA / "removed.yaml")["removed"]
+    return names

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from tprimat.config.options import REMOVED
+from tprimat.config.options import removed
 from tprimat.config.schema import (
     BridgeOptions,
     EngineOptions,
@@ -124,7 +124,7 @@ def read_plan(path: Path) -> RunPlan:
     if isinstance(document, dict):  # without what older plans name and that is gone
         for former in FORMER_FIELDS:
             document.pop(former, None)
-        for section, option in (name.split(".") for name in REMOVED if "." in name):
+        for section, option in (name.split(".") for name in removed() if "." in name):
             if isinstance(options := document.get(section), dict):
                 options.pop(option, None)
     return from_json(RunPlan, json.dumps(document), where=str(path))

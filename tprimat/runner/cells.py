@@ -57,8 +57,6 @@ class CellResult:
     """Why nothing could be started, why the run failed, or whose run it is."""
     stop_signal: int | None = None
     """A signal that asked for an end, during the run or the wait after it."""
-    is_last: bool = False
-    """What kept it from starting would keep the others too."""
 
     @property
     def counts(self) -> bool:

@@ -8,7 +8,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tprimat.launch.run import with_outcome
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.environment import changed_variable, variables_of_run
 from tprimat.records.lock import locked
-from tprimat.records.schema import Failure, Machine, RunRecord
+from tprimat.records.schema import Failure, RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.tables import screen_of
 from tprimat.runner.cells import Cell, CellResult, configuration
@@ -67,8 +67,7 @@ def run_cells(cells: Sequence[Cell], *, resume: bool, retry_failed: bool = True)
             for run_id in end_abandoned(output):
                 say(f"run {run_id} has no end recorded, and its launcher is gone: now {ABANDONED.outcome}")
         group = open_until_the_end.enter_context(gathered(session.place, plan, seconds, say))
-        schedule = Schedule(interleaved(cells), group, resume=resume, retry_failed=retry_failed)
-        results = schedule.run()
+        results = run_in_order(interleaved(cells), group, resume=resume, retry_failed=retry_failed)
         if group is not None:
             group.status = 0 if complete(results, cells) else 1
         return results
@@ -79,130 +78,120 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Schedule:
-    """Makes the runs of some cells one after the other, on one node or on all of a group."""
+def run_in_order(
+    cells: Sequence[Cell], group: Group | None = None, *, resume: bool = True, retry_failed: bool = True
+) -> list[CellResult]:
+    """Make the runs of cells. A failure stops no other cell; a lost node or the user's stop leaves the rest without a result.
 
-    def __init__(
-        self, cells: Sequence[Cell], group: Group | None = None, *, resume: bool = True, retry_failed: bool = True
-    ) -> None:
-        """Without `retry_failed`, a cell whose newest run failed is not made again: a failure is a result too."""
-        self.cells, self.group = cells, group
-        self.resume, self.retry_failed = resume, retry_failed
-        self.cooldown_seconds = max((cooldown(cell) for cell in cells), default=0.0)
-        self._fresh_logs: set[Path] = set()
-
-    def notify(self, text: str) -> None:
-        """Tell the user."""
-        say(text)
-
-    def run(self) -> list[CellResult]:
-        """Run all cells in order. A failure stops no other cell; a lost node or the user's stop leaves the rest without a result.
-
-        With `resume`, an earlier run of a plan that counts is reused, the newest first; without one the plan runs. Where a plan
-        occurs more than once (repetitions), each cell gets its own run.
-        """
-        earlier = earlier_runs(self.cells) if self.resume else []
-        results: list[CellResult] = []
-        seconds: list[float] = []
-        with Interrupts() as interrupts:  # so that a signal breaks off no writing between two runs
-            for place, cell in enumerate(self.cells):
-                record = self._earlier(earlier, cell)
-                if record is not None and (record.counts or (not self.retry_failed and is_result(record))):
-                    results.append(self._reuse(cell, record))
-                    continue
-                if seconds:
-                    self._cool_down(interrupts)
-                if interrupts.first is not None:
+    With `resume`, an earlier run of a plan that counts is reused, the newest first; without one the plan runs. A plan that occurs
+    several times (repetitions) gets a run for each cell. Without `retry_failed`, a cell whose newest run failed is not made
+    again: a failure is a result too.
+    """
+    earlier = earlier_runs(cells) if resume else []
+    pause = max((cooldown(cell) for cell in cells), default=0.0)
+    results: list[CellResult] = []
+    seconds: list[float] = []
+    logs: set[Path] = set()
+    with Interrupts() as interrupts:  # so that a signal breaks off no writing between two runs
+        for place, cell in enumerate(cells, 1):
+            record = earlier_of(cell, earlier)
+            if record is not None and (record.counts or (not retry_failed and is_result(record))):
+                ended = f"ended: {record.outcome.replace('_', ' ')}. --resume repeats it."
+                how = f"of {record.started_at} counts." if record.counts else ended
+                say(f"{cell.name}: skipped, run {record.run_id} {how}")
+                results.append(CellResult(cell=cell, run=load_run(cell.session, record), reused=True, cause=record.cause))
+                continue
+            if seconds:
+                cool_down(pause, interrupts)
+            if interrupts.first is not None:
+                break
+            began = time.monotonic()
+            try:
+                run = make_run(cell, logs, group, f"run {place} of {len(cells)}, " if len(cells) > 1 else "")
+                results.append(CellResult(cell=cell, run=run, cause=run.record.cause))
+            except UserError as error:  # this cell cannot start; the next one may
+                say(f"{cell.name}: not started. {error}")
+                results.append(CellResult(cell=cell, cause=error.what))
+                if isinstance(error, LostNodeError):
                     break
-                began = time.monotonic()
-                results.append(self._start(place, cell))
-                if results[-1].is_last or interrupts.first is not None:
-                    break
-                seconds.append(time.monotonic() - began)
-                if left := len(self.cells) - place - 1:
-                    rest = units.seconds(left * (statistics.mean(seconds) + self.cooldown_seconds))
-                    self.notify(f"{place + 1} of {len(self.cells)} done, {rest} left if the others take as long.")
-        if results and interrupts.first is not None:
-            results[-1] = replace(results[-1], stop_signal=interrupts.first)
-        return results
+            if interrupts.first is not None:
+                break
+            seconds.append(time.monotonic() - began)
+            if left := len(cells) - place:
+                rest = units.seconds(left * (statistics.mean(seconds) + pause))
+                say(f"{place} of {len(cells)} done, {rest} left if the others take as long.")
+    if results and interrupts.first is not None:
+        results[-1] = replace(results[-1], stop_signal=interrupts.first)
+    return results
 
-    def _earlier(self, earlier: list[tuple[RunPlan, RunRecord]], cell: Cell) -> RunRecord | None:
-        """Return the newest earlier run of a plan that says something about this machine."""
-        while (record := take_first(earlier, cell.plan)) is not None:
-            if (why := self.differs(cell, record)) is None:
-                return record
-            if record.counts:
-                self.notify(f"{cell.name}: run {record.run_id} does not count here: {why}.")
-        return None
 
-    def _reuse(self, cell: Cell, record: RunRecord) -> CellResult:
-        ended = f"ended: {record.outcome.replace('_', ' ')}. --resume repeats it."
-        how = f"of {record.started_at} counts." if record.counts else ended
-        self.notify(f"{cell.name}: skipped, run {record.run_id} {how}")
-        return CellResult(cell=cell, run=self.load(cell, record), reused=True, cause=record.cause)
+def earlier_of(cell: Cell, earlier: list[tuple[RunPlan, RunRecord]]) -> RunRecord | None:
+    """Return the newest earlier run of a plan that says something about this machine, and remove it from the others."""
+    while (record := take_first(earlier, cell.plan)) is not None:
+        if (why := differs_here(cell, record)) is None:
+            return record
+        if record.counts:
+            say(f"{cell.name}: run {record.run_id} does not count here: {why}.")
+    return None
 
-    def _start(self, place: int, cell: Cell) -> CellResult:
-        try:
-            run = self.start(place, cell)
-        except UserError as error:  # this cell cannot start; the next one may
-            self.notify(f"{cell.name}: not started. {error}")
-            return CellResult(cell=cell, cause=error.what, is_last=isinstance(error, LostNodeError))
-        return CellResult(cell=cell, run=run, cause=run.record.cause)
 
-    def _cool_down(self, interrupts: Interrupts) -> None:
-        if self.cooldown_seconds > 0:
-            self.notify(f"cooling down for {self.cooldown_seconds:g} s.")
-        end = time.monotonic() + self.cooldown_seconds
-        while (left := end - time.monotonic()) > 0 and not interrupts.count:
-            time.sleep(min(left, 0.1))
+def cool_down(seconds: float, interrupts: Interrupts) -> None:
+    """Wait between two runs, unless a signal comes."""
+    if seconds > 0:
+        say(f"cooling down for {seconds:g} s.")
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not interrupts.count:
+        time.sleep(min(left, 0.1))
 
-    def start(self, place: int, cell: Cell) -> TrainingRun:
-        """Make the run of a cell.
 
-        Raises:
-            UserError: it cannot start.
-        """
-        plan, log = cell.plan, log_path(cell.session, cell.plan.model)
-        if log not in self._fresh_logs:  # an earlier call wrote it; every run keeps a log of its own as well
-            with contextlib.suppress(OSError):  # what cannot be removed is reported when it cannot be written
-                log.unlink(missing_ok=True)
-        self._fresh_logs.add(log)
-        which = f"run {place + 1} of {len(self.cells)}, " if len(self.cells) > 1 else ""
-        self.notify(f"{which}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}")
-        self.wait_until_free(plan)
-        ended = run_plan(cell.session, plan, self.group)
-        if len(self.cells) > 1:
-            self.notify(outcome_line(ended.record, ended.metrics, screen_of(sys.stderr)))
-        return ended
+def make_run(cell: Cell, logs: set[Path], group: Group | None, which: str) -> TrainingRun:
+    """Make the run of a cell. `logs` are those of this call; an earlier call's is removed, as each run keeps one of its own.
 
-    def load(self, cell: Cell, record: RunRecord) -> TrainingRun:
-        """Read an earlier run of a cell."""
-        return load_run(cell.session, record)
+    Raises:
+        UserError: it cannot start.
+    """
+    plan, log = cell.plan, log_path(cell.session, cell.plan.model)
+    if log not in logs:
+        with contextlib.suppress(OSError):  # what cannot be removed is reported when it cannot be written
+            log.unlink(missing_ok=True)
+    logs.add(log)
+    say(f"{which}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}")
+    wait_until_free(plan)
+    run = run_plan(cell.session, plan, group)
+    if which:
+        say(outcome_line(run.record, run.metrics, screen_of(sys.stderr)))
+    return run
 
-    def differs(self, cell: Cell, record: RunRecord) -> str | None:
-        """Return why an earlier run is from another environment than this one; None: it was not."""
-        software = engine_named(cell.plan.engine).software(cell.plan)
-        return changed_since(record, cell.session.machine_of(cell.plan), software, variables_of_run(cell.plan.environment))
 
-    def wait_until_free(self, plan: RunPlan) -> None:
-        """Wait until no other program holds memory of the GPUs of a run here, such as the rest of an earlier run.
+def differs_here(cell: Cell, record: RunRecord) -> str | None:
+    """Return what differs here from the environment of an earlier run: accelerator, driver, a library's version, a variable."""
+    here, software = cell.session.machine_of(cell.plan), engine_named(cell.plan.engine).software(cell.plan)
+    there = record.nodes[0].accelerator if record.nodes else record.machine.accelerator
+    pairs = [("accelerator", there, here.accelerator), ("driver", record.machine.driver, here.driver)]
+    pairs += [(name, record.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
+    words = (f"{name} {was or 'unknown'} there, {now or 'none'} here" for name, was, now in pairs if was != now)
+    return next(words, None) or changed_variable(record.environment, variables_of_run(cell.plan.environment))
 
-        Raises:
-            LaunchError: a program does not end: its load would distort the measurement.
-        """
-        if plan.platform != "nvidia":  # AMD's tools list processes by GPU only on some systems
-            return
-        gpus, began, said = gpus_of_ranks(plan.gpus_per_node), time.monotonic(), False
-        with Interrupts() as interrupts:  # a stop is recorded by the run, which ends at once
-            while (users := users_of(gpus)) and not interrupts.count:
-                listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
-                if time.monotonic() > began + FREE_WITHIN_SECONDS:
-                    why, fix = "Its load would distort the measurement.", "end it, or choose others with CUDA_VISIBLE_DEVICES"
-                    raise LaunchError(f"In use: {listed}.", where="the GPUs", why=why, fix=fix)
-                if not said:
-                    self.notify(f"waiting for GPUs in use: {listed}")
-                    said = True
-                time.sleep(1.0)
+
+def wait_until_free(plan: RunPlan) -> None:
+    """Wait until no other program holds memory of the GPUs of a run here, such as the rest of an earlier run.
+
+    Raises:
+        LaunchError: a program does not end: its load would distort the measurement.
+    """
+    if plan.platform != "nvidia":  # AMD's tools list processes by GPU only on some systems
+        return
+    gpus, began, said = gpus_of_ranks(plan.gpus_per_node), time.monotonic(), False
+    with Interrupts() as interrupts:  # a stop is recorded by the run, which ends at once
+        while (users := users_of(gpus)) and not interrupts.count:
+            listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
+            if time.monotonic() > began + FREE_WITHIN_SECONDS:
+                why, fix = "Its load would distort the measurement.", "end it, or choose others with CUDA_VISIBLE_DEVICES"
+                raise LaunchError(f"In use: {listed}.", where="the GPUs", why=why, fix=fix)
+            if not said:
+                say(f"waiting for GPUs in use: {listed}")
+                said = True
+            time.sleep(1.0)
 
 
 def is_result(record: RunRecord) -> bool:
@@ -223,15 +212,6 @@ def interleaved(cells: Sequence[Cell]) -> list[Cell]:
     rounds = itertools.zip_longest(*(repetitions for _, repetitions in kinds))
     ordered = (one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds))
     return [cell for one in ordered for cell in one if cell is not None]
-
-
-def changed_since(record: RunRecord, here: Machine, software: Mapping[str, str], variables: Mapping[str, str]) -> str | None:
-    """Return what differs here from a run's environment: accelerator, driver, a library's version, a variable; None: nothing."""
-    there = record.nodes[0].accelerator if record.nodes else record.machine.accelerator
-    pairs = [("accelerator", there, here.accelerator), ("driver", record.machine.driver, here.driver)]
-    pairs += [(name, record.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
-    words = (f"{name} {was or 'unknown'} there, {now or 'none'} here" for name, was, now in pairs if was != now)
-    return next(words, None) or changed_variable(record.environment, variables)
 
 
 def complete(results: Sequence[CellResult], cells: Sequence[Cell]) -> bool:

@@ -7,10 +7,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from tprimat.config.schema import SlurmOptions
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.engines.base import start_command
@@ -24,46 +23,18 @@ SRUN = ("srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
 """Starts a command once on every node, with all cores of the job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What to submit."""
-
-    name: str
-    directory: Path
-    """Working directory."""
-    log: str
-    """File for the output, in which %j is the number of the job."""
-    nodes: int
-    gpus_per_node: int | None
-    """None: no GPUs are asked for."""
-    options: tuple[str, ...] = ()
-    """More options of sbatch, such as --partition=gpu."""
-    command: tuple[str, ...]
-    """Starts a launcher on every node."""
-
-
-def script(job: Job) -> str:
+def script(options: Sequence[str], command: Sequence[str]) -> str:
     """Return the script for sbatch. Every word is quoted, so that the shell has nothing to expand."""
-    options = [
-        f"--job-name={job.name}",
-        f"--chdir={job.directory}",
-        f"--output={job.log}",
-        "--open-mode=append",
-        f"--nodes={job.nodes}",
-        "--ntasks-per-node=1",
-        *([] if job.gpus_per_node is None else [f"--gpus-per-node={job.gpus_per_node}"]),
-        "--requeue",
-        *job.options,
-    ]
     if broken := [option for option in options if not option.isprintable()]:
         raise LaunchError(f"{broken[0]!r} is not an option of sbatch.", why="An option is one line of its script.")
-    return "\n".join(
-        ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), "", f"exec {shlex.join(job.command)}", ""]
-    )
+    lines = (f"#SBATCH {shlex.quote(option)}" for option in options)
+    return "\n".join(["#!/bin/bash", *lines, "", f"exec {shlex.join(command)}", ""])
 
 
-def job_of(request: RunRequest, words: Sequence[str]) -> tuple[Job, Session]:
-    """Return the job that makes a call, and its session. What its machine would decide otherwise follows the call's own words.
+def job_of(request: RunRequest, words: Sequence[str]) -> tuple[list[str], list[str], Session]:
+    """Return sbatch's options, and the command that makes a call on every node, and its session.
+
+    What the job's machine would decide otherwise follows the call's own words.
 
     Raises:
         UserError: the request cannot be met, or says nothing of the machines that it is for.
@@ -75,21 +46,27 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[Job, Session]:
     platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     known = replace(request, strategy=None, tp=1) if request.is_auto else request  # the job chooses
     session = prepare(replace(known, platform=platform, dry_run=True))
-    options, plan = session.loaded.config.cluster.slurm, session.plans[0]
+    wanted, plan = session.loaded.config.cluster.slurm, session.plans[0]
     explicit = ["--model", request.model, "--platform", platform, "--set", f"size={session.size}", "--nodes", str(plan.nodes)]
     explicit += ["--output-dir", str(session.output)]
     explicit += [] if request.strategy or layout_name(request) else ["--parallel", session.choices.strategy]
     explicit += [] if "--sweep" in words else ["--resume"]  # a sweep continues anyway, and keeps failures
-    job = Job(
-        name=f"tprimat-{'-'.join(dict.fromkeys(plan.model for plan in session.plans))}"[:60],
-        directory=Path.cwd(),
-        log=str(session.output).replace("%", "%%") + "/slurm-%j.log",
-        nodes=plan.nodes,
-        gpus_per_node=None if plan.platform == "cpu" else plan.gpus_per_node,
-        options=tuple(sbatch_options(options)),
-        command=(*SRUN, *start_command(), *of_the_job(words), *explicit),
-    )
-    return job, session
+    name = f"tprimat-{'-'.join(dict.fromkeys(plan.model for plan in session.plans))}"[:60]
+    asked = {one: getattr(wanted, one) for one in ("partition", "account", "qos", "constraint", "time")}
+    options = [
+        f"--job-name={name}",
+        f"--chdir={Path.cwd()}",
+        "--output=" + f"{session.output}".replace("%", "%%") + "/slurm-%j.log",
+        "--open-mode=append",
+        f"--nodes={plan.nodes}",
+        "--ntasks-per-node=1",
+        *([] if plan.platform == "cpu" else [f"--gpus-per-node={plan.gpus_per_node}"]),
+        "--requeue",
+        *(f"--{key}={value}" for key, value in asked.items() if value is not None),
+        *(["--exclusive"] if wanted.exclusive else []),
+        *wanted.arguments,  # the user's own come last and win
+    ]
+    return options, [*SRUN, *start_command(), *of_the_job(words), *explicit], session
 
 
 def of_the_job(words: Sequence[str]) -> Iterator[str]:
@@ -102,16 +79,6 @@ def of_the_job(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def sbatch_options(options: SlurmOptions) -> Iterator[str]:
-    """Yield the configuration's options of sbatch; the user's own come last and win."""
-    for name in ("partition", "account", "qos", "constraint", "time"):
-        if (value := getattr(options, name)) is not None:
-            yield f"--{name}={value}"
-    if options.exclusive:
-        yield "--exclusive"
-    yield from options.arguments
-
-
 def submit(request: RunRequest, words: Sequence[str]) -> int:
     """Submit a job that makes a call, and wait for its end; Ctrl-C ends the waiting, not the job.
 
@@ -121,15 +88,15 @@ def submit(request: RunRequest, words: Sequence[str]) -> int:
     Raises:
         UserError: the request cannot be met, or there is no SLURM.
     """
-    job, session = job_of(request, words)
+    options, command, session = job_of(request, words)
     path = session.output / "slurm.sh"
-    write_atomically(path, script(job), private=True)  # its command may hold what the user gave by --set
+    write_atomically(path, script(options, command), private=True)  # its command may hold what the user gave by --set
     if (holder := holder_of(session.output)) is not None:
         print(
             f"warning: {session.output} is in use by {holder}; the new job fails if that still runs when it starts",
             file=sys.stderr,
         )
-    print(f"{path}: its output goes to {job.log.replace('%%', '%')}; scancel ends it", file=sys.stderr, flush=True)
+    print(f"{path}: its output goes to {session.output}/slurm-%j.log; scancel ends it", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(["sbatch", "--wait", str(path)], stdout=sys.stderr, check=False)
     except OSError as error:

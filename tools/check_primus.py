@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tprimat.config.load import Setting, read_config  # noqa: E402
-from tprimat.engines.primus import ENGINE, INSTEAD, MODULE, experiment  # noqa: E402
+from tprimat.engines.primus import ENGINE, MODULE, experiment  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.plan.megatron_names import parser_arguments  # noqa: E402
 from tprimat.plan.schema import PrimusStart, RunPlan  # noqa: E402
@@ -158,6 +158,16 @@ def find_readers(root: Path) -> Iterator[Reader]:
     parser = root / "primus/core/launcher/parser.py"
     if parser.is_file() and "def _parse_kv_overrides" in parser.read_text(encoding="utf8"):
         yield Legacy("the legacy launcher", root)
+
+
+INSTEAD: Mapping[str, str] = {
+    "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size in the strategy of parallelism",
+    "data_parallel_size": "--gpus; the data-parallel degree is what is left over",
+    "world_size": "--gpus",
+    "padded_vocab_size": "make_vocab_size_divisible_by",
+    "consumed_train_samples": "nothing; a benchmark starts at its first step",
+}
+"""Keys that Megatron's validate_args always overwrites -> what to set instead."""
 
 
 def complaints(reader: Reader, plan: RunPlan, further: Sequence[str]) -> Iterator[str]:

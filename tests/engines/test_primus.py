@@ -108,7 +108,7 @@ def test_what_primus_cannot_do_is_refused_before_anything_starts(changes, fields
 
 @pytest.mark.parametrize(
     ("key", "message"),
-    [("tensor_model_parallel_size", "decided by the plan"), ("virtual_pipeline_model_parallel_size", "no effect")],
+    [("tensor_model_parallel_size", "decided by the plan")],
 )
 def test_a_further_key_may_neither_contradict_the_plan_nor_be_without_effect(key, message):
     plan = plan_of("llama", "balanced", f"platform_optimizations.amd.primus.overrides={{{key}: 2}}")

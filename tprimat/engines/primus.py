@@ -78,16 +78,6 @@ def _decided(plan: RunPlan) -> dict[str, Value]:
     return {**parser_arguments(plan), **DATA, **NO_CHECKPOINTS, **MEASURING}
 
 
-INSTEAD: Mapping[str, str] = {
-    "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size in the strategy of parallelism",
-    "data_parallel_size": "--gpus; the data-parallel degree is what is left over",
-    "world_size": "--gpus",
-    "padded_vocab_size": "make_vocab_size_divisible_by",
-    "consumed_train_samples": "nothing; a benchmark starts at its first step",
-}
-"""Keys that Megatron's validate_args always overwrites -> what to set instead."""
-
-
 def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:
     """Yield an error for what has no counterpart in Primus, and for each of the user's keys that would contradict the plan."""
     modules, place = plan.workload.recompute_modules or ATTENTION_ALONE, where("models", plan.model, "primus_config")
@@ -101,9 +91,6 @@ def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:
         place = where("platform_optimizations", plan.platform, "primus", "overrides", key)
         if key in decided:
             yield ConfigError(f"{key} is decided by the plan.", where=place, fix="the flag or the key of config.yaml")
-        if key in INSTEAD:
-            why = "Megatron computes it anew."
-            yield ConfigError(f"{key} has no effect in Primus.", where=place, why=why, fix=INSTEAD[key])
 
 
 def experiment_text(plan: RunPlan) -> str:

@@ -102,11 +102,7 @@ def _layout(dtype: torch.dtype, rows: int, columns: int) -> c_void_p:
 
 @cache
 def _prepare(device: int, sizes: tuple[int, int, int], dtypes: tuple[torch.dtype, torch.dtype], alignment: int) -> Prepared:
-    """Prepare total (m, n) += a (m, k) @ b.T (n, k) where all addresses are multiples of `alignment`.
-
-    Raises:
-        RuntimeError: cuBLASLt knows no algorithm.
-    """
+    """Prepare total (m, n) += a (m, k) @ b.T (n, k) where all addresses are multiples of `alignment`."""
     (m, n, k), (a, b) = sizes, dtypes
     descriptor, preference = c_void_p(), c_void_p()
     _check(library().cublasLtMatmulDescCreate(ctypes.byref(descriptor), COMPUTE_32F, SCALE_32F))

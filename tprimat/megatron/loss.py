@@ -150,12 +150,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _losses(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of a chunk's losses, and of each row the logarithm of its sum of exponentials over all ranks.
-
-    Args:
-        logits: shape (rows, words of this rank).
-        places: shape (rows,), targets as columns of this rank; a place outside of them belongs to another rank.
-    """
+    """Return the sum of a chunk's losses, and of each row the logarithm of its sum of exponentials over all ranks."""
     group, ranks = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_tensor_model_parallel_world_size()
     largest = compiled(_largest)(logits)
     if ranks > 1:

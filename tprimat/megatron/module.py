@@ -166,12 +166,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return [{"loss": loss} for loss in losses]
 
     def _passes(self, tokens: Tensor, place: Place) -> Tensor:
-        """Run both passes of a micro-batch as Megatron's schedule without pipelining does, and return its mean loss.
-
-        Args:
-            tokens: shape (micro_batch, sequence_tokens + 1), on the device.
-            place: where it stands in the step.
-        """
+        """Run both passes of a micro-batch as Megatron's schedule without pipelining does; return its mean loss."""
         (chunk,) = self.chunks
         if place.first and hasattr(chunk, "set_is_first_microbatch"):
             chunk.set_is_first_microbatch()

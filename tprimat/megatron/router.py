@@ -221,14 +221,7 @@ class Router(TopKRouter):  # type: ignore[misc]
         return Routing(weights, places, ends, counts, drops=kept is not None)
 
     def _balanced(self, weights: Tensor, experts: Tensor, counts: Tensor | None, logits: Tensor) -> Tensor:
-        """Attach the load-balancing loss to the weights.
-
-        Args:
-            weights: shape (tokens x sequences, k).
-            experts: the same shape.
-            counts: of these choices, shape (experts,), int32; None: they are to be counted.
-            logits: shape (tokens, sequences, experts).
-        """
+        """Attach the load-balancing loss to the weights; `counts` are of these choices, None where they are to be counted."""
         sequences, by_sequence = logits.shape[1], self.get_aux_loss_coeff("seq_aux_loss")
         coefficient = by_sequence or self.get_aux_loss_coeff("aux_loss")
         if not coefficient:

@@ -1,7 +1,6 @@
 """Whether the embedded engine launches micro-batches as CUDA graphs: as asked, or where a record shows a gain."""
 
 from dataclasses import dataclass
-from functools import cache
 
 from tprimat.core.rows import read_rows
 from tprimat.core.workload import graph_obstacle
@@ -26,12 +25,6 @@ class GraphGain:
     date: str | None
 
 
-@cache
-def graph_gains() -> tuple[GraphGain, ...]:
-    """Return all rows."""
-    return read_rows("cuda_graphs.yaml", "gains", GraphGain)
-
-
 def measured_gain(plan: RunPlan) -> GraphGain | None:
     """Return the record that shows a gain for the layout, precision and micro-batch of a plan; None where none does."""
     work, options = plan.workload, plan.engine_options
@@ -41,8 +34,10 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
     if not suitable or not measured or graph_obstacle(work, own_layers=True):
         return None
     wanted = work.layout.tensor, work.matmul_dtype
-    fits = (row for row in graph_gains() if (row.tensor_parallel, row.precision) == wanted and tokens <= row.most_tokens)
-    return next(fits, None)
+    for row in read_rows("cuda_graphs.yaml", "gains", GraphGain):
+        if (row.tensor_parallel, row.precision) == wanted and tokens <= row.most_tokens:
+            return row
+    return None
 
 
 def launches_graphs(plan: RunPlan) -> bool:

@@ -104,11 +104,7 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
 
     def _save(self, running: profile) -> None:
-        """Called by torch at the end of each cycle.
-
-        Raises:
-            RecordError: the folder cannot be written, or the disk is full.
-        """
+        """Called by torch at the end of each cycle."""
         plan, number = self.plan, len(self.traces) + 1
         output = Path(plan.output_directory)
         trace = output / "profiler" / plan.run_id / f"rank_0.{number}.pt.trace.json"

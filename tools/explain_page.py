@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Write benchmarks/results/explain.md: parts of a step with a trace beside those without one, and cases made worse on purpose.
+
+python3 tools/explain_page.py
+python3 tools/explain_page.py --check    whether the page is what the records give
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from page import page_parser, update_page  # noqa: E402
+from profile_figures import read_summary  # noqa: E402
+
+from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.analyze.trace import ProfileSummary  # noqa: E402
+from tprimat.analyze.waterfall import EXCHANGES, LOSSES  # noqa: E402
+from tprimat.core import units  # noqa: E402
+from tprimat.records.discover import probes_in  # noqa: E402
+from tprimat.report.explain import Explanation, signed  # noqa: E402
+from tprimat.report.names import LOSS_NAMES  # noqa: E402
+from tprimat.report.tables import table  # noqa: E402
+from tprimat.runner.analysis import read_results  # noqa: E402
+from tprimat.runner.explain import explained, newest, trace_of_run  # noqa: E402
+
+PAGE = ROOT / "benchmarks" / "results" / "explain.md"
+RECORDS = ROOT / "benchmarks" / "records"
+H200, CASES = RECORDS / "h200", RECORDS / "h100" / "explain-cases"
+TRACED = (
+    ("DP2, bf16", "in-turn-two-gpus/megatron/dp_mbs4", "profiles/dp2.json"),
+    ("DP4, bf16", "repeated/dp_mbs4", "profiles/dp4.json"),
+    ("TP2, bf16", "cuda-graphs/third-machine/megatron/tp2_mbs4", "profiles/tp2.json"),
+    ("20 layers, fp8", "output-layer/mbs4/off", "profiles/cut_fp8.json"),
+    ("20 layers, fp8 output layer", "output-layer/mbs4/on", "profiles/cut_fp8_out.json"),
+    ("EP2, bf16", "moe/natural/engine", "moe/profiles/natural.json"),
+)
+"""Title, folder of a record, and the summary of a trace of the same configuration on another day."""
+EXPECTED = {"late_host": "host", "uneven_ranks": "uneven", "smaller_micro_batch": "products", "recompute": "recompute"}
+"""Case -> the part that should grow by what the step does."""
+LIMIT = 0.03
+TOGETHER = {"pipeline": "bubble"}
+"""Parts that a trace cannot tell apart, and the one under which both are compared."""
+
+
+def seconds_of(found: Explanation, other: Explanation | None = None) -> dict[str, float]:
+    """Return the parts of a step by name; communication as one part where the trace of the other does not say between whom."""
+    seconds: dict[str, float] = {}
+    one = any(loss.name == "exchange" for side in (found, other or found) for loss in side.parts.losses)
+    for loss in found.parts.losses:
+        name = "exchange" if one and loss.name in EXCHANGES else TOGETHER.get(loss.name, loss.name)
+        seconds[name] = seconds.get(name, 0.0) + loss.seconds
+    return seconds
+
+
+def explain_one(place: Path, trace: ProfileSummary | None) -> Explanation:
+    """Explain the newest run below a folder, by all probes of its kind of machine."""
+    measured = newest(read_results([place], MetricOptions(), {}).measured, place)
+    probes, _ = probes_in([RECORDS / place.relative_to(RECORDS).parts[0]])
+    return explained(measured, probes, trace)
+
+
+def both_ways(pairs: Sequence[tuple[str, Explanation, Explanation]]) -> str:
+    """Return the table of parts without and with a trace, and their difference as a share of the step."""
+    header = ["part, % of the step", *(title for title, _, _ in pairs)]
+    columns, worst = [], []
+    for title, bare, traced in pairs:
+        one, other, step = seconds_of(bare, traced), seconds_of(traced, bare), bare.parts.step_seconds
+        columns.append({name: (one.get(name, 0.0) / step, other.get(name, 0.0) / step) for name in LOSSES})
+        worst += [
+            f"{title}: {LOSS_NAMES[name]} {units.signed_percent(ours - theirs)}"
+            for name, (ours, theirs) in columns[-1].items()
+            if abs(ours - theirs) > LIMIT and name != "rest"
+        ]
+    rows = []
+    for name in LOSSES:
+        if any(column[name] != (0.0, 0.0) for column in columns):
+            cells = [f"{signed(ours * 100)} / {signed(theirs * 100)}" for ours, theirs in (column[name] for column in columns)]
+            rows.append([LOSS_NAMES[name], *cells])
+    over = "\n".join(f"- {line}" for line in worst) or "- none"
+    return f"{table(header, rows)}\n\nApart by more than 3 % of the step (without the trace minus with it):\n\n{over}\n"
+
+
+def of_cases() -> str:
+    """Return the table of cases that were made worse on purpose, with and without their traces; empty without records."""
+    base = CASES / "dp2"
+    if not base.is_dir():
+        return ""
+    lines, pairs = [], []
+    for place in sorted(one for one in CASES.iterdir() if one.is_dir()):
+        bare = explain_one(place, None)
+        result = bare.measured.result
+        trace = trace_of_run(result.run, result.path)
+        traced = explain_one(place, trace)
+        if trace is not None:
+            pairs.append((place.name, bare, traced))
+        if part := EXPECTED.get(place.name):
+            for how, found in (("without", bare), ("with", traced)):
+                usual = explain_one(base, None)
+                if how == "with":
+                    usual = explain_one(base, trace_of_run(usual.measured.result.run, usual.measured.result.path))
+                before, after = seconds_of(usual), seconds_of(found)
+                grown = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in LOSSES}
+                most = max(grown, key=lambda name: grown[name])
+                longer = found.parts.step_seconds - usual.parts.step_seconds
+                cells = [units.seconds(longer), units.seconds(grown[part]), LOSS_NAMES[most], units.seconds(grown[most])]
+                lines.append([f"`{place.name}`", how, LOSS_NAMES[part], *cells])
+    header = ["case", "trace", "expected to grow", "the step grew by", "that part by", "most grew", "by"]
+    cases = table(header, lines, left=3)
+    return f"""
+## Cases made worse on purpose
+
+Six layers on two H100 (`benchmarks/explain_cases.py`), each against `dp2`.
+
+{cases}
+
+The same runs both ways, without / with the trace:
+
+{both_ways(pairs)}"""
+
+
+def page() -> str:
+    """Return the page."""
+    pairs = []
+    for title, place, profile in TRACED:
+        trace = read_summary(H200 / profile)
+        pairs.append((title, explain_one(H200 / place, None), explain_one(H200 / place, trace)))
+    return f"""# Where the throughput went, with a trace and without
+
+`tools/explain_page.py` wrote this page from the records in `benchmarks/records`. Each cell has a part of `tprimat explain`
+without the trace, which is predicted by probes of the same kind of machine or read from telemetry, and with it. The traces here
+are of other runs of the same configuration, some by older versions, so that parts and what is not explained also differ for that.
+
+{both_ways(pairs)}{of_cases()}"""
+
+
+def main() -> int:
+    """Exit status: 0, or 1 where --check finds a difference."""
+    return update_page(PAGE, page(), check=page_parser(__doc__).parse_args().check, command="python3 tools/explain_page.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

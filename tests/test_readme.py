@@ -26,8 +26,8 @@ def test_the_demo_answers_from_records_without_training(tmp_path):
 
 
 def test_the_pictures_are_small():
-    shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", README)
-    assert shown == ["docs/images/comparison.png", "docs/images/report.png"]
+    shown = re.findall(r"!\[[^]]+\]\((\S+\.(?:png|svg))\)", README)
+    assert shown == [f"docs/images/{name}" for name in ("comparison.png", "waterfall.svg", "report.png")]
     assert all((ROOT / path).stat().st_size < 200_000 for path in shown)
 
 

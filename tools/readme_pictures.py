@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draw the README's pictures from records: the comparison of four layouts, and the head of their report page.
+"""Draw the README's pictures from records: the comparison of four layouts, a waterfall, and the head of the report page.
 
-python3 tools/readme_pictures.py            both; the page needs Chromium
-python3 tools/readme_pictures.py --check    whether the comparison in the repository is what the records give
+python3 tools/readme_pictures.py            all; the page needs Chromium
+python3 tools/readme_pictures.py --check    whether the first two in the repository are what the records give
 """
 
 import shutil
@@ -22,6 +22,8 @@ RECORDS = ROOT / "benchmarks" / "records" / "h200" / "repeated"
 LAYOUTS = [str(RECORDS / name) for name in ("dp_mbs4", "tp2_mbs4", "tp2_pp2_mbs4", "tp4_mbs4")]
 IMAGES = ROOT / "docs" / "images"
 COMPARISON, PAGE = IMAGES / "comparison.png", IMAGES / "report.png"
+WATERFALL = IMAGES / "waterfall.svg"
+EXPLAINED = RECORDS.parent / "in-turn-four-programs" / "megatron" / "dp_mbs4" / "1"
 PAGE_PIXELS = (1280, 1120)
 
 
@@ -29,6 +31,13 @@ def draw_comparison(path: Path) -> None:
     """Draw the bars of the comparison."""
     words = ["--results-dir", *LAYOUTS, "--panels", "throughput,memory", "--output", str(path)]
     subprocess.run([sys.executable, str(ROOT / "compare.py"), *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def draw_waterfall(path: Path) -> None:
+    """Draw where the throughput of a run went."""
+    probes = f"probes={RECORDS.parent / 'probes-1gpu'}"
+    words = ["-m", "tprimat", "explain", str(EXPLAINED), "--set", probes, "--picture", str(path)]
+    subprocess.run([sys.executable, *words], check=True, cwd=ROOT, capture_output=True)
 
 
 def photograph_page(path: Path) -> None:
@@ -57,12 +66,15 @@ def main() -> int:
     if not page_parser(__doc__).parse_args().check:
         IMAGES.mkdir(exist_ok=True)
         draw_comparison(COMPARISON)
+        draw_waterfall(WATERFALL)
         photograph_page(PAGE)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder, "comparison.png")
         draw_comparison(again)
-        return 0 if same_picture(COMPARISON, again) else 1
+        draw_waterfall(again.with_suffix(".svg"))
+        same = same_picture(COMPARISON, again) and WATERFALL.read_text() == again.with_suffix(".svg").read_text()
+        return 0 if same else 1
 
 
 if __name__ == "__main__":

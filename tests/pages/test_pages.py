@@ -16,6 +16,7 @@ SCRIPTS = (
     "tools/guide_tables.py",
     "tools/guide_tables.py README.md",
     "tools/readme_pictures.py",
+    "tools/explain_page.py",
     "benchmarks/accuracy.py",
 )
 

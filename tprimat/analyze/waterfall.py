@@ -14,7 +14,7 @@ import numpy as np
 from tprimat.analyze.metrics import during
 from tprimat.analyze.trace import ProfileSummary
 from tprimat.core.accelerators import find_accelerator
-from tprimat.core.flops import flop_per_token, moe_matrices, parameters
+from tprimat.core.flops import flop_per_token
 from tprimat.core.models import ModelShape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunMetrics, RunRecord
@@ -137,9 +137,7 @@ def _parts(
     seconds: dict[LossName, float] = {name: guess.get(name, 0.0) for name in LOSSES}
     seconds |= {name: value - again.get(name, 0.0) for name, value in kernels.items()}
     seconds["recompute"] = sum(again.values())
-    behind, load = _behind(run, trace), 0.0
-    if (run.ran.expert_parallel or 1) > 1:
-        load = guess.get("products", 0.0) * _share_of_experts(run.ran.shape) * max(0.0, (metrics.rank_load or 1.0) - 1)
+    behind, load = _behind(run, trace), guess.get("uneven", 0.0)
     if trace is not None:  # its collectives wait for other ranks
         seconds["bubble"] = min(seconds["bubble"], seconds["pipeline"])
         behind, load = min(behind, seconds["replicas"]), min(load, seconds["experts"])
@@ -150,7 +148,9 @@ def _parts(
         seconds[name] -= value
         if not kernels:  # what is predicted is no faster than the peak
             seconds[name] = max(0.0, seconds[name])
-    sources = dict.fromkeys(kernels, "trace") | {"uneven": "times of the ranks, load of experts"}
+    sources = dict.fromkeys(kernels, "trace")
+    if run.rank_seconds or metrics.rank_load:
+        sources["uneven"] = "times of the ranks, load of experts"
     if trace is not None:
         idle = min(trace.idle_seconds, max(0.0, metrics.mean_step_seconds - trace.step_seconds + trace.idle_seconds))
         seconds["data"] = min(idle, trace.data_seconds)
@@ -186,13 +186,6 @@ def _ideal(shape: ModelShape | None, tokens: int | None, seconds: float) -> dict
         return {"products": seconds}
     once, twice = flop_per_token(shape, tokens), flop_per_token(shape, 2 * tokens)
     return {"attention": seconds * (twice / once - 1), "products": seconds * (2 - twice / once)}
-
-
-def _share_of_experts(shape: ModelShape | None) -> float:
-    if shape is None:
-        return 0.0
-    chosen = sum(matrix.active_parameters for matrix in moe_matrices(shape) if matrix.copies > 1)
-    return shape.moe_layers * chosen / parameters(shape).matmul
 
 
 def _behind(run: RunRecord, trace: ProfileSummary | None) -> float:

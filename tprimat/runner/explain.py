@@ -17,7 +17,7 @@ from tprimat.engines import MODULES
 from tprimat.engines.base import Settings, engine_named
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import Rates
-from tprimat.predict.time import predict_time
+from tprimat.predict.time import FELT, busiest_rank, predict_time
 from tprimat.records.discover import probes_in, read_result
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 from tprimat.records.store import from_json, read_bytes, read_trace
@@ -55,7 +55,7 @@ def explained(measured: Measured, probes: Sequence[ProbeRecord], trace: ProfileS
         raise MetricError("There is no step to explain.", where=str(measured.result.path), why=not_counted_words(measured))
     run = measured.result.run
     workload, rates = recorded_workload(run), _rates(run, probes)
-    parts = waterfall(measured.result, measured.metrics, trace, _expected(run, workload, rates))
+    parts = waterfall(measured.result, measured.metrics, trace, _expected(run, workload, rates, measured.metrics.rank_load))
     found = Explanation(measured=measured, parts=parts, trace=trace, workload=workload, rates=rates)
     return replace(found, advice=_advice(found))
 
@@ -77,17 +77,21 @@ def _rates(run: RunRecord, probes: Sequence[ProbeRecord]) -> Rates | None:
     return rates if own or not rates.measured else replace(rates, source=f"{rates.source} on another machine", measured=False)
 
 
-def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None) -> Expected | None:
-    """Predict a step by part; where the record does not say enough, take what was predicted before the run."""
+def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None, load: float | None) -> Expected | None:
+    """Predict a step by part, with experts as uneven as the busiest rank's load; or take what was predicted before the run."""
     if workload is None or rates is None:
         if run.prediction is None or not run.prediction.time:
             return None
         source = f"predicted before the run, by {run.prediction.rates}"
         return Expected(parts=run.prediction.time, known_by="predicted", source=source)
-    kept = replace(workload, recompute="none", recompute_modules=None, recompute_layers=None)
-    whole, once = ({str(part): value for part, value in predict_time(work, rates).parts.items()} for work in (workload, kept))
+    even = replace(workload, routing="balanced" if workload.routing else None)
+    kept = replace(even, recompute="none", recompute_modules=None, recompute_layers=None)
+    whole, once = ({str(part): value for part, value in predict_time(work, rates).parts.items()} for work in (even, kept))
+    uneven, surplus = predict_time(workload, rates).step_seconds - sum(whole.values()), busiest_rank(workload) - 1
+    if load is not None and surplus:
+        uneven *= FELT * (load - 1) / surplus
     return Expected(
-        parts=whole | {part: once[part] for part in REPEATED},
+        parts=whole | {part: once[part] for part in REPEATED} | {"uneven": uneven},
         again={part: whole[part] - once[part] for part in REPEATED},
         known_by="machine" if rates.measured else "predicted",
         source=rates.source,

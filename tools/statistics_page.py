@@ -190,7 +190,7 @@ ON_TWO_MACHINES = {"short", "dp_s8192_mbs1_fp8"}
 """Folders whose runs of a configuration are of two machines (benchmarks/records/h200/README.md)."""
 BY_MACHINE = {"cuda-graphs"}
 """Folders that have one for each machine."""
-OF_OTHER_SOURCES = ("unswitched", "explain-cases")
+OF_OTHER_SOURCES = ("unswitched",)
 """Folders whose runs may differ in sources that their records do not tell apart."""
 ALL = {
     "all whose steps vary by less than 0.5 %": 0.005,

@@ -28,7 +28,7 @@ from tprimat.runner.explain import explained, newest, trace_of_run  # noqa: E402
 
 PAGE = ROOT / "benchmarks" / "results" / "explain.md"
 RECORDS = ROOT / "benchmarks" / "records"
-H200, CASES = RECORDS / "h200", RECORDS / "h100" / "explain-cases"
+H200, CASES = RECORDS / "h200", RECORDS / "explain-cases"
 TRACED = (
     ("DP2, bf16", "in-turn-two-gpus/megatron/dp_mbs4", "profiles/dp2.json"),
     ("DP4, bf16", "repeated/dp_mbs4", "profiles/dp4.json"),
@@ -61,7 +61,7 @@ def explain_one(place: Path, trace: ProfileSummary | None) -> Explanation:
     """Explain the newest run below a folder, by all probes of its kind of machine."""
     options = MetricOptions(warmup=FROM_STEP.get(place.name, "auto"))
     measured = newest(read_results([place], options, {}).measured, place)
-    probes, _ = probes_in([RECORDS / place.relative_to(RECORDS).parts[0]])
+    probes, _ = probes_in([RECORDS / "h100" if place.is_relative_to(CASES) else H200])
     return explained(measured, probes, trace)
 
 

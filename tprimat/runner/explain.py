@@ -17,7 +17,8 @@ from tprimat.engines import MODULES
 from tprimat.engines.base import Settings, engine_named
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import Rates
-from tprimat.predict.time import FELT, busiest_rank, predict_time
+from tprimat.predict.stages import FELT, busiest_rank
+from tprimat.predict.time import predict_time
 from tprimat.records.discover import probes_in, read_result
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 from tprimat.records.store import from_json, read_bytes, read_trace

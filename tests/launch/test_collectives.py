@@ -117,7 +117,7 @@ def test_a_process_that_does_not_wait_for_the_signal_is_left_alone(tmp_path, mon
     with subprocess.Popen([sys.executable, "-S", "-c", "print(1, flush=True); import time; time.sleep(60)"]) as process:
         try:
             wait_for(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes())
-            assert take_records({process.pid}, tmp_path) == []
+            assert take_records({0: process.pid}, tmp_path) == []
             assert process.poll() is None
         finally:
             process.kill()

@@ -8,7 +8,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,20 +64,22 @@ class RankRecord:
         return self.waits_for_one or any(place.waits_in is not None for place in self.places or ())
 
 
-def take_records(pids: set[int], folder: Path) -> list[RankRecord]:
+def ranks_of(pids: set[int]) -> dict[int, int]:
+    """Return the ranks among some processes, each with its pid; a child of a rank has its number, too, and a later pid."""
+    ranks = {rank: pid for pid in sorted(pids, reverse=True) if (rank := rank_of(pid)) is not None}
+    return dict(sorted(ranks.items()))
+
+
+def take_records(ranks: Mapping[int, int], folder: Path) -> list[RankRecord]:
     """Let the ranks of this node write down what their flight recorders hold, in the run's folder on this node.
 
-    Processes that do not wait for SIGUSR2 are left alone: they could die of it.
-
-    Returns:
-        one record for each rank that should answer, in their order.
+    Those that do not wait for SIGUSR2 are left alone, and out: they could die of it.
     """
-    answering = [pid for pid in pids if in_signal_set("SigBlk", pid, signal.SIGUSR2)]
-    ranks = {pid: rank for pid in answering if (rank := rank_of(pid)) is not None}
-    files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in sorted(set(ranks.values()))}
+    answering = {rank: pid for rank, pid in ranks.items() if in_signal_set("SigBlk", pid, signal.SIGUSR2)}
+    files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in answering}
     for path in files.values():
         path.unlink(missing_ok=True)  # of an earlier start in this folder
-    able = {pid: rank for pid, rank in ranks.items() if state_of(pid) not in STATES}
+    able = {pid: rank for rank, pid in answering.items() if state_of(pid) not in STATES}
     process_tree.send(set(able), signal.SIGUSR2)
     ends = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < ends and not all(files[rank].exists() for rank in able.values()):
@@ -211,22 +213,20 @@ class Stack:
         return (found["function"], found["file"], found["line"]) if found else None
 
 
-def take_stacks(pids: set[int], listen: Callable[[], str]) -> list[Stack]:
-    """Return the Python stacks of the ranks among some processes.
+def take_stacks(ranks: Mapping[int, int], listen: Callable[[], str]) -> list[Stack]:
+    """Return the Python stacks of ranks.
 
     SIGUSR1 goes to one after the other, if it handles it: our workers call faulthandler.register(SIGUSR1) and print their stacks,
     which `listen` reads. A process without a handler would die of the signal, so it does not get one.
     """
-    stacks: dict[int, Stack] = {}
-    for pid in sorted(pids):
-        rank, state, text = process_tree.rank_of(pid), process_tree.state_of(pid), ""
-        if rank is None or rank in stacks:  # a child of a rank has its number, too
-            continue
-        if state not in STATES and process_tree.in_signal_set("SigCgt", pid, signal.SIGUSR1):
+    stacks = []
+    for rank, pid in ranks.items():
+        state, text = state_of(pid), ""
+        if state not in STATES and in_signal_set("SigCgt", pid, signal.SIGUSR1):
             process_tree.send({pid}, signal.SIGUSR1)
             text = listen()
-        stacks[rank] = Stack(pid=pid, rank=rank, state=state, text=text)
-    return [stacks[rank] for rank in sorted(stacks)]
+        stacks.append(Stack(pid=pid, rank=rank, state=state, text=text))
+    return stacks
 
 
 def save(stacks: Sequence[Stack], path: Path) -> str:

@@ -23,7 +23,7 @@ from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process_tree
-from tprimat.launch.hang import RankRecord, Stack, save, take_records, take_stacks
+from tprimat.launch.hang import RankRecord, Stack, ranks_of, save, take_records, take_stacks
 from tprimat.launch.process_tree import Reaper, Shutdown
 from tprimat.records.schema import Failure
 from tprimat.records.store import cannot_write
@@ -266,8 +266,8 @@ class Supervisor:
         if self._folder is None:
             return
         self._output.notify(f"{why.cause} Stopping it.")
-        self._collectives = take_records(self._members(), self._folder)
-        self._stacks = take_stacks(self._members(), self._listen)
+        ranks = ranks_of(self._members())
+        self._collectives, self._stacks = take_records(ranks, self._folder), take_stacks(ranks, self._listen)
         if saved := save(self._stacks, self._folder / "stacks.txt"):
             self._output.notify(saved)
 

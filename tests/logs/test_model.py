@@ -269,3 +269,19 @@ def test_a_device_whose_memory_is_not_that_of_its_name_has_no_row():
         steps = [f"{begin}step: {n:2}  loss: {9 - n / 20:8.5f}  memory: 6.91GiB  tps: 6,790" for n in range(1, 5)]
         machine = run_from([begin + capacity, *steps], "llama-3.1-8b", gpus=8).record.machine
         assert (machine.accelerator, machine.platform) == (name, platform)
+
+
+def test_what_a_log_prints_of_torch_and_of_the_driver_must_be_of_the_accelerator_that_is_named():
+    steps = iterations(1, [5.0, 5.0, 5.0])
+    table = "| N/A   34C    P0             72W /  700W |       1MiB /  {}MiB |      0%      Default |"
+    for right, wrong, line in (
+        ("H100", "MI300X", "PyTorch version: 2.9.0+cu128"),
+        ("H100", "MI300X", "NCCL version 2.26.2+cuda12.8"),
+        ("MI300X", "H100", "torch 2.9.0+rocm6.4.1"),
+        ("MI300X", "H100", "device gfx942:sramecc+:xnack-"),
+        ("H100", "H200", table.format(81559)),
+        ("H200", "H100", table.format(143771)),
+    ):
+        claims = {"gpus": 8, "sequence_tokens": 4096}
+        assert run_from([line, *steps], "llama", accelerator=right, **claims).steps
+        assert f"--gpu {wrong} contradicts the log" in refused([line, *steps], "llama", accelerator=wrong, **claims).what

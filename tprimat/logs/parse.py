@@ -10,7 +10,7 @@ from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
 from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of
-from tprimat.logs.fields import Dialect, LineFields, number, plain, whole
+from tprimat.logs.fields import Dialect, LineFields, number, plain, scaled, whole
 from tprimat.logs.formats import deepspeed, maxtext, torchtitan
 from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
 from tprimat.records.schema import Failure, StepRecord
@@ -111,7 +111,7 @@ def device_of(line: str) -> Device | None:
     for words, pattern, platform in device_patterns():
         if words in line and (match := pattern.search(line)):
             facts = match.groupdict()
-            gib = number(facts.get("gib") or facts.get("limit"))
+            gib = scaled(number(facts.get("mib")), 1 / 1024) or number(facts.get("gib") or facts.get("limit"))
             used, percent = number(facts.get("used")), number(facts.get("percent"))
             if used and percent and percent > LEAST_PERCENT:
                 gib = 100 * used / percent

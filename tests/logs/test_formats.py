@@ -125,6 +125,13 @@ WRAPPERS = (
 """Of kubectl, a node of Kubernetes, srun (padded from ten tasks on), pdsh, mpirun, docker compose, Ray, SkyPilot, Windows."""
 
 
+def test_colours_that_were_pasted_without_their_first_byte_or_as_text_change_nothing():
+    lines = lines_of("primus_core_head")
+    for escape in ("", "^[", "\\x1b", "\\u001b", "\\033", "\u241b"):
+        read = collect(line.replace("\x1b", escape) for line in lines)
+        assert (repr(read.steps), read.evidence) == (repr(collect(lines).steps), collect(lines).evidence), escape
+
+
 def test_what_a_launcher_puts_around_a_line_changes_nothing():
     logs = {stem: lines_of(stem)[1:] for stem in STEMS if stem not in {"tprimat", "megatron_bridge_nemo_run"}}
     logs["shape"] = ["  num_layers: 32", "  vision:", "    num_layers: 24", "  swiglu: true", *logs["megatron_bridge_2025"]]

@@ -127,9 +127,10 @@ def _rule(
 GIGABYTE, GIBIBYTE, MEBIBYTE = 10**9, 2**30, 2**20
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
-    r"|\[\d{1,3}(?:;\d{1,3})*m"
+    r"|(?:\^\[|\\x1b|\\u001b|\\033|\\e|\u241b)?\[\d{1,3}(?:;\d{1,3})*m"
 )
-"""Colours, titles, cursor moves and other control characters (ECMA-48); colours also where pasting lost their first byte."""
+"""Colours, titles, cursor moves and other control characters (ECMA-48); colours also where pasting lost their first byte or
+wrote it as text."""
 LAUNCHER_PREFIX = (
     r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ | *[\w.-]+: |[\w.-]+ +\| |\[\d+,\d+\]<std(?:out|err)>: ?)?"
     r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)?(?:\[[a-z]+\d+\]:)?"

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -124,7 +125,7 @@ def _rule(
     return matching(pattern.replace("PREFIX", LAUNCHER_PREFIX) or re.escape(words), fields)
 
 
-GIGABYTE, GIBIBYTE, MEBIBYTE = 10**9, 2**30, 2**20
+GIBIBYTE = 2**30
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
     r"|(?:\^\[|\\x1b|\\u001b|\\033|\\e|\u241b)?\[\d{1,3}(?:;\d{1,3})*m"
@@ -137,6 +138,7 @@ LAUNCHER_PREFIX = (
 )
 """What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun (padded from ten tasks on) or pdsh, docker compose,
 mpirun; then a time, as a node of Kubernetes keeps it with the stream, then torchrun."""
+COUNTS = {"global_batch_sequences", "consumed_sequences", "sequence_tokens"}
 TOKEN_RATE = re.compile(r"(?i)\btok(?:en)?s?\b.*(?:/|\bper) ?s(?:ec(?:ond)?)?\b|\b(?:tgs|tps|wps)\b")
 """Names of rates, with spaces between their words."""
 OF_GPU = re.compile(r"(?i)gpu|device|rank|card|\btgs\b")
@@ -151,13 +153,37 @@ def plain(text: str) -> str:
     return ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
 
 
-def token_rates(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rate in tokens that a line prints, of a GPU or of all, whatever it calls it."""
-    named = {name.replace("_", " ").replace("-", " "): text for name, text in fields.items()}
-    named = {name: text for name, text in named.items() if TOKEN_RATE.search(name)}
-    of_gpu = next((text for name, text in named.items() if OF_GPU.search(name)), None)
-    every = next((text for name, text in named.items() if not OF_GPU.search(name)), None)
-    return {"tokens_per_second_per_gpu": number(of_gpu), "tokens_per_second": number(every)}
+@cache
+def named_fields() -> tuple[tuple[str, str, float], ...]:
+    """Return names of values, with the field of a step that each states and its unit, by data/log_lines.yaml."""
+    rows = document(DATA / "log_lines.yaml")["fields"]
+    return tuple((name, field, unit) for field, names in rows.items() for name, unit in names.items())
+
+
+def stated(parts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a step that named values of a line state, rates in tokens under any name among them."""
+    parts = {name.replace("_", " ").replace("-", " "): text for name, text in parts.items()}
+    values: dict[str, Any] = {}
+    for name, field_name, unit in named_fields():
+        if name in parts and values.get(field_name) is None:
+            values[field_name] = value_of(field_name, parts[name], unit)
+    rates = {name: text for name, text in parts.items() if TOKEN_RATE.search(name)}
+    of_gpu = next((text for name, text in rates.items() if OF_GPU.search(name)), None)
+    every = next((text for name, text in rates.items() if not OF_GPU.search(name)), None)
+    return values | {"tokens_per_second_per_gpu": number(of_gpu), "tokens_per_second": number(every)}
+
+
+def value_of(name: str, text: str, unit: float) -> float | None:
+    """Return the value of a field: whole for counts, of which 0 is none, and bytes."""
+    if name.endswith("_bytes"):
+        return in_bytes(text, unit)
+    return whole(text) or None if name in COUNTS else scaled(number(text), unit)
+
+
+def pairs(text: str, sign: str = ": ") -> dict[str, str]:
+    """Split ' a: 1 | b_c: 2 |' into {'a': '1', 'b c': '2'}."""
+    parts = (part.rpartition(sign) for part in text.split("|"))
+    return {name.strip().replace("_", " "): value.strip() for name, there, value in parts if there}
 
 
 def number(text: str | None) -> float | None:
@@ -187,7 +213,7 @@ def scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def in_bytes(text: str | None, unit: int) -> int | None:
+def in_bytes(text: str | None, unit: float) -> int | None:
     """Convert printed memory to bytes; None where it is absent or no finite number."""
     value = number(text)
     return None if value is None or not math.isfinite(value * unit) else round(value * unit)

@@ -8,7 +8,7 @@ forward and backward passes of some layouts in part only, so an iteration line's
 import re
 
 from tprimat.logs.arguments import argument
-from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, scaled, token_rates, whole
+from tprimat.logs.fields import Dialect, LineFields, count, matching, number, stated
 from tprimat.logs.formats import megatron
 
 FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
@@ -21,33 +21,12 @@ SWITCHES = {
 
 def read_timer(match: re.Match[str]) -> LineFields:
     """Return one report of the timer."""
-    fields = dict(FIELD.findall(match.string))
-    return LineFields(
-        step=count(match[1]),
-        sequences_per_second=number(fields.get("CurrSamplesPerSec")),
-        peak_allocated_bytes=in_bytes(fields.get("MaxMemAllocated"), GIBIBYTE),
-    )
+    return LineFields(step=count(match[1]), **stated(dict(FIELD.findall(match.string))))
 
 
-def read_iteration(match: re.Match[str]) -> LineFields:
+def read_iteration(text: str) -> LineFields | None:
     """Read 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed."""
-    parts = (part.rpartition("=") for part in match.string[match.end() :].split("|"))
-    fields = {name.strip(): value.strip() for name, sign, value in parts if sign}
-    counted = (whole(fields.get(f"number_of_{kind}_iterations")) for kind in ("skipped", "nan"))
-    return LineFields(
-        step=count(match[1]),
-        total_steps=count(match[2]),
-        step_seconds=scaled(number(fields.get("elapsed_time_per_iteration_ms")), 1e-3),
-        mean_since_reset=True,
-        **token_rates(fields),
-        loss=number(fields.get("lm loss")),
-        grad_norm=number(fields.get("grad_norm")),
-        learning_rate=number(fields.get("learning_rate")),
-        global_batch_sequences=whole(fields.get("global_batch_size")),
-        consumed_sequences=whole(fields.get("consumed_samples")),
-        sequence_tokens=whole(fields.get("actual_seqlen")) or None,
-        failed=any(counted),
-    )
+    return megatron.read_iteration(text, "=", mean_since_reset=True)
 
 
 def read_argument(match: re.Match[str]) -> LineFields | None:
@@ -65,7 +44,7 @@ DIALECT = Dialect(
     signs=(("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_per_iteration_ms=")),
     rules={
         "CurrSamplesPerSec": matching(r"global_step=(\d+)", read_timer),
-        "elapsed_time_per_iteration_ms=": matching(r"iteration=\s*(\d+)/\s*(\d+)", read_iteration),
+        "elapsed_time_per_iteration_ms=": read_iteration,
         "elapsed time per iteration": megatron.read_iteration,
         "skipped=": matching(
             r"\bstep=(\d+), skipped=\d+, lr=\[([^,\]]+)",

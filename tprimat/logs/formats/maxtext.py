@@ -15,9 +15,8 @@ from tprimat.logs.fields import (
     capacity,
     in_bytes,
     matching,
-    number,
     rules_of,
-    token_rates,
+    stated,
     truth,
     whole,
 )
@@ -79,14 +78,11 @@ def read_step(text: str) -> LineFields | None:
     step = whole(fields.get("completed step"))
     if step is None:
         return None
-    return LineFields(
-        step=step + 1,
-        step_seconds=None if step in DISPATCHED else number(fields.get("seconds")),
-        **({} if step in DISPATCHED else token_rates(fields)),
-        tflops_per_gpu=number(fields.get("TFLOP/s/device")),
-        loss=number(fields.get("loss") or fields.get("main_model_loss")),
-        arguments={"mtp_num_layers": "1"} if "main_model_loss" in fields else {},  # which it has with multi-token prediction only
-    )
+    values = stated(fields)
+    if step in DISPATCHED:
+        values |= dict.fromkeys(("step_seconds", "tokens_per_second_per_gpu", "tokens_per_second"))
+    # It has a main_model_loss with multi-token prediction only.
+    return LineFields(step=step + 1, arguments={"mtp_num_layers": "1"} if "main_model_loss" in fields else {}, **values)
 
 
 DIALECT = Dialect(

@@ -10,9 +10,7 @@ from tprimat.core.errors import RecordError
 from tprimat.logs.arguments import KEPT, OPTIONS, argument
 from tprimat.logs.fields import (
     GIBIBYTE,
-    GIGABYTE,
     LAUNCHER_PREFIX,
-    MEBIBYTE,
     NONE,
     Dialect,
     LineFields,
@@ -20,15 +18,15 @@ from tprimat.logs.fields import (
     in_bytes,
     matching,
     number,
+    pairs,
     rules_of,
-    scaled,
-    token_rates,
+    stated,
     whole,
 )
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RUN_LINE, from_json
 
-ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
+ITERATION = re.compile(r"iteration[\s=]+(\d+)/\s*(\d+)")
 SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
 SIZES = {
     "world": "world_size",
@@ -42,13 +40,7 @@ RANK_PARAMETERS = "parameters of rank"
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
 
 
-def pairs(text: str) -> dict[str, str]:
-    """Split ' a: 1 | b c: 2 |' into {'a': '1', 'b c': '2'}."""
-    parts = (part.rpartition(": ") for part in text.split("|"))
-    return {name.strip(): value.strip() for name, colon, value in parts if colon}
-
-
-def read_iteration(text: str, **others: Any) -> LineFields | None:
+def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | None:
     """Read the iteration line of Megatron-LM and its derivatives; `others` are fields that only a derivative's line has.
 
     `X/Y` is the value of this iteration and an average over several; the average is ignored. A time without `/Y` is itself a
@@ -57,29 +49,17 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
     match = ITERATION.search(text)
     if match is None:
         return None
-    fields = pairs(text[match.end() :])
-    elapsed = fields.get("elapsed time per iteration (ms)")
-    others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
-    others.setdefault("peak_reserved_bytes", in_bytes(fields.get("memory(GiB)"), GIBIBYTE))  # of ms-swift
-    others.setdefault("device_used_share", number(fields.get("mem usages")))  # of Pai-Megatron and older Primus
+    parts = pairs(text[match.end() :], sign)
     further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
-    counted = (whole(fields.get(f"number of {kind} iterations")) for kind in ("skipped", "nan"))
+    counted = (whole(parts.get(f"number of {kind} iterations")) for kind in ("skipped", "nan"))
+    fields = {"mean_since_reset": "/" not in parts.get("elapsed time per iteration (ms)", "/"), **stated(parts), **others}
     return LineFields(
         step=count(match[1]),
         total_steps=count(match[2]),
-        step_seconds=scaled(number(elapsed), 1e-3),
-        **token_rates(fields),
-        tflops_per_gpu=number(fields.get("throughput per GPU (TFLOP/s/GPU)") or fields.get("compute per GPU (TFLOP/s/GPU)")),
-        loss=number(fields.get("lm loss") or fields.get("loss")),  # programs that fine-tune print the latter
-        grad_norm=number(fields.get("grad norm")),
-        learning_rate=number(fields.get("learning rate")),
-        global_batch_sequences=whole(fields.get("global batch size")),
-        consumed_sequences=whole(fields.get("consumed samples")),
-        sequence_tokens=whole(fields.get("actual seqlen")) or None,
         failed=any(counted),
         arguments=({"mtp_num_layers": str(max(further))} if further else {})
-        | ({"reward": "printed"} if "reward" in fields else {}),
-        **others,
+        | ({"reward": "printed"} if "reward" in parts else {}),
+        **fields,
     )
 
 
@@ -89,22 +69,15 @@ def read_parameters(match: re.Match[str]) -> LineFields:
 
 
 def read_memory(match: re.Match[str]) -> LineFields:
-    """Read '[Rank 0] (after 2 iterations) memory (MB) | allocated: … | max allocated: …': the allocator's peak so far.
-
-    MB in the log are MiB (megatron/training/utils.py, report_memory).
-    """
-    fields = pairs(match.string[match.end() :])
-    return LineFields(
-        step=count(match[1]),
-        peak_allocated_bytes=in_bytes(fields.get("max allocated"), MEBIBYTE),
-        peak_reserved_bytes=in_bytes(fields.get("max reserved"), MEBIBYTE),
-    )
+    """Read '[Rank 0] (after 2 iterations) memory (MB) | allocated: … | max allocated: …': the allocator's peak so far."""
+    return LineFields(step=count(match[1]), **stated(pairs(match.string[match.end() :])))
 
 
+MEMORY = matching(r"\(after (\d+) iterations\) memory \([MG]B\)", read_memory)
 RULES = {
     "elapsed time per iteration": read_iteration,
     "| lm loss:": read_iteration,  # of programs that print a rate, and no time
-    "max allocated": matching(r"\(after (\d+) iterations\) memory \(MB\)", read_memory),
+    "max allocated": MEMORY,
     " ..": matching(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)", lambda match: argument(match[1], match[2])),
     "using world size": lambda text: LineFields(evidence={SIZES[name]: count(digits) for name, digits in SIZE.findall(text)}),
     "number of parameters on": matching(  # '(tensor, gtp_remat, pipeline)' since core 0.19
@@ -119,16 +92,6 @@ RULES = {
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
 SETTINGS = ("parallel_size: ", "batch_size: ", "seq_length: ", "bf16: ", "fp8: ")
 READ = KEPT | {"moe_router_force_load_balancing", "optimizer", "recompute_granularity", "sequence_parallel"}
-
-
-def read_bridge_memory(match: re.Match[str]) -> LineFields:
-    """Read '[Rank 0] (after 2 iterations) memory (GB) | … | mem-max-allocated-gigabytes: 153.4 | …'."""
-    fields = pairs(match.string[match.end() :])
-    return LineFields(
-        step=count(match[1]),
-        peak_allocated_bytes=in_bytes(fields.get("mem-max-allocated-gigabytes"), GIGABYTE),
-        peak_reserved_bytes=in_bytes(fields.get("mem-max-reserved-gigabytes"), GIGABYTE),
-    )
 
 
 def read_section(match: re.Match[str]) -> LineFields | None:
@@ -149,7 +112,7 @@ DEFAULTS: dict[str, object] = {
 }
 """Megatron-Core's, which the summary of values that differ leaves out (ConfigContainer.log_non_default_values)."""
 STEP_RULES = {
-    "mem-max-allocated-gigabytes": matching(r"\(after (\d+) iterations\) memory \(GB\)", read_bridge_memory),
+    "mem-max-allocated-gigabytes": MEMORY,
     **RULES,
     # Without MODEL_ in 2025. It repeats the time of the iteration line after it with fewer digits.
     "GPU utilization:": matching(
@@ -221,22 +184,9 @@ PRIMUS = Dialect(
 
 def read_progress(match: re.Match[str]) -> LineFields:
     """Read 'Training epoch 0, iteration 35/49 | lr: … | global_step: 35 | … | train_step_timing in s: 9.44 | …'."""
-    fields = pairs(match.string[match.end() :])
-    step = whole(fields.get("global_step"))
-    return LineFields(
-        step=(count(match[1]) if step is None else step) + 1,
-        total_steps=count(match[2]) + 1,
-        step_seconds=number(fields.get("train_step_timing in s")),
-        **token_rates(fields),
-        tflops_per_gpu=number(fields.get("TFLOPS_per_GPU")),
-        loss=number(fields.get("reduced_train_loss")),
-        grad_norm=number(fields.get("grad_norm")),
-        learning_rate=number(fields.get("lr")),
-        global_batch_sequences=whole(fields.get("global_batch_size")),
-        consumed_sequences=whole(fields.get("consumed_samples")),
-        peak_allocated_bytes=in_bytes(fields.get("peak_memory_usage") or fields.get("max_memory_allocated"), 1),
-        peak_reserved_bytes=in_bytes(fields.get("max_memory_reserved"), 1),
-    )
+    parts = pairs(match.string[match.end() :])
+    step = whole(parts.get("global step"))
+    return LineFields(step=(count(match[1]) if step is None else step) + 1, total_steps=count(match[2]) + 1, **stated(parts))
 
 
 NEMO = Dialect(
@@ -266,13 +216,7 @@ def read_record(text: str) -> LineFields | None:
 
 def read_own_iteration(text: str) -> LineFields | None:
     """Read one step. The time is of this step alone; Megatron-LM prints a mean since its last reset."""
-    fields = pairs(text)
-    return read_iteration(
-        text,
-        mean_since_reset=False,
-        peak_allocated_bytes=whole(fields.get("mem-max-allocated-bytes")),
-        peak_reserved_bytes=whole(fields.get("mem-max-reserved-bytes")),
-    )
+    return read_iteration(text, mean_since_reset=False)
 
 
 TPRIMAT = Dialect(

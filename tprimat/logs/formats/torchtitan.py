@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, rules_of, whole
+from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, rules_of, stated, whole
 
 FIELD = re.compile(r"(step|loss|grad_norm|memory|tps|wps|tflops):\s*(\S+)")
 STAMP = re.compile(r"\b20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
@@ -23,16 +23,13 @@ def read_step(text: str) -> LineFields | None:
     step = whole(fields.get("step"))
     if step is None or "validate step" in text:
         return None
-    memory = fields.get("memory")
-    return LineFields(
-        step=step,
-        tokens_per_second_per_gpu=number(fields.get("tps") or fields.get("wps")),
-        stamp=datetime.fromisoformat(stamp[0].replace(",", ".")).timestamp() if (stamp := STAMP.search(text)) else None,
-        tflops_per_gpu=number(fields.get("tflops")),
-        loss=number(fields.get("loss")),
-        grad_norm=number(fields.get("grad_norm")),
-        peak_reserved_bytes=in_bytes(memory, GIBIBYTE) if memory and "GiB" in memory else None,
-    )
+    memory, rate = fields.pop("memory", ""), fields.pop("tps", None) or fields.pop("wps", None)
+    values = stated(fields) | {
+        "tokens_per_second_per_gpu": number(rate),
+        "stamp": datetime.fromisoformat(stamp[0].replace(",", ".")).timestamp() if (stamp := STAMP.search(text)) else None,
+        "peak_reserved_bytes": in_bytes(memory, GIBIBYTE) if "GiB" in memory else None,
+    }
+    return LineFields(step=step, **values)
 
 
 def read_trainer_in_tokens(match: re.Match[str]) -> LineFields:

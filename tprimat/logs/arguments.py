@@ -9,17 +9,17 @@ from tprimat.core.rows import DATA, document
 from tprimat.logs.fields import NONE, LineFields, capacity, number, number_of, switch_of, truth, whole
 from tprimat.records.upgrade import FP8_RECIPES
 
-_NAMES = document(DATA / "log_arguments.yaml")
-WHOLE_ARGUMENTS: Mapping[str, str] = _NAMES["evidence"]
+NAMES = document(DATA / "log_arguments.yaml")
+WHOLE_ARGUMENTS: Mapping[str, str] = NAMES["evidence"]
 """Argument -> field of records.schema.Evidence."""
-OPTIONS_OF: Mapping[str, list[str]] = _NAMES["options"]
+OPTIONS_OF: Mapping[str, list[str]] = NAMES["options"]
 """Framework -> its arguments that change the speed of the same work."""
-OTHER_WORK: Mapping[str, str] = _NAMES["other_work"]
+OTHER_WORK: Mapping[str, str] = NAMES["other_work"]
 """Argument that asks for a step whose FLOP are not counted here -> what it says of the run."""
-MAXTEXT: Mapping[str, Mapping[str, Any]] = _NAMES["maxtext"]
+MAXTEXT: Mapping[str, Mapping[str, Any]] = NAMES["maxtext"]
 """Kind of setting -> MaxText's settings, and what they mean."""
 OPTIONS = frozenset(name for names in OPTIONS_OF.values() for name in names)
-KEPT = frozenset([*_NAMES["model"], *OTHER_WORK, *_NAMES["arithmetic"], *OPTIONS_OF["megatron"], *OPTIONS_OF["deepspeed"]])
+KEPT = frozenset([*NAMES["model"], *OTHER_WORK, *NAMES["arithmetic"], *OPTIONS_OF["megatron"], *OPTIONS_OF["deepspeed"]])
 KNOWN_LATER = {"vocab_size", "padded_vocab_size"}
 """None in the dump where the tokenizer tells them after it."""
 NARROW = {"hybrid", "e4m3", "true"}

@@ -39,6 +39,12 @@ LEAST_REPORTED, MOST_REPORTED = 0.97, 1.01
 """Of the memory that programs see, and of that as built, which a log shows of the accelerator that ran."""
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
+VENDORS: Mapping[Backend, str] = {
+    "cuda": "nvidia geforce quadro",
+    "rocm": "amd instinct radeon",
+    "other": "intel gaudi tpu ascend npu xpu mlu musa mtt trainium",
+}
+"""Platform -> words in names of its devices."""
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
 CHECK_SIZES = "check --sequence-length, --global-batch-size and --num-gpus, where you gave them"
 
@@ -165,17 +171,8 @@ def platform_of(accelerator: str | None) -> Backend | None:
     """Return the platform of an accelerator, by the table of accelerators or by the vendor's name."""
     if (known := find_accelerator(accelerator)) is not None:
         return known.backend
-    words = (accelerator or "").lower()
-    vendors: dict[str, Backend] = {
-        "nvidia": "cuda",
-        "geforce": "cuda",
-        "quadro": "cuda",
-        "amd": "rocm",
-        "instinct": "rocm",
-        "radeon": "rocm",
-    }
-    vendors |= dict.fromkeys(("intel", "gaudi", "tpu", "ascend", "npu", "xpu", "mlu", "musa", "mtt", "trainium"), "other")
-    return next((vendors[word] for word in re.findall("[a-z]+", words) if word in vendors), None)
+    words = re.findall("[a-z]+", (accelerator or "").lower())
+    return next((platform for word in words for platform, vendors in VENDORS.items() if word in vendors.split()), None)
 
 
 def shape_of(model: str, known: Mapping[str, ModelShape]) -> ModelShape:

@@ -8,32 +8,14 @@ from typing import Any
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import parameters
 from tprimat.core.models import ModelShape, padded_vocabulary
-from tprimat.logs.arguments import OTHER_WORK
+from tprimat.logs.arguments import NAMES, OTHER_WORK
 from tprimat.logs.fields import NONE, number, number_of, switch_of, truth, whole
 
 VOCABULARY_TOLERANCE = 0.05
 """Frameworks pad the vocabulary, and tokenizers add words."""
 BILLIONS_TOLERANCE, HALF_A_DIGIT = 0.01, 0.005
 """Of the number of parameters that Megatron estimates by a formula, and prints with two decimals."""
-ARGUMENTS = {
-    "layers": "num_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "ffn": "ffn_hidden_size",
-    "kv_heads": "num_query_groups",
-    "head_dim": "kv_channels",
-    "gated": "swiglu",
-    "experts": "num_experts",
-    "experts_per_token": "moe_router_topk",
-    "expert_ffn": "moe_ffn_hidden_size",
-    "shared_experts": "moe_shared_expert_intermediate_size",
-    "dense_first_layers": "moe_layer_freq",
-    "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
-    "nope_head_dim": "qk_head_dim",
-    "rope_head_dim": "qk_pos_emb_head_dim",
-    "value_head_dim": "v_head_dim",
-}
+ARGUMENTS: Mapping[str, str] = NAMES["shape"]
 """Field of a shape -> the argument that states it."""
 WORDS = {"dense_first_layers": "{} dense layers", "shared_experts": "{:g} shared experts"}
 OF_EXPERTS = ("experts_per_token", "expert_ffn", "shared_experts", "dense_first_layers")

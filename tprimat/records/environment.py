@@ -12,20 +12,8 @@ from typing import TypeVar
 
 from tprimat import __version__
 
-PACKAGES = (
-    "torch",
-    "megatron-core",
-    "pytorch-lightning",
-    "lightning",
-    "nemo-toolkit",
-    "megatron-bridge",
-    "transformer-engine",
-    "torchao",
-    "triton",
-    "numpy",
-    "torchtitan",
-    "torchtune",
-)
+PACKAGES = ["torch", "megatron-core", "megatron-bridge", "pytorch-lightning", "lightning", "nemo-toolkit", "transformer-engine"]
+PACKAGES += ["torchao", "triton", "numpy", "torchtitan", "torchtune"]
 
 LIBRARY_VARIABLE = re.compile(
     r"(?:NCCL|RCCL|OFI_NCCL|UCX|UCC|FI|CUDA|CUDNN|CUBLAS|CUBLASLT|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCBLAS|ROCR|HSA|GPU|MIOPEN|TORCH"

@@ -8,37 +8,20 @@ import errno
 import fcntl
 import os
 import platform
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tprimat.core.errors import LaunchError, RecordError
-from tprimat.records.store import from_json, to_json
+from tprimat.core.errors import LaunchError
 
 LOCK_FILE = ".launcher"
 LONGEST_TEXT = 4096
+HOLDER = re.compile(r"process \d+ [^\x00-\x1f]+ since [\d:T+-]+")
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 """What file systems without flock(2) answer; nothing protects a folder there."""
 HELD = "TPRIMAT_HELD"
 """Variable with the folders that a launcher holds: the processes that it starts work for it, and are let in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The launcher that holds a folder."""
-
-    pid: int
-    host: str
-    since: str
-    """When it took the folder, ISO 8601 in UTC."""
-    job: str | None = None
-    """The scheduler's job that it belongs to."""
-
-    def __str__(self) -> str:
-        """Return who it is: 'process 4242 (slurm 7) on gpu07'."""
-        job = "" if self.job is None else f" ({self.job})"
-        return f"process {self.pid}{job} on {'this machine' if self.host == platform.node() else self.host}"
 
 
 @contextlib.contextmanager
@@ -68,8 +51,8 @@ def locked(folder: Path, job: str | None = None) -> Iterator[None]:
         os.close(file)
 
 
-def holder_of(folder: Path) -> Holder | None:
-    """Return the launcher that holds a folder now, or None."""
+def holder_of(folder: Path) -> str | None:
+    """Return who holds a folder now, such as 'process 4242 (slurm 7) on gpu07 since 10:00'; None: nobody."""
     try:
         with (folder / LOCK_FILE).open("rb") as file:
             return None if _lock(file.fileno()) else _read(file.fileno())
@@ -88,17 +71,16 @@ def _take(folder: Path, job: str | None) -> int:
     if not _lock(file):
         holder = _read(file)
         os.close(file)
-        who = "another launcher" if holder is None else f"{holder} since {holder.since}"
         raise LaunchError(
             f"The output folder {folder} is in use.",
             where="--output-dir",
-            why=f"It is held by {who}. Two launchers in one folder would overwrite each other's results.",
+            why=f"It is held by {holder}. Two launchers in one folder would overwrite each other's results.",
             fix="--output-dir with another folder, or wait until it has ended",
         )
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    holder = Holder(pid=os.getpid(), host=platform.node(), since=since, job=job)
+    holder = f"process {os.getpid()}{f' ({job})' if job else ''} on {platform.node()} since {since}"
     os.truncate(file, 0)
-    os.pwrite(file, f"{to_json(holder)}\n".encode(), 0)
+    os.pwrite(file, f"{holder}\n".encode(), 0)
     return file
 
 
@@ -113,9 +95,7 @@ def _lock(file: int) -> bool:
     return True
 
 
-def _read(file: int) -> Holder | None:
-    """Return the holder that a lock names; None where it is empty, half written or something else."""
-    try:
-        return from_json(Holder, os.pread(file, LONGEST_TEXT, 0), where=LOCK_FILE)
-    except RecordError:
-        return None
+def _read(file: int) -> str:
+    """Return what a lock says of its holder; where it is empty, half written or something else, that there is one."""
+    line, end, _ = os.pread(file, LONGEST_TEXT, 0).decode(errors="replace").partition("\n")
+    return line.replace(f" on {platform.node()} ", " on this machine ") if end and HOLDER.fullmatch(line) else "another launcher"

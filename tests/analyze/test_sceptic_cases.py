@@ -98,8 +98,7 @@ def test_a_finding_of_several_runs_is_said_once_with_the_least_and_the_largest_n
     ]
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_benchmark_file_alone_still_says_that_clocks_were_held_back(old, tmp_path):
+def test_a_benchmark_file_alone_still_says_that_clocks_were_held_back(tmp_path):
     source = RUNS / "h100" / "runs" / "h100-llama-0"
     place = tmp_path / "runs" / "hot"
     place.mkdir(parents=True)
@@ -110,11 +109,6 @@ def test_a_benchmark_file_alone_still_says_that_clocks_were_held_back(old, tmp_p
     metrics = measure(replace(result, telemetry=telemetry), MetricOptions()).metrics
     assert metrics.held_back == {"power cap": 0.75}
     write_benchmark_file(tmp_path / "benchmark_cuda_llama.json", result.run, result.steps, metrics)
-    if old:
-        document = json.loads((tmp_path / "benchmark_cuda_llama.json").read_text(encoding="utf8"))
-        del document["metrics"]["held_back"]
-        document["metrics"]["warnings"] = ["clocks were held back in 75% of the readings: power cap"]
-        (tmp_path / "benchmark_cuda_llama.json").write_text(json.dumps(document), encoding="utf8")
     alone = read_result(tmp_path / "benchmark_cuda_llama.json")
     assert measure(alone, MetricOptions()).metrics.held_back == {"power cap": 0.75}
 

@@ -226,12 +226,6 @@ def test_older_records_tell_their_scaling_by_their_options(options, scaling):
     assert "fp8_scaling" not in upgraded_run({**older, "matmul_dtype": "bf16"})["workload"]
 
 
-def test_older_records_told_of_layers_in_bf16_in_a_note():
-    note = "NeMo's recipe keeps 2 of 32 layers in bf16: the first and the last."
-    older = {"matmul_dtype": "fp8", "evidence": {"source": "running_framework", "notes": [note]}}
-    assert upgraded_run(older)["evidence"]["workload"]["layers_in_bf16"] == 2
-
-
 def test_the_option_behind_an_output_layer_in_fp8_is_no_second_difference(known):
     off, on = ({**OPTIONS, "fp8_output_layer": value} for value in (False, True))
     usual = replace(known, run=ran_with(known.run, matmul_dtype="fp8", engine_options=off))

@@ -19,7 +19,6 @@ from tprimat.core.rows import adapter
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.sharing import shareable
 from tprimat.records.store import as_document, checked, rising, write_atomically
-from tprimat.records.upgrade import upgraded_metrics
 
 GB = 1e9
 
@@ -144,6 +143,6 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
 def _stated(document: dict[str, Any]) -> Stated:
     metrics, known = document.get("metrics"), document.get("schema_version", SCHEMA_VERSION) in range(1, SCHEMA_VERSION + 1)
     try:
-        return adapter(Stated).validate_python(upgraded_metrics(metrics)) if known and isinstance(metrics, dict) else Stated()
+        return adapter(Stated).validate_python(metrics) if known and isinstance(metrics, dict) else Stated()
     except ValidationError:
         return Stated()

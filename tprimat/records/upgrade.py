@@ -1,6 +1,5 @@
 """Records of schema version 1 as records of version 2, which has the facts of a workload in one place instead of two."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -19,8 +18,6 @@ FP8_RECIPES: Mapping[str, Fp8Scaling] = {
     "mxfp4": "mxfp4",
 }
 """Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Workload.fp8_scaling."""
-IN_BF16 = re.compile(r"keeps (\d+) of \d+ layers in bf16")
-"""How a note once told of layers that a run in fp8 left in bf16."""
 
 
 def upgraded_run(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +35,6 @@ def upgraded_run(document: Mapping[str, Any]) -> dict[str, Any]:
         seen = {name: evidence.pop(name) for name in FACTS if name in evidence}
         upgraded["evidence"] = evidence | {"workload": seen}
         _complete(asked, seen, options, own=bool(options) and evidence.get("source") != "log")
-        _count_layers_in_bf16(asked, seen, evidence.get("notes"))
     else:
         _complete(asked, {}, options, own=bool(options))
     if "enable_cuda_graph" in options:  # NeMo's older name
@@ -64,24 +60,3 @@ def _complete(asked: dict[str, Any], seen: dict[str, Any], options: Mapping[str,
     if asked.get("matmul_dtype") in {"fp8", "fp4"} and not seen.get("fp8_scaling"):
         recipe = "current" if options.get("layers") == "local" else options.get("fp8_recipe") or options.get("fp8_scaling")
         asked["fp8_scaling"] = FP8_RECIPES.get(str(recipe))
-
-
-def _count_layers_in_bf16(asked: Mapping[str, Any], seen: dict[str, Any], notes: object) -> None:
-    if asked.get("matmul_dtype") != "fp8" or seen.get("layers_in_bf16") is not None or not isinstance(notes, list):
-        return
-    counts = [int(match[1]) for note in notes if isinstance(note, str) and (match := IN_BF16.search(note))]
-    if counts:
-        seen["layers_in_bf16"] = counts[0]
-
-
-HELD_BACK = re.compile(r"clocks were held back in (\d+)% of the readings: (.+)")
-"""The warning in which files of version 1 once kept this share."""
-
-
-def upgraded_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's metrics with the share of readings in which clocks were held back, by reason."""
-    warnings = metrics.get("warnings")
-    if isinstance(metrics.get("held_back"), Mapping) or not isinstance(warnings, list):
-        return dict(metrics)
-    told = [match for text in warnings if isinstance(text, str) and (match := HELD_BACK.fullmatch(text))]
-    return {**metrics, "held_back": {match[2]: int(match[1]) / 100 for match in told} or None}

@@ -15,43 +15,18 @@ from tprimat.core.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
 from tprimat.core.errors import RecordError
 from tprimat.core.limits import LARGEST_REAL, finite_or_none
 from tprimat.core.models import model_shape
+from tprimat.core.rows import DATA
+from tprimat.core.rows import document as yaml_document
 from tprimat.core.workload import Workload
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
 from tprimat.records.store import checked
 
-ENGINES = {
-    "nemo": "nemo",
-    "primus": "primus",
-    "prim": "primus",
-    "megatron": "megatron",
-    "mega": "megatron",
-    "deepspeed": "deepspeed",
-}
+NAMES: Mapping[str, Any] = yaml_document(DATA / "foreign_files.yaml")
+BILLIONS = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?b(?![a-z])")
+OTHER_VERSION = re.compile(NAMES["other_versions"])
 MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen-2.5-7b"}
 """What these names mean in TPrimat's files."""
-SIZES = {"llama": {"8", "8.0", "8.03"}, "qwen": {"7", "7.0", "7.6", "7.62"}}
-"""Billions of parameters in names of these models."""
-BILLIONS = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?b(?![a-z])")
-OTHER_VERSION = re.compile(r"llama[\s-]?(?:[24]|3\.[02-9])|qwen[\s-]?(?:1\.5|2(?![._]?5)|3)|\bmoe\b|\bvl\b")
-"""Of models of these names with another shape."""
-SECTIONS = ("parallelism_config", "parallelism", "training_config", "gpu_info", "memory_metrics")
-COLUMNS = (("raw_loss_values", "loss_values"), ("raw_learning_rates", "learning_rates"), ("raw_memory_values", "memory_values"))
-"""Of losses, learning rates and gigabytes, one a step."""
-ABSENT = ("", "n/a", "unknown", "none")
-
-
-COUNTS: dict[str, tuple[str, ...]] = {
-    "tensor_parallel": ("tensor_model_parallel_size", "tensor_parallel_size"),
-    "pipeline_parallel": ("pipeline_model_parallel_size", "pipeline_parallel_size"),
-    "virtual_pipeline": ("virtual_pipeline_model_parallel_size",),
-    "context_parallel": ("context_parallel_size",),
-    "data_parallel": ("data_parallel_size",),
-    "micro_batch_sequences": ("micro_batch_size",),
-    "global_batch_sequences": ("global_batch_size",),
-    "sequence_tokens": ("sequence_length",),
-}
-"""Field of a workload -> its names in files."""
 
 
 def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunResult:
@@ -71,7 +46,7 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunR
         notes.append(f"peak memory of the whole run {peak} GB; none by step")
     dtype, stack = reader.text("matmul_dtype", "precision"), reader.text("software_stack") or "software"
     versions = {"torch": reader.text("pytorch_version"), stack: reader.text("software_version")}
-    counts: dict[str, Any] = {field: reader.whole(*names) for field, names in COUNTS.items()}
+    counts: dict[str, Any] = {field: reader.whole(*names) for field, names in NAMES["counts"].items()}
     run = RunRecord(
         run_id=f"foreign-{digest[:16]}",
         model=model,
@@ -106,14 +81,14 @@ class _Reader:
     def __init__(self, document: Mapping[str, Any], path: Path) -> None:
         self.document = document
         self.path = path
-        self.sections = [*(document[name] for name in SECTIONS if isinstance(document.get(name), Mapping)), document]
+        self.sections = [*(document[name] for name in NAMES["sections"] if isinstance(document.get(name), Mapping)), document]
 
     def find(self, *names: str) -> Any:
         """Return the first value that is not a word for absent."""
         for section in self.sections:
             for name in names:
                 value = section.get(name)
-                if value is not None and not (isinstance(value, str) and value.lower() in ABSENT):
+                if value is not None and not (isinstance(value, str) and value.lower() in NAMES["absent"]):
                     return value
         return None
 
@@ -166,7 +141,7 @@ def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
         raise reader.error("no step times.", "A result holds raw_step_times or step_times: a list of seconds, one a step.")
     batch, length = reader.whole("global_batch_size"), reader.whole("sequence_length")
     absent = [None] * len(seconds)
-    columns = [reader.numbers(*names) for names in COLUMNS]
+    columns = [reader.numbers(*names) for names in NAMES["columns"]]
     losses, rates, memory = (column if len(column) == len(seconds) else absent for column in columns)  # else of something else
     rows = [
         {
@@ -188,7 +163,7 @@ def _model(reader: _Reader) -> str:
     stated = reader.text("model", "model_name")
     name = (reader.path.stem if stated is None else stated).lower()
     known = [model for model in MODELS if model in name]
-    if len(known) == 1 and not OTHER_VERSION.search(name) and set(BILLIONS.findall(name)) <= SIZES[known[0]]:
+    if len(known) == 1 and not OTHER_VERSION.search(name) and set(BILLIONS.findall(name)) <= set(NAMES["billions"][known[0]]):
         return known[0]
     return (stated or "").rstrip("/").rpartition("/")[2] or reader.path.stem
 
@@ -196,7 +171,8 @@ def _model(reader: _Reader) -> str:
 def _engine(reader: _Reader) -> str:
     words = [reader.text("software_stack") or "", str(reader.document.get("source", "")), reader.path.stem]
     parts = [part for text in words for part in text.lower().split("_")]
-    return next((ENGINES[part] for part in parts if part in ENGINES), "unknown")
+    engines: Mapping[str, str] = NAMES["engines"]
+    return next((engines[part] for part in parts if part in engines), "unknown")
 
 
 def _platform(reader: _Reader) -> Backend:

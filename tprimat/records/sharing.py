@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tprimat.core.rows import DATA, document
 from tprimat.records.environment import SECRET, SECRET_NAME, masked_environment, plain_or_digest, tuning_variables
 
 MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out]"
@@ -16,25 +17,8 @@ MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out
 # Secrets in command lines, sentences and URLs, by what stands before them.
 
 VALUE = r"""(?!["']?\[(?:secret|value))(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;&)\]}]+)"""
-SECRETS = (
-    (re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S), MASKED),
-    # https://user:password@host, https://token@host
-    (re.compile(r"(?<=://)[^/\s\"'?#]+@"), f"{MASKED}@"),
-    (re.compile(r"(https?://(?:hooks\.|[\w.-]+/(?:api/)?(?:web)?hooks?/))[^\s\"']+", re.I), rf"\1{MASKED}"),
-    (re.compile(r"(\b(?:authorization|cookie)[\"']?\s*[:=]\s*)[^\n]+", re.I), rf"\1{MASKED}"),
-    (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.I), rf"\1 {MASKED}"),
-    (
-        re.compile(rf"(\b(?:sshpass|login|curl|wget|mysql\w*|psql|redis-cli|kinit)\b[^\n|;]*?\s-[a-zA-Z]\s*){VALUE}"),
-        rf"\1{MASKED}",
-    ),
-    # Hugging Face, GitHub, GitLab, OpenAI, NVIDIA, Weights & Biases, Slack, AWS
-    (re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|nvapi-|wandb_v\d_|xox[abprs]-|AKIA|ASIA)[\w-]{16,}"), MASKED),
-    # --token X; token=X, key=X, ?sig=X; "password": X
-    (re.compile(rf"((?<![\w-])--?(?:[\w.-]*[_.-])?(?:{SECRET}|key|pass|pwd|auth)\s+){VALUE}", re.I), rf"\1{MASKED}"),
-    (re.compile(rf"((?:{SECRET}|key|sig|signature|[_-](?:auth|pass)|pwd)=){VALUE}", re.I), rf"\1{MASKED}"),
-    (re.compile(rf"(\b(?:{SECRET}|key|otp)\s+(?:is\s+)?[\"']?)(?=[\w.-]*\d)(?=[\w.-]*[a-z])[\w.-]+", re.I), rf"\1{MASKED}"),
-    (re.compile(rf"((?:{SECRET}|[_-]key|client-key-data)[\"']?\s*[:=]\s*){VALUE}", re.I), rf"\1{MASKED}"),
-)
+TABLE: Mapping[str, Any] = document(DATA / "sharing.yaml")
+SECRETS = [re.compile(pattern.replace("SECRET", SECRET).replace("VALUE", VALUE)) for pattern in TABLE["secrets"]]
 SETTING = re.compile(r"(\benvironment\.(\w+)=)(.*)", re.S)
 """`--set platform_optimizations.nvidia.environment.NAME=VALUE`."""
 
@@ -48,15 +32,14 @@ PLAIN_PART = re.compile(
 """Of a word, between its punctuation: 4096, OutOfMemoryError, H100, 80GB, tp2pp4, e4m3fn."""
 PUNCTUATION = re.compile(r"[-_.:/=+*%~^#&!?…–×·°$]")
 URL = re.compile(r"\b[a-z][a-z0-9+.-]*://(?!\[secret)(?P<host>[\w.-]*)(?P<rest>[^\s\"'`<>]*)", re.I)
-KNOWN_HOSTS = re.compile(r"(?:[\w-]+\.)*(?:huggingface\.co|github\.com|pytorch\.org|nvidia\.com|amd\.com|arxiv\.org|pypi\.org)")
+KNOWN_HOSTS = re.compile(rf"(?:[\w-]+\.)*(?:{'|'.join(map(re.escape, TABLE['known_hosts']))})")
 SHORT_FLAG = re.compile(rf"((?<![\w-])-[A-Za-z]\s+|(?<![\w-])-p(?=\w))(?!-|\d+\b){VALUE}")
-FLAGS_WITH_PLAIN_VALUES = ("-m ", "-n ", "-N ", "-q ", "-d ", "-t ", "-i ", "-c ", "-T ")
 
 
 def without_secrets(text: str) -> str:
     """Return a command line or a sentence without the secrets that their names, or forms that are known, give away."""
-    for pattern, instead in SECRETS:
-        text = pattern.sub(instead, text)
+    for pattern in SECRETS:
+        text = pattern.sub(lambda match: "".join(match.groups()) + MASKED, text)
     return text
 
 
@@ -76,23 +59,9 @@ def _setting(match: re.Match[str]) -> str:
 
 # Records.
 
-NAMES = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        run_id model size name norm position router_score source strategy engine matmul_dtype recompute recompute_modules routing
-        expert_capacity platform accelerator driver processor job started_at ended_at clock outcome documents parameter_dtype
-        output_layer_dtype attention_dtype wider_parts offloaded
-        fp8_scaling gradient_dtype optimizer_states attention optimizer data
-        first_sequence grades moment rates sha256 dialect kind variant dtype throttle_reasons rule flops_convention software
-        device_name software_stack framework strategy_name precision micro_batch_size_asked
-        """,
-    )
+NAMES, SENTENCES, VARIABLES, KEYS_OF_ANY_NAME = (
+    frozenset(TABLE[section]) for section in ("names", "sentences", "variables", "keys_of_any_name")
 )
-"""Fields whose text leaves as it is, but for the folders of a path."""
-KEYS_OF_ANY_NAME = frozenset({"software", "grades"})
-SENTENCES = frozenset({"cause", "hint", "error", "mismatches", "notes", "subjects", "mfu_absent_because", "not_trained"})
-VARIABLES = frozenset({"environment", "other_variables"})
 
 PART = r"""[^\s/"'`:,;()\[\]{}<>|=\\]+"""
 HOME = re.compile(r"/(?:home|Users)/[\w.-]+|/root(?![\w.-])")
@@ -108,17 +77,18 @@ Hosts = Mapping[str, str]
 """Name of a machine -> what stands for it."""
 
 
-def shareable(document: Mapping[str, Any]) -> dict[str, Any]:
+def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a record as it may leave: of the same shape, with numbers as they are."""
-    nodes = document.get("run", document).get("nodes") or ()
+    nodes = record.get("run", record).get("nodes") or ()
     hosts = {socket.gethostname(): "[host]"} | {node["host"]: f"node-{rank}" for rank, node in enumerate(nodes)}
-    return {name: _shared(value, name, hosts) for name, value in document.items()}
+    return {name: _shared(value, name, hosts) for name, value in record.items()}
 
 
 def shareable_text(text: str, hosts: Hosts | None = None) -> str:
     """Return the plain words and numbers of a sentence or a command line, without secrets, folders, addresses and machines."""
     text = URL.sub(_without_host, without_secrets(text))
-    text = SHORT_FLAG.sub(lambda match: match[0] if match[1] in FLAGS_WITH_PLAIN_VALUES else match[1] + MASKED, text)
+    plain_flags = TABLE["flags_with_plain_values"]
+    text = SHORT_FLAG.sub(lambda match: match[0] if match[1].strip() in plain_flags else match[1] + MASKED, text)
     text = IP.sub(ADDRESS, _without_folders(text))
     for host, instead in ({socket.gethostname(): "[host]"} if hosts is None else hosts).items():
         if host not in NO_HOST:

@@ -10,7 +10,9 @@ from plans import request_of
 from tprimat.config.load import read_config
 from tprimat.core.errors import RecordError
 from tprimat.logs.contents import LogContents
+from tprimat.logs.failures import cause_in
 from tprimat.logs.parse import DIALECTS, NAMES, dialect_of
+from tprimat.logs.shape import dense_layers_of
 from tprimat.plan.build import build_plan
 from tprimat.records.schema import StepRecord
 from tprimat.train.rank import iteration_line
@@ -123,6 +125,16 @@ WRAPPERS = (
     "{}\r",
 )
 """Of kubectl, a node of Kubernetes, srun (padded from ten tasks on), pdsh, mpirun, docker compose, Ray, SkyPilot, Windows."""
+
+
+def test_digits_that_are_no_day_no_count_and_no_signal_are_read_past():
+    step = "step:  1  loss: 9.0  memory: 6.9GiB(10%)  tps: 6,790"
+    for stamp in ("2025-13-45 01:18:26,708", "2025-12-\uff11\uff12 01:18:26,708"):
+        assert collect([f"[rank0]:[titan] {stamp} - root - INFO - {step}"]).steps[1].stamp is None
+    nines = "9" * 5000
+    assert cause_in([f"failed (exitcode: -{nines}) local_rank: 3"], ()) is None
+    assert dense_layers_of({"num_layers": "4", "moe_layer_freq": f"[0]*{nines}"}) > 4
+    reading_of([f"{nines} | step {nines} | loss {nines} | grad_norm 1 | mem 1 | tps 1"])
 
 
 def test_colours_that_were_pasted_without_their_first_byte_or_as_text_change_nothing():

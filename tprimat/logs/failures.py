@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from typing import Literal
 
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
-from tprimat.logs.fields import ESCAPES
+from tprimat.logs.fields import ESCAPES, count
 from tprimat.records.schema import Failure, Outcome, StepRecord
 
 
@@ -327,7 +327,7 @@ def signal_of(exit_code: int | None, block: Sequence[str], texts: Sequence[str])
     """Return the signal that ended the first rank, or the process itself."""
     first = next((match for text in texts if (match := FIRST_EXIT.search(text))), None)
     if match := re.match(r"-(\d+)", facts_of(block).get("exitcode", "")) or first:
-        return int(match[1])
+        return count(match[1])
     if exit_code is None or exit_code < 0:
         return None if exit_code is None else -exit_code
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None

@@ -10,7 +10,7 @@ from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
 from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of
-from tprimat.logs.fields import Dialect, LineFields, number, plain, scaled, whole
+from tprimat.logs.fields import Dialect, LineFields, count, number, plain, scaled, whole
 from tprimat.logs.formats import deepspeed, maxtext, torchtitan
 from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
 from tprimat.records.schema import Failure, StepRecord
@@ -208,7 +208,7 @@ class LogReading:
                     self._candidates.setdefault(candidate, Attempts()).add(fields, number)
             self._note_foreign(line, number)
             step = re.search(self._foreign[0].step, line) if self._foreign and self._foreign[0].step else None
-            if step is not None and (reached := int(step["step"])) != self._foreign_step[0]:
+            if step is not None and (reached := count(step["step"])) != self._foreign_step[0]:
                 self._foreign_step = reached, whole(step.groupdict().get("total"))
                 self._step(number)
             return None

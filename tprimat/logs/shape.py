@@ -9,7 +9,7 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.flops import parameters
 from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.logs.arguments import NAMES, OTHER_WORK
-from tprimat.logs.fields import NONE, number, number_of, switch_of, truth, whole
+from tprimat.logs.fields import NONE, count, number, number_of, switch_of, truth, whole
 
 VOCABULARY_TOLERANCE = 0.05
 """Frameworks pad the vocabulary, and tokenizers add words."""
@@ -47,7 +47,7 @@ def dense_layers_of(arguments: Mapping[str, str]) -> int | None:
     if layers is None:
         return None
     if repeats := REPEATED.findall(text):
-        return sum(int(times) for digit, times in repeats if digit == "0")
+        return sum(count(times) for digit, times in repeats if digit == "0")
     if "[" in text:
         return len(re.findall(r"\b0\b", text))
     every = whole(text)

@@ -5,6 +5,7 @@ tps is tokens per second of one device over all steps since the previous line; m
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +18,14 @@ DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context
 RECIPE = re.compile(r"training active with recipe (\w+)")
 
 
+def stamp_of(text: str) -> float | None:
+    """Return when a line was printed, in seconds."""
+    stamp = STAMP.search(text)
+    with suppress(ValueError):  # no day of any month
+        return datetime.fromisoformat(stamp[0].replace(",", ".")).timestamp() if stamp else None
+    return None
+
+
 def read_step(text: str) -> LineFields | None:
     """Read one metrics line. Validation prints a similar line, which is not a training step."""
     fields = dict(FIELD.findall(text))
@@ -26,7 +35,7 @@ def read_step(text: str) -> LineFields | None:
     memory, rate = fields.pop("memory", ""), fields.pop("tps", None) or fields.pop("wps", None)
     values = stated(fields) | {
         "tokens_per_second_per_gpu": number(rate),
-        "stamp": datetime.fromisoformat(stamp[0].replace(",", ".")).timestamp() if (stamp := STAMP.search(text)) else None,
+        "stamp": stamp_of(text),
         "peak_reserved_bytes": in_bytes(memory, GIBIBYTE) if "GiB" in memory else None,
     }
     return LineFields(step=step, **values)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tprimat.core.accelerators import accelerators, find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import accelerators, find_accelerator, peak_dense_flops, resembling
 
 DATA_SHEET_TERAFLOPS = [
     ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
@@ -68,3 +68,14 @@ def test_each_device_name_finds_its_own_entry_and_structured_sparsity_doubles_it
         assert find_accelerator(name.upper().replace(" ", "  ")) is accelerator
     for dtype, sparse in accelerator.sparse_flops.items():
         assert sparse == pytest.approx(2 * accelerator.dense_flops[dtype], rel=2e-3), dtype
+
+
+def test_relatives_of_a_name_are_of_its_series():
+    for name, first in (
+        ("MI300", "MI300X"),
+        ("A10", "A100 SXM 40GB"),
+        ("RTX 4080", "RTX 3090"),
+        ("TPU v5e", None),
+        ("Ascend 910C", None),
+    ):
+        assert next((one.name for one in resembling(name)), None) == first

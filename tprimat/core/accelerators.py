@@ -52,6 +52,7 @@ USABLE_SHARE = 0.99
 WITH_OWN_FP8 = frozenset({"MI300X", "MI300A", "MI325X"})
 """Accelerators (CDNA 3) whose matrix units take the 8-bit types e4m3fnuz and e5m2fnuz, not e4m3fn and e5m2 as others do
 (ROCm documentation, data types and precision support)."""
+SERIES_WORDS = {"rtx", "radeon", "dgx", "hgx"}
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
 
@@ -150,7 +151,9 @@ def resembling(device_name: str) -> list[Accelerator]:
     """Return the near relatives of a name: those whose names hold it, else those of its series (H, MI, RTX)."""
     part = _spelling(device_name)
     holding = [accelerator for accelerator in accelerators() if part and part in _spelling(accelerator.name)]
-    series = _series(part)
+    words = part.split()
+    foreign = words and words[0].isalpha() and words[0] not in SERIES_WORDS  # TPU v5e is no relative of V100
+    series = set() if foreign else _series(part)
     return holding or [accelerator for accelerator in accelerators() if series & _series(_spelling(accelerator.name))]
 
 

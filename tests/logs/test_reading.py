@@ -10,6 +10,7 @@ from a_log import iterations, reading_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tprimat.core import limits
 from tprimat.core.errors import RecordError
 from tprimat.logs import lines as log_lines
 from tprimat.logs.contents import Claims
@@ -44,6 +45,14 @@ def test_a_flipped_bit_of_a_gzip_file_changes_no_step_unsaid(tmp_path):
         except RecordError as error:
             refused += "is a damaged gzip file" in error.what
     assert refused > len(good) // 2
+
+
+def test_a_gzip_file_that_unpacks_to_far_more_than_text_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "FREE_OF_RATIO", 0)
+    path = tmp_path / "train.log"
+    path.write_bytes(gzip.compress(b" " * 10**6))
+    with pytest.raises(RecordError, match="unpacks to far more than text does"):
+        read_all(path)
 
 
 def decimals(low, high, places):

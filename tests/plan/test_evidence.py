@@ -102,6 +102,10 @@ def test_a_plan_of_another_version_is_refused(plan, tmp_path):
     with pytest.raises(Exception, match="not a valid RunPlan") as caught:
         read_plan(path)
     assert "plan_version" in str(caught.value)
+    for text in ('{"nemo":' * 100_000, '{"steps": ' + "9" * 5000 + "}", '{"nemo": 3}', "[]"):
+        path.write_text(text)
+        with pytest.raises(RecordError):
+            read_plan(path)
 
 
 def test_a_plan_of_an_older_version_may_name_a_switch_that_is_gone(tmp_path, plan):

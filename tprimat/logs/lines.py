@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tprimat.core.errors import RecordError
-from tprimat.core.limits import most_unpacked
+from tprimat.core.limits import LARGEST_UNPACKED, most_unpacked
 from tprimat.records.store import without_waiting
 
 CHUNK_BYTES = 1 << 20
@@ -91,12 +91,12 @@ class LogLines:
         if not file.peek(2).startswith(GZIP_MAGIC):
             yield from iter(lambda: file.read1(CHUNK_BYTES), b"")
             return
-        packed, unpacked = _Counted(file), 0
+        unpacked, most = 0, most_unpacked(os.fstat(file.fileno()).st_size or LARGEST_UNPACKED)  # a pipe has no size
         try:
-            with gzip.GzipFile(fileobj=packed) as source:
+            with gzip.GzipFile(fileobj=file) as source:
                 while data := source.read1(CHUNK_BYTES):
                     unpacked += len(data)
-                    if unpacked > most_unpacked(packed.bytes):
+                    if unpacked > most:
                         raise self._refused("unpacks to far more than text does", "It may be a bomb.")
                     yield data
         except EOFError:
@@ -106,17 +106,3 @@ class LogLines:
 
     def _refused(self, what: str, why: str) -> RecordError:
         return RecordError(f"{self.name} {what}.", where=self.name, why=why, fix="copy the file again")
-
-
-class _Counted(io.RawIOBase):
-    """A file that counts the bytes that are read."""
-
-    def __init__(self, file: io.BufferedReader) -> None:
-        self.file = file
-        self.bytes = 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Read as the file does."""
-        data = self.file.read(size)
-        self.bytes += len(data)
-        return data

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import socket
+import time
 import typing
 
 from changes import replace
@@ -56,6 +57,13 @@ def test_a_sentence_loses_what_is_private_and_keeps_the_rest():
         assert private not in once, text
         assert shareable_text(once) == once
     assert [shareable_text(text) for text in HARMLESS] == list(HARMLESS)
+
+
+def test_long_text_takes_no_time():
+    began = time.monotonic()
+    for text in ("a" * 100_000, "token_" * 16_000, "1" * 100_000, "a." * 50_000, "authorization" * 8000, "key " * 25_000):
+        shareable_text(text)
+    assert time.monotonic() - began < 20  # half a second, on an idle machine
 
 
 def test_a_command_shows_neither_secrets_nor_variables_that_no_library_reads():

@@ -18,7 +18,7 @@ MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out
 
 VALUE = r"""(?!["']?\[(?:secret|value))(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;&)\]}]+)"""
 TABLE: Mapping[str, Any] = document(DATA / "sharing.yaml")
-SECRETS = [re.compile(pattern.replace("SECRET", SECRET).replace("VALUE", VALUE)) for pattern in TABLE["secrets"]]
+SECRETS = [re.compile(pattern.replace("SECRET", SECRET.replace(r"\w*", "")).replace("VALUE", VALUE)) for pattern in TABLE["secrets"]]
 SETTING = re.compile(r"(\benvironment\.(\w+)=)(.*)", re.S)
 """`--set platform_optimizations.nvidia.environment.NAME=VALUE`."""
 
@@ -31,7 +31,7 @@ PLAIN_PART = re.compile(
 )
 """Of a word, between its punctuation: 4096, OutOfMemoryError, H100, 80GB, tp2pp4, e4m3fn."""
 PUNCTUATION = re.compile(r"[-_.:/=+*%~^#&!?…–×·°$]")
-URL = re.compile(r"\b[a-z][a-z0-9+.-]*://(?!\[secret)(?P<host>[\w.-]*)(?P<rest>[^\s\"'`<>]*)", re.I)
+URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://(?!\[secret)(?P<host>[\w.-]*)(?P<rest>[^\s\"'`<>]*)", re.I)
 KNOWN_HOSTS = re.compile(rf"(?:[\w-]+\.)*(?:{'|'.join(map(re.escape, TABLE['known_hosts']))})")
 SHORT_FLAG = re.compile(rf"((?<![\w-])-[A-Za-z]\s+|(?<![\w-])-p(?=\w))(?!-|\d+\b){VALUE}")
 

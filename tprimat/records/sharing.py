@@ -18,7 +18,9 @@ MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out
 
 VALUE = r"""(?!["']?\[(?:secret|value))(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;&)\]}]+)"""
 TABLE: Mapping[str, Any] = document(DATA / "sharing.yaml")
-SECRETS = [re.compile(pattern.replace("SECRET", SECRET.replace(r"\w*", "")).replace("VALUE", VALUE)) for pattern in TABLE["secrets"]]
+SECRETS = [
+    re.compile(pattern.replace("SECRET", SECRET.replace(r"\w*", "")).replace("VALUE", VALUE)) for pattern in TABLE["secrets"]
+]
 SETTING = re.compile(r"(\benvironment\.(\w+)=)(.*)", re.S)
 """`--set platform_optimizations.nvidia.environment.NAME=VALUE`."""
 

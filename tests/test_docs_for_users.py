@@ -81,11 +81,14 @@ def unlike_work(folder):
     """Compare two runs of which one had another batch."""
     run = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
     other = replace(run.run, run_id="other", global_batch_sequences=64)
-    for name, record, tokens in (("one", run.run, 262144), ("two", other, 131072)):
+    for name, record, share in (("one", run.run, 1.0), ("two", other, 0.5)):
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(to_json(record))
-        steps = (run.path / "steps.jsonl").read_text(encoding="utf8").replace('"tokens":262144', f'"tokens":{tokens}')
-        (folder / name / "steps.jsonl").write_text(steps, encoding="utf8")
+        lines = [
+            to_json(replace(step, tokens=int(share * step.tokens), step_seconds=share * step.step_seconds, ended_at_seconds=None))
+            for step in run.steps
+        ]
+        (folder / name / "steps.jsonl").write_text("\n".join([*lines, ""]), encoding="utf8")
     words = ("--results-dir", folder, "--baseline", folder / "one", "--output", folder / "compare.md")
     return run_command("compare.py", *words).stdout
 

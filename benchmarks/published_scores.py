@@ -15,13 +15,7 @@ from typing import Any
 from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import flop_per_token
-from tprimat.core.implementations import (
-    AUTOMODEL,
-    MEGATRON_OVERLAPPED,
-    MEGATRON_TUNED,
-    Implementation,
-    framework_of,
-)
+from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_OVERLAPPED, MEGATRON_TUNED, Implementation
 from tprimat.core.models import ModelShape, model_shape
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.core.workload import FORMATS, FullWorkload, Workload
@@ -35,6 +29,44 @@ MICRO_BATCHES, CHUNKS = (1, 2, 4, 8), (2, 3, 4, 5, 6, 7, 8, 12)
 OVERLAPPED_SINCE = "2026-06"
 MODULES = ("layernorm", "mla_up_proj", "mlp", "moe_act")
 """What NVIDIA's recipes compute again first."""
+
+AUTOMODEL = replace(FSDP, name="NeMo Automodel", attention_speed=1.0, selects_operations=False, dispatches_once_a_node=True)
+"""Its benchmarks: FSDP2, Transformer Engine's attention, DeepEP; weights, gradients and moments are bf16."""
+PRIMUS_TUNED = replace(
+    MEGATRON_TUNED, name="Primus", reduces_in_fp32=True, keeps_fp8_weights_alone=False, dispatches_once_a_node=False
+)
+"""The same as Megatron-LM's own defaults have it: gradients in fp32, weights in 8 bits besides those in bf16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """How a published run of a framework is understood where its source does not say."""
+
+    names: str
+    """A regular expression of its names, in lower case."""
+    whole: Implementation
+    """With all weights on each replica; FSDP where it does not have that."""
+    sharded: Implementation
+    """With weights split over replicas."""
+    balances: bool
+    """Its published mixtures are balanced by force."""
+
+
+MEGATRON_IN_FP32 = replace(MEGATRON_TUNED, reduces_in_fp32=True)
+FRAMEWORKS = (
+    Framework("automodel", AUTOMODEL, AUTOMODEL, balances=True),
+    Framework("torchtitan|maxtext|fsdp|deepspeed|torchtune|nanotron|axolotl|transformers", FSDP, FSDP, balances=False),
+    Framework("primus", PRIMUS_TUNED, FSDP, balances=True),
+    Framework("bridge|nemo|dgx", MEGATRON_TUNED, MEGATRON_FSDP, balances=True),
+    Framework("", MEGATRON_IN_FP32, replace(MEGATRON_FSDP, reduces_in_fp32=True), balances=False),
+)
+"""The first whose names match counts. Balance: docs/performance-summary of Megatron-Bridge and of Automodel; Primus
+examples/megatron/configs."""
+
+
+def framework_of(name: str | None) -> Framework:
+    """Return how a published run of a framework is understood."""
+    return next(one for one in FRAMEWORKS if re.search(one.names, (name or "").lower()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

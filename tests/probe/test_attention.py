@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tprimat.probe import attention
 from tprimat.probe.case import ProbeLog, measure, open_bench
-from tprimat.probe.catalogue import Choice, records
+from tprimat.probe.catalogue import records
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def test_flop_are_half_of_what_torch_counts_without_the_mask():
 
 def test_a_processor_is_not_asked_for_kernels_of_gpus_and_refuses_them_with_torchs_reason():
     bench, log = open_bench(device=CPU), ProbeLog(None, resume=False, tell=lambda _: None)
-    measured = records("attention", Choice(), bench, log)
+    measured = records("attention", None, (), bench, log)
     assert {record.variant: record.error for record in measured} == {"flash": None, "math": None}
     refused = measure(attention.both_passes("cudnn", attention.Operands(1, 64, attention.HEADS))[0], bench)
     assert refused.seconds == ()

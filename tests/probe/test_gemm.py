@@ -9,7 +9,7 @@ from commands import run_command
 from tprimat.analyze.probes import newest_of_each, rounds_of
 from tprimat.config.load import load_config
 from tprimat.core.flops import parameters
-from tprimat.probe import gemm, memory
+from tprimat.probe import catalogue, gemm
 from tprimat.probe.case import Case, ProbeLog, measure, open_bench, run
 from tprimat.records.store import read_probes
 from tprimat.report.probes import rounds
@@ -117,8 +117,8 @@ def test_rounds_measure_both_loads_three_times_and_print_the_spread_between_them
 
 
 def test_triad_adds_three_times_one_array_to_another():
-    call = memory.prepare("triad", 1024, CPU)
+    call = catalogue.prepare_array("triad", 1024, CPU)
     b, c = call.args
     assert torch.equal(call(), torch.add(b, c, alpha=3.0))
-    moved = {case.kind: case.bytes // case.shape["array_bytes"] for case in memory.cases(small=True)}
+    moved = {case.kind: case.bytes // case.shape["array_bytes"] for case in catalogue.memory_cases(small=True)}
     assert moved == {"copy": 2, "triad": 3, "fill": 1}

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tprimat.probe.case import Effort, Stopwatch, settled
+from tprimat.probe.case import Effort, Stopwatch
 
 CPU = torch.device("cpu")
 
@@ -23,14 +23,6 @@ class Clock:
         self.now += seconds
 
 
-def test_sampling_ends_when_the_median_is_known_to_one_percent():
-    steady = [1.0, 1.001, 0.999, 1.0, 1.002] * 4
-    assert settled(steady, Effort())
-    assert not settled([0.99, 1.01] * 10, Effort())
-    assert not settled(steady[:19], Effort())
-    assert not settled(steady, Effort(relative_interval=None))
-
-
 def test_a_sample_is_the_time_of_the_call_alone(monkeypatch):
     clock = Clock()
     watch = Stopwatch(CPU, cache_bytes=2**10, clock=clock)
@@ -44,7 +36,7 @@ def test_a_sample_is_the_time_of_the_call_alone(monkeypatch):
 
 
 def test_a_slow_call_is_cut_short_but_keeps_enough_samples_for_an_interval():
-    effort = Effort(warmup=30, warmup_seconds=0.01, repetitions=200, seconds=0.01, relative_interval=None)
+    effort = Effort(warmup=30, warmup_seconds=0.01, repetitions=200, seconds=0.01)
     clock = Clock()
     samples = Stopwatch(CPU, cache_bytes=1024, clock=clock).measure(lambda: clock.spend(5e-3), effort)
     assert len(samples) == 10, "one batch of 50 ms"

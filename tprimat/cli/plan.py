@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.tables import screen_of
-    from tprimat.runner.planning import LayoutsAsked, answer, configured, configured_name, enough_gpus, price_per_hour
+    from tprimat.runner.planning import LayoutsAsked, answer, configured, enough_gpus, price_per_hour
 
     request = LayoutsAsked(
         architecture=options.model or options.architecture,
@@ -110,13 +110,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(document if len(answers) == 1 else {**document, "gpu_counts": others})
     else:
         name = found.question.work.shape.name
-        wishes = replace(wishes, command=_command_of(options.model or configured_name(name) or name))
+        wishes = replace(wishes, command=f"./benchmark.py --model {options.model or name}")
         if len(answers) > 1:
             print(plan.counts_text(answers, wishes, screen), end="\n\n")
         print(plan.text(rated, screen, enough, wishes))
     return 0 if found.fitting else 1
-
-
-def _command_of(model: str) -> str:
-    """Return the command that runs a model of config.yaml, or a row of models.yaml."""
-    return f"./benchmark.py --model {model}"

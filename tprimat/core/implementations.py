@@ -4,7 +4,6 @@ A framework is described by traits, each with a mechanism that can be read in it
 an engine.
 """
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -144,10 +143,6 @@ MEGATRON_TUNED = replace(
 """Megatron-LM as NVIDIA trains large models with it: a fused loss, tp_comm_overlap, and DeepEP or HybridEP between the experts'
 ranks; gradients in bf16, and weights in 8 bits alone (grad_reduce_in_fp32 and fp8_param_gather in perf_recipes/_common.py and
 training/mixed_precision.py of Megatron-Bridge 0.6)."""
-PRIMUS_TUNED = replace(
-    MEGATRON_TUNED, name="Primus", reduces_in_fp32=True, keeps_fp8_weights_alone=False, dispatches_once_a_node=False
-)
-"""The same as Megatron-LM's own defaults have it: gradients in fp32, weights in 8 bits besides those in bf16."""
 MEGATRON_OVERLAPPED = replace(MEGATRON_TUNED, overlaps_experts=True)
 """Mixtures on GB200 and GB300 since Megatron-Bridge 26.06 (_enable_hybridep_full_iteration_mxfp8 in perf_recipes)."""
 MEGATRON_FSDP = replace(MEGATRON_TUNED, name="Megatron-FSDP", shards_weights=True, zeroes_gradients=False)
@@ -181,36 +176,3 @@ FSDP = Implementation(
 )
 """torchtitan, compiled, with FlashAttention 2, which does 337 of cuDNN's 574 TFLOP/s on H200 (8,192 tokens, forward).
 Over tensor ranks its loss is computed on DTensors in fp32, which compilation does not fuse."""
-AUTOMODEL = replace(FSDP, name="NeMo Automodel", attention_speed=1.0, selects_operations=False, dispatches_once_a_node=True)
-"""Its benchmarks: FSDP2, Transformer Engine's attention, DeepEP; weights, gradients and moments are bf16."""
-
-
-@dataclass(frozen=True, slots=True)
-class Framework:
-    """How a published run of a framework is understood where its source does not say."""
-
-    names: str
-    """A regular expression of its names, in lower case."""
-    whole: Implementation
-    """With all weights on each replica; FSDP where it does not have that."""
-    sharded: Implementation
-    """With weights split over replicas."""
-    balances: bool
-    """Its published mixtures are balanced by force."""
-
-
-MEGATRON_IN_FP32 = replace(MEGATRON_TUNED, reduces_in_fp32=True)
-FRAMEWORKS = (
-    Framework("automodel", AUTOMODEL, AUTOMODEL, balances=True),
-    Framework("torchtitan|maxtext|fsdp|deepspeed|torchtune|nanotron|axolotl|transformers", FSDP, FSDP, balances=False),
-    Framework("primus", PRIMUS_TUNED, FSDP, balances=True),
-    Framework("bridge|nemo|dgx", MEGATRON_TUNED, MEGATRON_FSDP, balances=True),
-    Framework("", MEGATRON_IN_FP32, replace(MEGATRON_FSDP, reduces_in_fp32=True), balances=False),
-)
-"""The first whose names match counts. Balance: docs/performance-summary of Megatron-Bridge and of Automodel; Primus
-examples/megatron/configs."""
-
-
-def framework_of(name: str | None) -> Framework:
-    """Return how a published run of a framework is understood."""
-    return next(one for one in FRAMEWORKS if re.search(one.names, (name or "").lower()))

@@ -289,10 +289,9 @@ def _chunks(question: Question, pipeline: int) -> list[int | None]:
     if pipeline == 1:
         return [None]
     layers = question.work.shape.layers
-    counts = [chunks for chunks in range(2, MOST_CHUNKS + 1) if chunks * pipeline <= layers + MOST_MISSING]
-    if question.equal_stages:
-        return [None, *(count for count in counts if layers % (pipeline * count) == 0)]
-    return [None, *(count for count in counts if layers % (pipeline * count) == 0 or short_ends(layers, pipeline * count))]
+    counts = (chunks for chunks in range(2, MOST_CHUNKS + 1) if chunks * pipeline <= layers + MOST_MISSING)
+    uneven = not question.equal_stages
+    return [None, *(n for n in counts if layers % (pipeline * n) == 0 or (uneven and short_ends(layers, pipeline * n)))]
 
 
 def short_ends(layers: int, chunks: int) -> tuple[int, ...] | None:

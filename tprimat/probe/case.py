@@ -8,7 +8,7 @@ host enqueues the next call, so that its overhead does not add to short kernels.
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -16,11 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from tprimat.core import units
-from tprimat.core.statistics import median_interval
 from tprimat.probe.device import Gauges, cache_bytes, default_device, describe_machine, describe_software
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe, read_probes
@@ -41,18 +39,12 @@ class Effort:
     repetitions: int = 200
     at_least: int = 6
     """The smallest number of samples whose extremes enclose the median with 95 % probability."""
-    relative_interval: float | None = 0.01
-    """Sampling ends when the median's 95 % interval is narrower than this fraction of it; None: only after `repetitions`."""
     seconds: float | None = 1.0
     """Sampling ends after this time, but not before `at_least` samples; None: only after `repetitions`."""
     flush: bool = True
     """Overwrite the cache before each repetition."""
     loaded_seconds: float | None = None
     """Keep the device busy with the call for this long before measuring, so that its clock is that of sustained work."""
-
-
-MIN_SAMPLES_TO_SETTLE = 20
-"""A handful of repetitions may agree before the device has adapted its clock to the load."""
 
 
 def reduced(effort: Effort, small: bool) -> Effort:
@@ -72,16 +64,6 @@ def reduced(effort: Effort, small: bool) -> Effort:
         loaded_seconds=None if effort.loaded_seconds is None else 0.05,
         flush=False,
     )
-
-
-def settled(samples: Sequence[float], effort: Effort) -> bool:
-    """Return whether the median is known precisely enough."""
-    if effort.relative_interval is None or len(samples) < MIN_SAMPLES_TO_SETTLE:
-        return False
-    interval = median_interval(np.array(samples))
-    if interval.low is None or interval.high is None:
-        return False
-    return interval.high - interval.low < effort.relative_interval * interval.value
 
 
 class Stopwatch:
@@ -111,14 +93,13 @@ class Stopwatch:
             self._sample(call, max(1, int(BATCH_SECONDS / max(expected, 1e-9))), flush=False)
         if self._gauges:
             self._gauges.start()
-        fixed = effort.relative_interval is None and effort.seconds is None
-        batch = effort.repetitions if fixed else max(1, min(25, int(BATCH_SECONDS / max(expected, 1e-9))))
+        batch = effort.repetitions if effort.seconds is None else max(1, min(25, int(BATCH_SECONDS / max(expected, 1e-9))))
         samples: list[float] = []
         started = self.clock()
         while len(samples) < effort.repetitions:
             samples += self._sample(call, min(batch, effort.repetitions - len(samples)), flush=effort.flush)
             late = effort.seconds is not None and self.clock() - started > effort.seconds
-            if settled(samples, effort) or (late and len(samples) >= effort.at_least):
+            if late and len(samples) >= effort.at_least:
                 break
         return tuple(samples)
 

@@ -1,54 +1,82 @@
 """Every probe and its cases: the one table from which they are measured."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from tprimat.probe import attention, collectives, gemm, memory, pieces, transformer
-from tprimat.probe.case import Bench, Case, ProbeLog, run
+import torch
+
+from tprimat.probe import attention, collectives, gemm, pieces, transformer
+from tprimat.probe.case import Bench, Call, Case, Effort, ProbeLog, run
 from tprimat.records.schema import ProbeRecord
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Dtypes and models of the matrix products."""
-
-    dtypes: tuple[str, ...] | None = None
-    """None: all that the device multiplies."""
-    models: tuple[gemm.ModelProducts, ...] = ()
-
-    def on(self, platform: str) -> tuple[str, ...]:
-        """Return the dtypes to measure on a platform."""
-        usable = (dtype for dtype in gemm.DTYPES if platform != "cpu" or dtype not in gemm.NOT_ON_A_CPU)
-        return tuple(usable) if self.dtypes is None else self.dtypes
+ELEMENT_BYTES = 4
+ARRAY_BYTES, SMALL_ARRAY_BYTES = (2**28, 2**30, 2**32), (2**26,)
+ARRAYS_MOVED = {"copy": 2, "triad": 3, "fill": 1}
 
 
-def _products(choice: Choice, bench: Bench) -> list[Case]:
-    dtypes = choice.on(bench.machine.platform)
+def prepare_array(operation: str, elements: int, device: torch.device) -> Call:
+    """Allocate the arrays and return the operation. copy: a = b; triad: a = b + 3 c; fill: a = 1."""
+    a = torch.empty(elements, device=device)
+    if operation == "fill":
+        return partial(a.fill_, 1.0)
+    b = torch.randn(elements, device=device)
+    if operation == "copy":
+        return partial(a.copy_, b)
+    return partial(torch.add, b, torch.randn(elements, device=device), alpha=3.0, out=a)
+
+
+def memory_cases(*, small: bool) -> list[Case]:
+    """Return memory bandwidth: copy, triad and fill, over arrays far larger than any cache (McCalpin's STREAM, 1995).
+
+    Bytes are counted as in STREAM: each array that an operation reads or writes counts once.
+    """
     return [
-        *gemm.seed_cases(dtypes, small=bench.small),
-        *gemm.model_cases(choice.models, dtypes, small=bench.small),
+        Case(
+            kind=operation,
+            shape={"array_bytes": size},
+            dtype="fp32",
+            bytes=arrays * size,
+            prepare=partial(prepare_array, operation, size // ELEMENT_BYTES),
+            effort=Effort(flush=False),
+        )
+        for operation, arrays in ARRAYS_MOVED.items()
+        for size in (SMALL_ARRAY_BYTES if small else ARRAY_BYTES)
     ]
 
 
-CASES: dict[str, Callable[[Choice, Bench], list[Case]]] = {
-    "gemm": _products,
-    "rounds": lambda choice, bench: gemm.round_cases(choice.on(bench.machine.platform), small=bench.small),
-    "memory": lambda choice, bench: memory.cases(small=bench.small),
-    "attention": lambda choice, bench: attention.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
-    "mlp": lambda choice, bench: transformer.mlp_cases(small=bench.small),
-    "transformer": lambda choice, bench: transformer.cases(small=bench.small),
-    "pieces": lambda choice, bench: pieces.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
+Models = tuple[gemm.ModelProducts, ...]
+Make = Callable[[Sequence[str], Models, Bench], list[Case]]
+"""Makes the cases of a probe from the dtypes of matrix products, the models whose products are measured, and the device."""
+
+
+def _on(platform: str, dtypes: Sequence[str] | None) -> Sequence[str]:
+    """Return the dtypes to measure on a platform; None: all that it multiplies."""
+    usable = [dtype for dtype in gemm.DTYPES if platform != "cpu" or dtype not in gemm.NOT_ON_A_CPU]
+    return usable if dtypes is None else dtypes
+
+
+CASES: dict[str, Make] = {
+    "gemm": lambda dtypes, models, bench: [
+        *gemm.seed_cases(dtypes, small=bench.small),
+        *gemm.model_cases(models, dtypes, small=bench.small),
+    ],
+    "rounds": lambda dtypes, _, bench: gemm.round_cases(dtypes, small=bench.small),
+    "memory": lambda _, __, bench: memory_cases(small=bench.small),
+    "attention": lambda _, __, bench: attention.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
+    "mlp": lambda _, __, bench: transformer.mlp_cases(small=bench.small),
+    "transformer": lambda _, __, bench: transformer.cases(small=bench.small),
+    "pieces": lambda _, __, bench: pieces.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
     # On several ranks.
-    "collectives": lambda choice, bench: collectives.cases(bench.machine.platform, bench.machine.gpus or 1, small=bench.small),
-    "ddp": lambda choice, bench: transformer.cases(small=bench.small, ranks=bench.machine.gpus),
-    "overlap": lambda choice, bench: collectives.overlap_cases(bench.machine.gpus or 1, small=bench.small),
+    "collectives": lambda _, __, bench: collectives.cases(bench.machine.platform, bench.machine.gpus or 1, small=bench.small),
+    "ddp": lambda _, __, bench: transformer.cases(small=bench.small, ranks=bench.machine.gpus),
+    "overlap": lambda _, __, bench: collectives.overlap_cases(bench.machine.gpus or 1, small=bench.small),
 }
 
 
-def records(kind: str, choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+def records(kind: str, dtypes: Sequence[str] | None, models: Models, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
     """Measure one probe; of matrix products, search the fastest first, since other results are compared with it."""
-    if kind == "gemm":
-        for dtype in gemm.TRAINED_DTYPES:
-            if dtype in choice.on(bench.machine.platform):
-                yield from gemm.search(dtype, bench, log)
-    yield from run(CASES[kind](choice, bench), bench, log)
+    multiplied = _on(bench.machine.platform, dtypes)
+    for dtype in gemm.TRAINED_DTYPES if kind == "gemm" else ():
+        if dtype in multiplied:
+            yield from gemm.search(dtype, bench, log)
+    yield from run(CASES[kind](multiplied, models, bench), bench, log)

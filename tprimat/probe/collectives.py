@@ -25,7 +25,7 @@ SIZES, SMALL_SIZES = tuple(2**power for power in range(16, 31, 2)), (2**16, 2**1
 TIMEOUT = timedelta(seconds=120)
 """If one operation takes this long, a rank is lost and the others give up."""
 LIBRARY = {"cuda": "NCCL", "rocm": "RCCL", "cpu": "gloo"}
-FIXED = Effort(warmup_seconds=None, relative_interval=None, seconds=None)
+FIXED = Effort(warmup_seconds=None, seconds=None)
 """No stopping rule that depends on a rank's own clock: every rank must make the same calls."""
 
 

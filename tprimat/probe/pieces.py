@@ -19,7 +19,7 @@ from tprimat.probe.case import Call, Case, Effort
 
 EFFORT = Effort(warmup_seconds=0.2, seconds=0.2)
 """Brief, since there are many; a median of a few hundred calls or of 0.2 s."""
-PRODUCT_EFFORT = Effort(warmup_seconds=0.05, loaded_seconds=0.4, seconds=0.25, relative_interval=None)
+PRODUCT_EFFORT = Effort(warmup_seconds=0.05, loaded_seconds=0.4, seconds=0.25)
 """At the clock of sustained work: on an H200 a burst of products of 1,024 rows ran at 1.98 GHz, one of 16,384 rows at 1.48
 (benchmarks/records/h200/probes-1gpu)."""
 UNDER_LOAD = ", under load"

@@ -98,7 +98,7 @@ SIZES: dict[str, Size] = {
 SMALL_SIZES = {"Small": (2, 2, 64, 128, 2, 32), "Medium": (2, 4, 64, 256, 2, 32)}
 DDP_SIZES = {"7B": SIZES["7B"], "13B": (*SIZES["13B"][:4], 8, 1024)}
 SMALL_DDP_SIZES = {"Small": SMALL_SIZES["Small"]}
-EFFORT = Effort(warmup=5, warmup_seconds=5.0, repetitions=20, relative_interval=None, seconds=10.0, flush=False)
+EFFORT = Effort(warmup=5, warmup_seconds=5.0, repetitions=20, seconds=10.0, flush=False)
 
 
 def model_shape(name: str, size: Size, *, small: bool = False) -> ModelShape:
@@ -184,7 +184,7 @@ MLP_BATCH = 256
 MLP_WIDTHS, SMALL_MLP_WIDTHS = (4096, 8192, 8192, 4096), (64, 128, 128, 64)
 MLP_LEARNING_RATE = 1e-3
 """Large enough that rounding to bf16 does not lose the update."""
-MLP_EFFORT = Effort(repetitions=100, relative_interval=None, seconds=20.0, flush=False)
+MLP_EFFORT = Effort(repetitions=100, seconds=20.0, flush=False)
 
 
 def prepare_mlp(widths: tuple[int, ...], device: torch.device) -> Call:

@@ -90,12 +90,6 @@ def price_per_hour(accelerator: str | None) -> float | None:
     return next((price for name, price in costs.items() if find_accelerator(name) is here), None)
 
 
-def configured_name(architecture: str) -> str | None:
-    """Return the name of the model of config.yaml that has this architecture; None where none has."""
-    loaded = read_config()
-    return next((name for name in loaded.config.models if shape_at(loaded, name, "full").name == architecture), None)
-
-
 def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     """Predict every legal layout of a model of the table.
 

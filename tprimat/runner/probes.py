@@ -103,7 +103,7 @@ def measure_here(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
     bench = shared_bench()
     models = models_of(load_config(), PLATFORM_OF[bench.machine.platform])
     log = case.ProbeLog(request.file, resume=request.resume, tell=tell)
-    yield from catalogue.records(kind, catalogue.Choice(dtypes=request.dtypes, models=models), bench, log)
+    yield from catalogue.records(kind, request.dtypes, models, bench, log)
 
 
 @lru_cache(maxsize=1)
@@ -156,7 +156,7 @@ def measure_as_rank(request: ProbeRequest) -> None:
         if collectives.is_first():
             log = case.ProbeLog(request.file, resume=request.resume, tell=tell)
         for kind in request.kinds:
-            for _ in catalogue.records(kind, catalogue.Choice(), bench, log):
+            for _ in catalogue.records(kind, None, (), bench, log):
                 pass
 
 

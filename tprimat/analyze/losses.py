@@ -204,7 +204,9 @@ def mismatch(reference: RunResult, candidate: RunResult) -> Finding | None:
             facts.append((name, first, second))
     for field, *sides in facts:
         if None in sides or sides[0] != sides[1]:
-            words = tuple("not recorded" if value is None else str(value) for value in sides)
+            words = tuple(
+                "not recorded" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value) for value in sides
+            )
             return Finding(kind="unlike losses", subjects=(field, *words))
     return None
 

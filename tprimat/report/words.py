@@ -244,7 +244,7 @@ def open_losses(judged: Sequence[Verdict]) -> list[str]:
     """Say why it is not shown that compared sides reach the same losses."""
     reasons = list(dict.fromkeys(finding_words(verdict.losses_open) for verdict in judged if verdict.losses_open))
     rest = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
-    return [f"Speed alone: {'; '.join(reasons[:MOST_REASONS])}{rest}."] if reasons else []
+    return [f"Losses not shown equal: {'; '.join(reasons[:MOST_REASONS])}{rest}."] if reasons else []
 
 
 # What a reader must know.
@@ -312,10 +312,10 @@ FINDINGS: Mapping[str, tuple[str, tuple[Callable[[float], str], ...]]] = {
     "no ends of steps": ("energy absent: the steps do not say when they ended", ()),
     "power of few GPUs": ("energy absent: power was read on {} of {} GPUs", (units.count, units.count)),
     "gaps in power": ("energy absent: power readings of {} of {} GPUs do not span the steady steps", (units.count, units.count)),
-    "no losses": ("losses were not compared: {} of 2 sides recorded none", (units.count,)),
-    "losses of two engines": ("losses were not compared: two engines draw different initial weights from the same seed", ()),
-    "unlike losses": ("losses were not compared: {} is {} on one side and {} on the other", ()),
-    "no common step": ("losses were not compared: they have no step in common", ()),
+    "no losses": ("{} of 2 sides recorded no loss", (units.count,)),
+    "losses of two engines": ("two engines draw different initial weights from the same seed", ()),
+    "unlike losses": ("{} is {} on one side and {} on the other", ()),
+    "no common step": ("they have no step in common", ()),
     "too few steps for losses": (
         "{} steps do not decide whether the losses are the same within {}",
         (units.count, _whole_percent),

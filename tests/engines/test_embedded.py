@@ -15,6 +15,7 @@ from tprimat.plan.build import build_plan
 from tprimat.plan.graphs import launches_graphs
 from tprimat.records.discover import load_results
 from tprimat.report.summary import summary
+from tprimat.runner.run import announcement
 
 RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "records" / "h200"
 
@@ -40,12 +41,25 @@ THEIRS = "o.layers=transformer_engine"
 @pytest.mark.parametrize(
     ("switch", "changes", "what", "fix"),
     [
+        ("fully_shard", [TENSOR], "the layout has tensor parallelism", "a --parallel with TP1"),
+        ("fully_shard", [PIPELINE], "the layout has pipeline parallelism", "a --parallel with PP1"),
+        ("fully_shard", [FP8], "the precision is fp8", "--precision bf16"),
+        ("fully_shard", [THEIRS], "layers is transformer_engine", "layers: local"),
+        ("fully_shard", ["o.gradients=bf16"], "gradients is bf16", "gradients: fp32"),
+        ("fully_shard", ["o.distributed_optimizer=false"], "distributed_optimizer is off", "distributed_optimizer: true"),
+        (
+            "fully_shard",
+            ["o.accumulate_weight_gradients=true"],
+            "accumulate_weight_gradients is on",
+            "accumulate_weight_gradients: auto",
+        ),
         ("fp8_output_layer", [], "the precision is bf16", "--precision fp8"),
         ("fp8_output_layer", [FP8, THEIRS], "layers is transformer_engine", "layers: local"),
         ("overlap_tensor_parallel", [THEIRS], "layers is transformer_engine", "layers: local"),
         ("cuda_graphs", [PIPELINE], "the layout has pipeline parallelism", "a --parallel with PP1"),
         ("cuda_graphs", ["l.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
         ("cuda_graphs", ["p.recompute=full"], "recompute is full", "recompute: none"),
+        ("cuda_graphs", ["o.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
         ("cuda_graphs", ["profiling.enabled=true"], "profiling is on", "profiling off"),
         ("cuda_graphs", ["training.duration.max_steps=4"], "there are 4 steps", "--steps 5"),
         ("cuda_graphs", ["hardware.platforms.nvidia.nodes=2"], "there are 2 nodes", "--nodes 1"),
@@ -66,6 +80,7 @@ def test_what_contradicts_a_switch_is_refused_with_the_way_out(switch, changes, 
     [
         (["o.cuda_graphs=true"], {"model": "mixtral"}, "cuda_graphs is on, and mixtral-8x7b has experts."),
         (["o.cuda_graphs=true"], {"platform": "amd"}, "cuda_graphs is on, and the platform is amd."),
+        (["o.fully_shard=true"], {"model": "mixtral"}, "fully_shard is on, and mixtral-8x7b has experts."),
         ([THEIRS], {"platform": "amd"}, "layers is transformer_engine."),
         (["p.precision=fp32", "o.gradients=bf16"], {}, "gradients is bf16."),
         (["o.optimizer_states=bf16"], {}, "optimizer_states is bf16."),
@@ -94,6 +109,7 @@ def test_what_the_engine_cannot_do_is_refused(changes, which, what):
     "changes",
     [
         ["o.cuda_graphs=true", TENSOR],
+        ["o.fully_shard=true", "p.recompute=full", "l.context_parallel_size=2"],
         [FP8, "o.fp8_output_layer=true"],
         [FP8, "p.recompute=selective", "p.recompute_modules=[mlp]"],
     ],
@@ -155,7 +171,9 @@ def test_other_engines_refuse_its_switches():
     assert (error.what, error.why) == ("fp8_output_layer is on.", "The engine nemo has no such switch.")
 
 
-def test_a_summary_says_that_weights_are_split():
+def test_plan_and_summary_say_that_weights_are_split():
+    assert ", fully sharded, GradAccum" in announcement(plan_of("o.fully_shard=true"))
+    assert "sharded" not in announcement(plan_of())
     ((split, whole), _) = load_results([RECORDS / "fully-sharded" / "mbs4_full", RECORDS / "two-gpus" / "engine" / "dp_mbs4"])
     texts = [summary([(one.run, run_metrics(one.run, one.steps), Path("log"))]) for one in (split, whole)]
     assert ["weights split over 2" in text for text in texts] == [True, False]

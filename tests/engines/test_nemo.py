@@ -77,7 +77,7 @@ def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architec
         ({"experiment__seed": 5}, "NeMo always trains with seed 1234."),
         ({"training__data__dataset": "text:/a"}, "The engine nemo trains on mock data, not on text:/a."),
         ({"training__optimizer__schedule": "linear"}, "NeMo's linear schedule has no warm-up."),
-        ({"platform_optimizations__nvidia__engine_options__gradients": "bf16"}, "gradients is bf16."),
+        ({"platform_optimizations__nvidia__engine_options__fully_shard": True}, "fully_shard is on."),
     ],
 )
 def test_plans_that_nemo_cannot_carry_out_are_refused(settings, what):

@@ -449,6 +449,7 @@ LAYOUTS = {
     "llama_tp2": ("llama", 2, {"tp": 2}),
     "llama_pp2_vpp2": ("llama", 2, {"pp": 2, "vpp": 2}),
     "llama_cp2": ("llama", 2, {"cp": 2}),
+    "llama_dp2_sharded": ("llama", 2, {"fully_shard": True}),
     "llama_tp2_pp2": ("llama", 4, {"tp": 2, "pp": 2}),
     "llama_tp2_overlapped": ("llama", 2, {"tp": 2, "overlap_tensor_parallel": True, "accumulate_weight_gradients": True}),
     "llama_tp2_cp2": ("llama", 4, {"tp": 2, "cp": 2}),

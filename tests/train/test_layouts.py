@@ -38,11 +38,12 @@ CASES = {
         2,
         {**STRAIGHT, "distributed_optimizer": False, "recompute": "full"},
     ),
-    "dp2, selective recompute of layernorm and mlp": (
+    "dp2, sharded, selective recompute of layernorm and mlp": (
         "llama",
         2,
-        {"recompute": "selective", "recompute_modules": ["layernorm", "mlp"]},
+        {"fully_shard": True, "recompute": "selective", "recompute_modules": ["layernorm", "mlp"]},
     ),
+    "dp2, tied, sharded": ("llama", 2, {"fully_shard": True}),
     "tp2 without sequence parallelism": ("llama", 2, {"tp": 2, "sequence_parallel": False}),
     "pp2, wide vocabulary": ("llama", 2, {"pp": 2}),
     "pp2 even, wide vocabulary, full recompute of 1 layer": (
@@ -53,6 +54,7 @@ CASES = {
     "pp2, tied, straight": ("llama", 2, {"pp": 2, **STRAIGHT}),
     "pp2 vpp2, straight": ("llama", 2, {"pp": 2, "vpp": 2, **STRAIGHT}),
     "cp2": ("llama", 2, {"cp": 2}),
+    "cp2, sharded, full recompute": ("llama", 2, {"cp": 2, "fully_shard": True, "recompute": "full"}),
     "tp2 pp2": ("llama", 4, {"tp": 2, "pp": 2}),
     "qwen, 1 rank": ("qwen", 1, {}),
     "qwen, tp2, overlapped, straight": ("qwen", 2, {"tp": 2, "overlap_tensor_parallel": True, **STRAIGHT}),
@@ -122,8 +124,10 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_recomputation_and_sequence_parallelism_are_seen_in_layers(trained, name):
+def test_sharing_recomputation_and_sequence_parallelism_are_seen_in_weights_and_layers(trained, name):
     evidence = trained[name][0].evidence
+    assert evidence.workload.weights_split_over == (2 if "sharded" in name else 1)
+    assert evidence.workload.optimizer.endswith(" over 1/2 of each weight") == ("sharded" in name)
     assert evidence.workload.gradient_dtype == "float32"
     assert evidence.workload.recompute == ("full" if "full" in name else "selective" if "selective" in name else "none")
     assert evidence.workload.recompute_layers == (1 if "of 1 layer" in name else None)

@@ -44,9 +44,16 @@ def trained(tmp_path_factory):
         f"{options}.gradients": "bf16",
         "hardware.platforms.cpu.gpus_per_node": 2,
     }
+    sharded = {
+        **masters,
+        f"{options}.fully_shard": True,
+        f"{options}.accumulate_weight_gradients": "auto",
+        "hardware.platforms.cpu.gpus_per_node": 2,
+    }
     small = replace(make_plan(folder / "fp8", "llama", FP8, layers=FP8_LAYERS), matmul_dtype="fp8")
     output = replace(make_plan(folder / "output", "llama", FP8, layers=FP8_LAYERS), matmul_dtype="fp8")
     plans = {
+        "sharded": make_plan(folder / "sharded", "qwen", sharded),
         "bf16 gradients": make_plan(folder / "gradients", "qwen", gradients),
         "bf16 states": make_plan(folder / "bf16", "qwen", BF16_STATES),
         "masters": make_plan(folder / "masters", "qwen", masters),
@@ -82,6 +89,20 @@ def test_gradients_in_bf16_update_fp32_masters_of_two_replicas(trained):
     assert [step.loss for step in halved] == pytest.approx([step.loss for step in masters], rel=0.01)
     assert [step.grad_norm for step in halved] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
     assert halved[-1].grad_norm != masters[-1].grad_norm
+
+
+def test_weights_split_over_replicas_in_fp32_compute_in_bf16(trained):
+    (run, sharded), (_, masters) = trained["sharded"], trained["masters"]
+    evidence = run.evidence
+    assert (run.ran.matmul_dtype, evidence.workload.parameter_dtype, evidence.workload.gradient_dtype) == (
+        "bf16",
+        "bfloat16",
+        "float32",
+    )
+    assert (run.mismatches, evidence.workload.weights_split_over) == ((), 2)
+    assert sharded[0].loss == pytest.approx(masters[0].loss, abs=1e-6)
+    assert [step.loss for step in sharded] == pytest.approx([step.loss for step in masters], rel=0.001)
+    assert [step.grad_norm for step in sharded] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
 
 
 def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):

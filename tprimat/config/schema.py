@@ -212,6 +212,8 @@ class EngineOptions(RefuseUnknownKeys):
     """Launch the passes of each micro-batch as one CUDA graph, for micro-batches so short that the GPU waits for the host; auto:
     for layouts of which a record shows a gain (data/cuda_graphs.yaml)."""
     distributed_optimizer: Flag = True
+    fully_shard: Flag = False
+    """Split weights, gradients and optimizer states over the replicas; each layer is gathered to compute (ZeRO-3, FSDP2)."""
     balanced_stages: Flag = True
     """Give the last pipeline stage fewer layers, because its output layer costs as much as several; off: equal numbers."""
     gradients: Literal["fp32", "bf16"] = "fp32"

@@ -84,6 +84,8 @@ class Engine(ABC):
     """Whether plans ask what its framework can do at its best, beyond what a run of ours sets."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """What of LIMITS it cannot do."""
+    always_shards: ClassVar[bool] = False
+    """Whether it always shares weights among the replicas, as fully_shard does."""
 
     @property
     def runs_worker(self) -> bool:
@@ -203,7 +205,7 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engi
 
 
 OTHER_ENGINE = f"--engine {FALLBACK}"
-OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False}
+OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False, "fully_shard": False}
 """Switches of the embedded engine that change what is trained -> their usual values."""
 LIMITS: Mapping[str, tuple[Callable[[RunPlan], bool], str, str, str]] = {
     "cpu": (lambda plan: plan.platform == "cpu", "does not run on a CPU", "--platform", f"--platform nvidia, or {OTHER_ENGINE}"),
@@ -230,7 +232,7 @@ def beyond(engine: Engine, plan: RunPlan, where: Where) -> Iterator[UserError]:
     """Yield an error for each switch of the embedded engine that another one has not, and for each of its own limits."""
     for name, usual in OWN_SWITCHES.items():
         chosen = getattr(plan.engine_options, name)
-        if chosen != usual:
+        if chosen != usual and not (engine.always_shards and name == "fully_shard"):
             yield ConfigError(
                 f"{name} is {'on' if chosen is True else chosen}.",
                 where=where("platform_optimizations", plan.platform, "engine_options", name),

@@ -180,10 +180,26 @@ def _of_own_layers(plan: RunPlan) -> Iterator[Contradiction]:
     )
 
 
+def _of_fully_shard(plan: RunPlan) -> Iterator[Contradiction]:
+    options, layout, shape = plan.engine_options, plan.workload.layout, plan.workload.shape
+    whole = "It splits dense models over replicas alone."
+    yield layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"
+    yield layout.pipeline > 1, "the layout has pipeline parallelism", whole, "a --parallel with PP1"
+    yield shape.experts is not None, f"{shape.name} has experts", whole, "a dense model"
+    yield plan.workload.matmul_dtype == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"
+    yield options.layers != "local", "layers is transformer_engine", "It splits our own layers.", "layers: local"
+    for name in ("gradients", "optimizer_states"):
+        yield getattr(options, name) == "bf16", f"{name} is bf16", "Its shards are fp32.", f"{name}: fp32"
+    name, why = "accumulate_weight_gradients", "It keeps no gradient of a whole weight to add to."
+    yield getattr(options, name) is True, f"{name} is on", why, f"{name}: auto"
+    name, off = "distributed_optimizer", not options.distributed_optimizer
+    yield off, f"{name} is off", "It always does that.", f"{name}: true"
+
+
 def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
     """Passes in which Python decides something anew, and some that no GPU has recorded."""
     work, untested = plan.workload, "It is untested."
-    why_not = graph_obstacle(work, own_layers=plan.engine_options.layers == "local")
+    why_not = graph_obstacle(work, fully_shard=plan.engine_options.fully_shard, own_layers=plan.engine_options.layers == "local")
     yield plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"
     yield plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"
     why = "Stages exchange activations between passes, which is not recorded."
@@ -193,6 +209,7 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
     yield why_not == "experts", f"{work.shape.name} has experts", why, "a dense model"
     why = "Megatron-Core saves random states on the host for it."
     yield why_not == "recompute", f"recompute is {work.recompute}", why, "recompute: none"
+    yield why_not == "fully_shard", "fully_shard is on", untested, "fully_shard: false"
     yield why_not == "fp8", "Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"
     yield plan.profiling.enabled, "profiling is on", "Recorded passes have no names in a trace.", "profiling off"
     why = f"The first {STEPS_WITHOUT_GRAPHS} run without graphs, and one more is warm-up."
@@ -201,6 +218,7 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
 
 SWITCHES: Mapping[str, Callable[[RunPlan], Iterator[Contradiction]]] = {
     "fp8_output_layer": _of_fp8_output_layer,
+    "fully_shard": _of_fully_shard,
     "overlap_tensor_parallel": _of_own_layers,
     "cuda_graphs": _of_cuda_graphs,
 }

@@ -68,6 +68,7 @@ class TorchtitanEngine(Engine):
     name: ClassVar[str] = "torchtitan"
     lacks: ClassVar[frozenset[str]] = frozenset(LIMITS)
     """Its device is one of torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
+    always_shards: ClassVar[bool] = True
 
     def available(self, here: Here) -> Availability:
         """Look for the package."""

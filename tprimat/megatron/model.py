@@ -3,6 +3,7 @@
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -14,6 +15,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.flops import layers_of_last_stage
@@ -72,7 +76,8 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        use_cpu_initialization=not on_gpu,
+        # On the meta device Megatron must not name another one for its weights.
+        use_cpu_initialization=not on_gpu or options.fully_shard,
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
@@ -196,7 +201,9 @@ def build_chunks(plan: RunPlan, config: TransformerConfig, options: EngineOption
     stages = plan.workload.layout.virtual_pipeline
     chunks = []
     for stage in range(stages) if stages else [None]:
-        chunk = _build_chunk(plan, config, options, stage).to(device)
+        with torch.device("meta") if options.fully_shard else nullcontext():
+            chunk = _build_chunk(plan, config, options, stage)
+        chunk = split_over_replicas(chunk, device) if options.fully_shard else chunk.to(device)
         _initialize(chunk, config, plan.seed, get_transformer_layer_offset(config, vp_stage=stage))
         chunks.append(chunk)
     return chunks
@@ -279,7 +286,7 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
                 generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{source}".encode()))
                 ranks = 1 if ".experts." in name else _ranks_of(parameter)
                 drawn = _slice_of_drawn(matrix, generator, ranks, _stride(name, config)) * deviation
-                matrix.copy_(drawn)
+                matrix.copy_(split_like(matrix, drawn.to(config.params_dtype)))
 
 
 LAST_OF_BLOCK = re.compile(r"(linear_proj|linear_fc2)\.weight\d*$")
@@ -327,3 +334,51 @@ def _slice_of_drawn(matrix: Tensor, generator: torch.Generator, ranks: int, stri
         return whole
     blocks = torch.split(whole, matrix.shape[dim] // stride, dim=dim)
     return torch.cat(blocks[parallel_state.get_tensor_model_parallel_rank() :: ranks], dim=dim)
+
+
+# Weights, gradients and optimizer states split over the replicas: ZeRO-3 (arXiv:1910.02054), by torch's fully_shard (FSDP2).
+#
+# Each data-parallel and context-parallel rank keeps its rows of every weight in fp32: 16 bytes per weight with gradient and
+# moments, divided by the ranks. A layer gathers its weights in bf16 before it computes and drops them afterwards, in both passes.
+# Gradients are averaged over the ranks in fp32 after each micro-batch and added up as shards. The model is built on the meta
+# device; then each rank draws one matrix after the other whole, and keeps its rows.
+#
+# Tensors that autograd keeps stay valid, because fully_shard gathers into the same storage again. Losses and norms are those of
+# whole weights; in bf16, a weight's gradient is rounded in each micro-batch, before the sum in fp32.
+
+
+def split_over_replicas(model: GPTModel, device: torch.device) -> GPTModel:
+    """Split the weights of a model on the meta device, and return it with memory for this rank's part, but no values yet.
+
+    The model is whole on this rank: neither tensor nor pipeline parallelism, no experts.
+    """
+    mesh = DeviceMesh.from_group(parallel_state.get_data_parallel_group(with_context_parallel=True), device.type)
+    precision = MixedPrecisionPolicy(param_dtype=model.config.params_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    model.float()
+    for layer in model.decoder.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    # A tied weight belongs to the model itself, which gathers it for both passes.
+    if not model.share_embeddings_and_output_weights:
+        fully_shard(model.embedding, mesh=mesh, mp_policy=precision)
+        # The loss multiplies with the output weight after its module has returned, and the backward pass begins there.
+        ends = [model.decoder.final_layernorm, model.output_layer]
+        fully_shard(ends, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    return model.to_empty(device=device)
+
+
+def split_like(weight: Tensor, whole: Tensor) -> Tensor:
+    """Return the whole value of a weight as the weight is split: the whole itself, or this rank's part of it."""
+    if not isinstance(weight, DTensor):
+        return whole
+    return distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return what this rank has of a tensor: its rows where the tensor is split, otherwise all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def ranks_sharing(weight: Tensor) -> int:
+    """Return over how many ranks fully_shard has split a weight; 1 for a whole one."""
+    return weight.device_mesh.size() if isinstance(weight, DTensor) else 1

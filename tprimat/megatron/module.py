@@ -23,7 +23,7 @@ from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs
 from tprimat.megatron.linear import ChosenProducts
 from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import build_chunks, transformer_config
-from tprimat.megatron.optimizer import MegatronOptimizer, NarrowAdamW, ScheduledOptimizer
+from tprimat.megatron.optimizer import MegatronOptimizer, PlainAdamW, ScheduledOptimizer
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
 from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import EngineOptions, RunPlan
@@ -61,7 +61,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return self.plan.workload.micro_batch
 
     def configure_model(self) -> None:
-        """Build this rank's chunks with gradient buffers."""
+        """Build this rank's chunks, split over the replicas or with gradient buffers over them."""
         if self.chunks:
             return
         plan, options = self.plan, self.options
@@ -69,7 +69,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.config = transformer_config(plan, self.device, options)
         chunks = build_chunks(plan, self.config, options, self.device)
         with self._where_passes_run():
-            self.chunks += self._with_gradient_buffers(chunks)
+            self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
         layers = [[part for part in chunk.modules() if isinstance(part, TransformerLayer)] for chunk in self.chunks]
         self.watch = LayerWatch(layers)
         startup.reached("model_built")
@@ -93,12 +93,13 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
     def configure_optimizers(self) -> ScheduledOptimizer:
         """Build the optimizer, and give its functions to Megatron's schedule."""
         options = self.options
-        kind = NarrowAdamW if options.optimizer_states == "bf16" else MegatronOptimizer
+        kind = PlainAdamW if options.fully_shard or options.optimizer_states == "bf16" else MegatronOptimizer
         self.megatron_optimizer: ScheduledOptimizer = kind(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = self._finalize_gradients
         self.config.grad_scale_func = self.megatron_optimizer.scale_loss
-        functions = [chunk.no_sync for chunk in self.chunks]
-        self.config.no_sync_func = functions[0] if len(functions) == 1 else functions
+        if not options.fully_shard:
+            functions = [chunk.no_sync for chunk in self.chunks]
+            self.config.no_sync_func = functions[0] if len(functions) == 1 else functions
         return self.megatron_optimizer
 
     def train_dataloader(self) -> DataLoader[list[Tensor]]:
@@ -123,7 +124,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         optimizer = self.optimizers()
         rate = self.megatron_optimizer.learning_rate
         fp8.next_step()
-        begin_step(self.chunks, self.overwritten)
+        if not self.options.fully_shard:
+            begin_step(self.chunks, self.overwritten)
         self.micro_batches_per_step = len(batch)
         for chunk in self.chunks:
             set_micro_batches(chunk, len(batch))
@@ -170,7 +172,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         (chunk,) = self.chunks
         if place.first and hasattr(chunk, "set_is_first_microbatch"):
             chunk.set_is_first_microbatch()
-        averages_later = nullcontext if place.last else self.config.no_sync_func
+        averages_later = self.config.no_sync_func if self.config.no_sync_func and not place.last else nullcontext
         with averages_later():
             loss, parts = _mean_loss(self._losses_of(chunk, tokens))
             loss = loss * parallel_state.get_context_parallel_world_size() / self.micro_batches_per_step
@@ -186,7 +188,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """Tell the callback that this rank has computed its gradients: from here on it waits for the others."""
         for note in self.before_gradient_sync:
             note()
-        finalize_model_grads(*arguments, **named)
+        if not self.options.fully_shard:
+            finalize_model_grads(*arguments, **named)
 
     def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
         return self._losses_of(model, next(batches).to(self.device, non_blocking=True)), _mean_loss

@@ -1,11 +1,11 @@
 """The optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
 
-MegatronOptimizer has fp32 master weights, NarrowAdamW none.
+MegatronOptimizer has fp32 master weights, PlainAdamW shards of them or none.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from tprimat.megatron import compat
-from tprimat.megatron.model import PARAMETER_DTYPES
+from tprimat.megatron.model import PARAMETER_DTYPES, own_part, ranks_sharing
 from tprimat.plan.megatron_names import first_learning_rate, optimizer_fields, warmup_steps
 from tprimat.plan.schema import EngineOptions, RunPlan
 
@@ -49,7 +49,7 @@ class CompiledAdamW(torch.optim.AdamW):
                 step, mean, square = self._advance(parameter)
                 if step not in scalars:
                     scalars[step] = scalars_of(group, step, self.gradient_factor, parameter.device)
-                update(parameter, parameter.grad, mean, square, scalars[step])
+                update(own_part(parameter), own_part(parameter.grad), own_part(mean), own_part(square), scalars[step])
 
     def _advance(self, parameter: Tensor) -> tuple[float, Tensor, Tensor]:
         """Return the number of the step and both moments, stored like torch's, so that either can continue from the other's."""
@@ -255,47 +255,61 @@ def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamSched
     )
 
 
-class NarrowAdamW(ScheduledOptimizer):
-    """torch's AdamW over bf16 weights of a single rank, with the rates, decay and schedule that MegatronOptimizer has.
+class PlainAdamW(ScheduledOptimizer):
+    """An AdamW of torch or ours over the weights themselves, with the rates, decay and schedule that MegatronOptimizer has.
 
-    Gradients and moments are in bf16, and there are no master weights: 8 bytes per weight instead of 18. A bf16 weight has eight
-    bits of precision, and smaller updates are lost: this is for measuring speed, not for training.
+    Over this rank's fp32 part of each weight (fully_shard); or over bf16 weights of a single rank without master weights, with
+    gradients and moments in bf16: 8 bytes per weight instead of 18. A bf16 weight has eight bits of precision, and smaller
+    updates are lost: this is for measuring speed, not for training.
     """
 
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: EngineOptions) -> None:
-        del options
-        settings = plan.optimizer
+        settings, self.sharded = plan.optimizer, options.fully_shard
         self.weights = [weight for chunk in chunks for weight in chunk.parameters()]
         matrices, vectors = ([weight for weight in self.weights if (weight.dim() > 1) is matrix] for matrix in (True, False))
-        self.adam = torch.optim.AdamW(
+        kind = CompiledAdamW if self.sharded else partial(torch.optim.AdamW, fused=torch.cuda.is_available())
+        self.adam = kind(
             [{"params": matrices, "wd_mult": 1.0}, {"params": vectors, "wd_mult": 0.0}],
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
-            fused=torch.cuda.is_available(),
         )
         self.clipping = settings.gradient_clipping
         super().__init__(self.adam, plan)
 
     @property
     def description(self) -> str:
-        """The class that steps, and the dtype of its moments after the first step."""
+        """The class that steps, and how much of each weight this rank has, or the dtype of its moments after the first step."""
+        if self.sharded:
+            return f"{type(self.adam).__name__} over 1/{ranks_sharing(self.weights[0])} of each weight"
         states = next((state["exp_avg"] for state in self.adam.state.values()), None)
         dtype = "" if states is None else f", states {str(states.dtype).removeprefix('torch.')}"
-        return f"AdamW without master weights{dtype}"
+        return f"{type(self.adam).__name__} without master weights{dtype}"
+
+    @property
+    def own_gradients(self) -> list[Tensor]:
+        """This rank's part of each gradient."""
+        return [own_part(weight.grad) for weight in self.weights if weight.grad is not None]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients: Megatron's buffer has them."""
-        self.adam.zero_grad(set_to_none)
+        """Clear sharded gradients, but keep their memory: all steps then have one peak. Megatron owns the buffer of others."""
+        if not self.sharded:
+            self.adam.zero_grad(set_to_none)
+        elif gradients := self.own_gradients:
+            compat.foreach_zero_(gradients)
 
     @torch.no_grad()
     def clip_and_update(self) -> Tensor:
-        """Clip and update without waiting for the norm."""
-        for weight in self.weights:
-            weight.grad = weight.main_grad
-        gradients = [weight.main_grad for weight in self.weights]
-        norm = norm_over_ranks([(gradients, parallel_state.get_data_parallel_group())])
-        compat.foreach_multiply_(gradients, clipping_factor(norm, self.clipping).squeeze())
+        """Clip by the norm of all ranks' gradients and update, without waiting for the norm."""
+        if not self.sharded:
+            for weight in self.weights:
+                weight.grad = weight.main_grad
+        norm = norm_over_ranks([(self.own_gradients, parallel_state.get_data_parallel_group(with_context_parallel=True))])
+        factor = clipping_factor(norm, self.clipping)
+        if isinstance(self.adam, CompiledAdamW):
+            self.adam.gradient_factor = factor
+        else:
+            compat.foreach_multiply_(self.own_gradients, factor.squeeze())
         self.adam.step()
         return norm

@@ -14,6 +14,7 @@ from tprimat.megatron.attention import SDPACoreAttention, WholeLinear
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.loss import ChunkedLossModel
+from tprimat.megatron.model import own_part, ranks_sharing
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.tp_overlap import can_overlap
 from tprimat.plan.graphs import launches_graphs
@@ -121,7 +122,7 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
     return replace(
         options,
         cuda_graphs=launches_graphs(plan),
-        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
+        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
         distributed_optimizer=options.distributed_optimizer and options.optimizer_states == "fp32",
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
         and plan.workload.layout.tensor > 1
@@ -149,11 +150,13 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     parts, modules = [part for chunk in module.chunks for part in chunk.modules()], te_modules(module.chunks)
     parameter = next(module.chunks[0].parameters())
     gradient = getattr(parameter, "main_grad", parameter.grad)
-    scaling = attends = None
-    if modules:
-        dtype = te_matmul_dtype(modules, parameter.dtype, fp8_asked=module.config.fp8 is not None)
-    else:
-        dtype = layers_matmul_dtype(_kernels(parts), parameter.dtype)
+    # The dtype of a part says nothing of the one in which its weight is gathered.
+    computed = module.watch.weight_dtype or (parameter.dtype if own_part(parameter) is parameter else None)
+    dtype = scaling = attends = None
+    if computed is not None and modules:
+        dtype = te_matmul_dtype(modules, computed, fp8_asked=module.config.fp8 is not None)
+    elif computed is not None:
+        dtype = layers_matmul_dtype(_kernels(parts), computed)
     if dtype == "fp8":
         scaling, attends = scaling_and_attention(modules) if modules else ("current", None)
     return common_evidence(
@@ -161,13 +164,13 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         module.config,
         module.observed,
         module.watch,
-        parameter_dtype=dtype_name(parameter.dtype),
+        parameter_dtype=None if computed is None else dtype_name(computed),
         matmul_dtype=dtype,
         output_layer_dtype="fp8" if _output_layer_in_fp8(module, parts) else None,
         attention_dtype=attends,
         fp8_scaling=scaling,
         gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
-        weights_split_over=1,
+        weights_split_over=ranks_sharing(parameter),
         attention="Transformer Engine" if modules else _attention(parts),
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,

@@ -121,6 +121,7 @@ def with_options(workload: FullWorkload, options: EngineOptions) -> FullWorkload
     """Return a workload with what the engine's options decide of it."""
     return replace(
         workload,
+        weights_split_over=workload.replicas if options.fully_shard else 1,
         distributed_optimizer=options.distributed_optimizer,
         optimizer_states=options.optimizer_states,
     )

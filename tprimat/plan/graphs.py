@@ -31,7 +31,7 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
     tokens = (work.micro_batch_sequences or 1) * work.sequence_tokens
     suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS and not plan.profiling.enabled
     measured = options.layers == "local" and options.optimizer_states == "fp32" and not options.fp8_output_layer
-    if not suitable or not measured or graph_obstacle(work, own_layers=True):
+    if not suitable or not measured or graph_obstacle(work, fully_shard=options.fully_shard, own_layers=True):
         return None
     wanted = work.layout.tensor, work.matmul_dtype
     for row in read_rows("cuda_graphs.yaml", "gains", GraphGain):

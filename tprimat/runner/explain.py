@@ -199,11 +199,10 @@ def _could_launch_graphs(run: RunRecord) -> bool:
     """Whether the embedded engine could launch a run's micro-batches as CUDA graphs, and did not."""
     options, machine = run.engine_options, run.machine
     is_ours = "overlap_tensor_parallel" in options  # a switch of that engine alone
-    used = options.get("cuda_graphs") or options.get("fully_shard")  # the latter, with which none ran, in earlier records
-    if not is_ours or used or (machine.platform, machine.nodes) != ("cuda", 1) or run.ran.shape is None:
+    if not is_ours or options.get("cuda_graphs") or (machine.platform, machine.nodes) != ("cuda", 1) or run.ran.shape is None:
         return False
     own_layers = options.get("layers") == "local"
-    return graph_obstacle(run.ran, own_layers=own_layers) is None
+    return graph_obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
 
 
 # What a record says of its workload, in full.

@@ -59,6 +59,7 @@ def announcement(plan: RunPlan) -> str:
     extra += f", {plan.workload.routing} routing" if plan.workload.routing else ""
     capacity = plan.workload.expert_capacity_factor
     extra += "" if capacity is None else f", expert capacity {capacity:g}"
+    extra += ", fully sharded" if plan.engine_options.fully_shard else ""
     return (
         f"Using parallelism strategy: {plan.strategy}\n"
         f"Parallelism: TP={layout.tensor}, PP={layout.pipeline}, DP={layout.data}{extra}, GradAccum={batch.accumulation_steps}"

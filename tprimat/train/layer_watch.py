@@ -36,9 +36,11 @@ class LayerWatch:
 
     def __init__(self, chunks: Sequence[Sequence[Any]]) -> None:
         self._stream_tokens: int | None = None
+        self.weight_dtype: torch.dtype | None = None
+        """Of a layer's weights as it computes with them; None before the first step."""
         self._seen = dict.fromkeys((LAYER, SOME_KEPT, MOST_AGAIN, *PLACES), NOT_SEEN)
         layers = [layer for chunk in chunks for layer in chunk]
-        self._hooks = [before_first_call(layers[0], self._see_layer)]
+        self._hooks = [before_first_call(layers[0], partial(self._see_layer, layers[0]))]
         for chunk in chunks:
             again: list[Any] = []
             self._hooks += [before_first_call(layer, partial(self._count_layer, again)) for layer in chunk]
@@ -59,9 +61,10 @@ class LayerWatch:
     def _see(self, name: str) -> None:
         self._seen[name] = max(self._seen[name], KEPT if torch.is_grad_enabled() else RECOMPUTED)
 
-    def _see_layer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see_layer(self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stream: Tensor = args[0] if args else kwargs["hidden_states"]
         self._stream_tokens = stream.shape[0]
+        self.weight_dtype = next((weight.dtype for weight in layer.parameters()), None)
         self._see(LAYER)
 
     def _count_layer(self, again: list[Any], *_: Any) -> None:

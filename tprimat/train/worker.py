@@ -53,8 +53,9 @@ def train(plan: RunPlan) -> None:
     quieten()
     startup.pause_garbage_collection()
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which
-    # is set when the GPU is opened. The branches of a CUDA graph would wait in it.
-    if not launches_graphs(plan):
+    # is set when the GPU is opened. fully_shard's exchanges start from a stream of their own, and would wait in that queue; the
+    # branches of a CUDA graph may.
+    if not (plan.engine_options.fully_shard or launches_graphs(plan)):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import_module(plan.trainer).train(plan)
     import torch.distributed as dist

@@ -171,7 +171,6 @@ def test_exposed_communication_and_idle_time_are_what_one_reads_from_the_timelin
     assert summary.idle_seconds == milliseconds(7.5)
     busy = {part.kind: part.busy_seconds for part in summary.classes}
     assert (busy["memory_copy"], busy["communication"]) == (milliseconds((5 + 20) / 2), milliseconds(20))
-    assert summary.notes == ()
 
 
 def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_time_by_the_loader():
@@ -197,7 +196,6 @@ def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_ti
 def test_a_step_in_which_training_failed_does_not_count():
     summary = summarise({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
     assert ([step["number"] for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))
-    assert summary.notes == ("training failed in the last step of the trace, which is left out",)
 
 
 def test_a_trace_without_steps_counts_as_one():
@@ -205,7 +203,6 @@ def test_a_trace_without_steps_counts_as_one():
     summary = summarise({"traceEvents": events})
     assert (len(summary.steps), summary.step_seconds, summary.idle_seconds) == (1, milliseconds(50), 0)
     assert summary.exposed_communication_seconds == milliseconds(20)
-    assert summary.notes == ("no ProfilerStep# in the trace: all of it counts as one step",)
 
 
 def test_a_copy_from_another_gpus_memory_is_communication():
@@ -243,14 +240,12 @@ def test_a_small_kernel_belongs_to_the_range_that_holds_it_not_to_one_that_ended
     events = [
         event("gpu_user_annotation", "optimizer_step", 50, 90),
         event("gpu_user_annotation", "Optimizer.step#AdamW.step", 60, 70),
-        *[event("gpu_user_annotation", "moe_router", start, start + 5) for start in (0, 20)],
-        event("kernel", NORM, 21, 24),
         event("kernel", NORM, 30, 40),
         event("kernel", NORM, 80, 90),
         event("kernel", NORM, 80, 90, NETWORK),
     ]
     busy = {part.kind: part.busy_seconds for part in summarise({"traceEvents": events}).classes if part.busy_seconds}
-    assert busy == {"router": milliseconds(3), "norm_elementwise": milliseconds(10 + 10), "optimizer": milliseconds(10)}
+    assert busy == {"norm_elementwise": milliseconds(10 + 10), "optimizer": milliseconds(10)}
 
 
 def launched(work, at, call):
@@ -274,7 +269,6 @@ def test_without_ranges_of_the_device_the_launches_tell_whose_work_a_kernel_is()
     assert summary.steps == ({"number": 1, "seconds": milliseconds(38)}, {"number": 2, "seconds": milliseconds(40)})
     assert summary.idle_seconds == milliseconds(10 / 2)
     assert summary.exposed_communication_seconds == milliseconds(5 / 2)
-    assert summary.notes == ()
 
 
 def test_without_ranges_of_the_device_the_optimizer_s_small_kernels_are_those_launched_in_its_range():
@@ -304,7 +298,6 @@ def test_a_range_of_the_device_that_misses_kernels_of_the_last_step_gives_way_to
     ]
     summary = summarise({"traceEvents": events})
     assert [step["seconds"] for step in summary.steps] == [milliseconds(16), milliseconds(16)]
-    assert summary.notes == ()
 
 
 @pytest.mark.parametrize(

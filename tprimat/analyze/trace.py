@@ -7,7 +7,6 @@ microseconds (Chrome's Trace Event Format).
 import math
 import re
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,11 +23,8 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver")
 """Calls on the host, HIP's under the names of CUDA's; a kernel has the correlation of the call that launched it."""
 READ = (*DEVICE_WORK, *LAUNCHES, "gpu_user_annotation", "user_annotation", "cpu_op")
-RANGES: tuple[tuple[WorkClass, re.Pattern[str]], ...] = (
-    ("optimizer", re.compile(r"optimizer_step$|Optimizer\.step#")),  # of Megatron's step, and of torch's optimizers
-    ("router", re.compile(r"moe_router$")),  # of our layers with experts
-)
-"""Marks of ranges whose small kernels belong to a class."""
+OPTIMIZER = re.compile(r"optimizer_step$|Optimizer\.step#")
+"""Marks the ranges, of Megatron's step and of torch's optimizers, whose small kernels belong to the optimizer."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
 SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("joins", "i8")])
 """One span: its kind counts in CLASSES, its name in the names of all spans, `joins` in JOINED, of which the last is unknown."""
@@ -45,7 +41,6 @@ LOADING = re.compile(r"enumerate\(DataLoader\)#")
 """Marks a host that waits for torch's loader."""
 Spans = npt.NDArray[np.void]
 """Of dtype SPAN, shape (n,)."""
-NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"
 
 
 def inside(spans: Spans, start: float, end: float) -> Spans:
@@ -111,8 +106,8 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
 def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     """Return kernels and copies of the accelerator, and their names.
 
-    Small kernels inside a range of optimizer or router of their stream belong to it. In a trace with only the host's
-    ranges, it is those that were launched in one.
+    Small kernels inside a range of the optimizer of their stream belong to it. In a trace with only the host's ranges, it is
+    those that were launched in one.
     """
     launches: dict[int | None, TraceEvent] = {}
     ranges = _ranges(events, ("gpu_user_annotation",))
@@ -134,57 +129,30 @@ def _joins(event: TraceEvent) -> int:
     return next(number for number, (_, pattern) in enumerate(JOINED) if re.search(pattern, words))
 
 
-Ranges = Mapping[tuple[tuple[Any, Any], WorkClass], Sequence[tuple[float, float]]]
-"""Of a stream or thread and a class, in order and apart from each other."""
+def _ranges(events: Iterable[TraceEvent], categories: Sequence[str]) -> list[TraceEvent]:
+    return [event for event in events if event.category in categories and OPTIMIZER.match(event.name)]
 
 
-def _ranges(events: Iterable[TraceEvent], categories: Sequence[str]) -> Ranges:
-    found: dict[tuple[tuple[Any, Any], WorkClass], list[tuple[float, float]]] = defaultdict(list)
-    for event in events:
-        for kind, mark in RANGES:
-            if event.category in categories and mark.match(event.name):
-                found[event.thread, kind].append((event.start, event.end))
-    return {key: _joined(entries) for key, entries in found.items()}
-
-
-def _joined(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return ranges in order, with those that overlap joined."""
-    joined: list[tuple[float, float]] = []
-    for start, end in sorted(ranges):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _within(event: TraceEvent, ranges: Sequence[tuple[float, float]]) -> bool:
-    """Return whether an event lies in one range: a trace has thousands of routers, so this bisects."""
-    last = bisect_right(ranges, (event.start, math.inf)) - 1
-    return last >= 0 and event.end <= ranges[last][1]
-
-
-def _kind(event: TraceEvent, place: TraceEvent, ranges: Ranges) -> WorkClass:
+def _kind(event: TraceEvent, place: TraceEvent, ranges: Sequence[TraceEvent]) -> WorkClass:
     kind = kernel_class(event.name)
     if event.category != "kernel":
         return kind if kind == "communication" else "memory_copy"
-    if kind not in {"norm_elementwise", "other"}:
-        return kind
-    return next((mark for mark, _ in RANGES if _within(place, ranges.get((place.thread, mark), ()))), kind)
+    small = kind in {"norm_elementwise", "other"}
+    inside_one = small and any(one.thread == place.thread and one.start <= place.start and place.end <= one.end for one in ranges)
+    return "optimizer" if inside_one else kind
 
 
 def step_windows(events: Sequence[TraceEvent]) -> list[StepWindow]:
     """Return the device's steps, each up to the start of the next number, so that gaps belong to the step before.
 
     A step is the work that was launched in the host's ProfilerStep# range, since the device's own ranges miss kernels on some
-    ROCm; those are used where a trace holds no launches, or several processes, which number their launches alike.
+    ROCm; those are used where a trace holds no launches.
     """
     host = sorted(_numbered(events, "user_annotation").items(), key=lambda step: step[1])
-    processes = {event.thread[0] for event in events if event.category == "user_annotation" and STEP_RANGE.match(event.name)}
     launches = {event.correlation: event.start for event in events if event.category in LAUNCHES and event.correlation}
     starts = [start for _, (start, _) in host]
     found: dict[int, tuple[float, float]] = {}
-    for event in events if len(processes) == 1 else ():
+    for event in events if host else ():
         if event.category in DEVICE_WORK and event.correlation in launches:
             at = launches[event.correlation]
             number, (_, end) = host[max(bisect_right(starts, at) - 1, 0)]
@@ -255,7 +223,6 @@ class ProfileSummary:
     data_seconds: float = 0.0
     """Of the idle time, while the host waits for torch's loader."""
     top: tuple[KernelTime, ...]
-    notes: tuple[str, ...]
 
 
 Part = tuple[StepWindow, Spans]
@@ -269,18 +236,15 @@ def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
         MetricError: no kernel, or none inside the steps.
     """
     events = complete_events(trace["traceEvents"])
-    notes: tuple[str, ...] = ()
     spans, names = device_spans(events)
     if not len(spans):
         raise MetricError("The trace holds no kernel.", fix="profile at least one whole step on a GPU")
     windows = step_windows(events)
     if not windows:
-        windows, notes = [StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))], (NO_STEPS,)
+        windows = [StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))]
     unfinished = trace.get("tprimat_unfinished")
     parts = [(window, inside(spans, window.start, window.end)) for window in windows if window.number != unfinished]
     parts = [(window, part) for window, part in parts if len(part)]
-    if unfinished is not None:
-        notes = (*notes, "training failed in the last step of the trace, which is left out")
     if not parts:
         raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")
     loading = np.array([(event.start, event.end, 0, 0, 0) for event in events if LOADING.match(event.name)], dtype=SPAN)
@@ -313,7 +277,6 @@ def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
             lambda window, part: covered(np.append(part, inside(loading, window.start, window.end))) - covered(part)
         ),
         top=_top(parts, names),
-        notes=notes,
     )
 
 

@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or folder, file or archive with results")
     parser.add_argument("--in", choices=("tflops", "ms"), default="tflops", dest="unit", help="TFLOP/s per GPU, or ms of a step")
     parser.add_argument("--against", metavar="OTHER", help="another run, a published row, or published: the nearest")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="of torch's profiler: .json or .json.gz (what the run left)")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it as well, for light and dark pages")
     parser.add_argument("--json", action="store_true", help="print all numbers as one JSON document")
     add_counting(parser)
@@ -39,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
     results = read(options, [options.run])
     measured = newest(results.measured, options.run)
-    trace = trace_of_run(measured.result.run, measured.result.path, options.trace)
+    trace = trace_of_run(measured.result.run, measured.result.path)
     found = explained(measured, results.probes, trace)
     if options.against:
         found = replace(found, against=against(found, options.against, results.probes))

@@ -14,10 +14,8 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import FSDP, MEGATRON_TUNED
 from tprimat.core.published import PublishedResult, rebase, results
-from tprimat.core.workload import DEGREES, FullWorkload, Workload
-from tprimat.predict.memory import predict_memory
+from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Workload
 from tprimat.predict.rates import Rates, published_rates
-from tprimat.predict.search import short_ends
 from tprimat.predict.time import predict_time
 from tprimat.records.schema import ProbeRecord
 from tprimat.report.explain import Against, Apart, Explanation, title_of
@@ -154,48 +152,20 @@ def published_side(row: PublishedResult) -> Side:
 
 
 def published_workload(row: PublishedResult) -> FullWorkload | None:
-    """Return the workload of a row; of what it leaves out the fastest by prediction that fits, None where that is too much."""
-    accelerator, work = find_accelerator(row.accelerator), list(published_workloads(row))
-    if accelerator is None or not work:
+    """Return the workload of a row, with one sequence as micro-batch where it states none; None where it leaves out more."""
+    known, shape = row.workload, row.workload.shape
+    batch, tokens, tensor = known.global_batch_sequences, known.sequence_tokens, known.tensor_parallel
+    if None in (shape, batch, tokens, tensor, row.gpus) or known.matmul_dtype not in PRECISIONS:
         return None
-    rates = published_rates(accelerator, min(accelerator.node_gpus, row.gpus or accelerator.node_gpus))
-    fitting = [one for one in work if predict_memory(one).allocated_bytes < accelerator.memory_bytes] or work
-    return max(fitting, key=lambda one: predict_time(one, rates).tokens_per_second_per_gpu)
-
-
-def published_workloads(result: PublishedResult) -> Iterator[FullWorkload]:
-    """Yield the workloads that a row may stand for, by what it leaves out; none where that is too much."""
-    known = result.workload
-    shape, batch, tokens = known.shape, known.global_batch_sequences, known.sequence_tokens
-    if shape is None or batch is None or tokens is None or known.tensor_parallel is None or result.gpus is None:
-        return
-    if known.matmul_dtype not in {"bf16", "fp8"} or (shape.experts and known.expert_parallel is None):
-        return
-    pipeline, context = known.pipeline_parallel or 1, known.context_parallel or 1
-    data = result.gpus // (known.tensor_parallel * pipeline * context)
-    share = batch // max(1, data)
-    chunks: list[int | None] = [known.virtual_pipeline]
-    if pipeline > 1 and known.virtual_pipeline is None:
-        chunks += [count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0]
+    ranks = (tensor or 1) * (known.pipeline_parallel or 1) * (known.context_parallel or 1)
     facts: dict[str, Any] = known.facts | {
-        "data_parallel": data,
-        "sequence_parallel": known.tensor_parallel > 1,
-        "expert_tensor_parallel": 1 if shape.experts else None,
+        "data_parallel": max(1, (row.gpus or 1) // ranks),
+        "micro_batch_sequences": known.micro_batch_sequences or 1,
+        "sequence_parallel": (tensor or 1) > 1,
+        "expert_tensor_parallel": 1 if shape and shape.experts else None,
         "implementation": FSDP if known.weights_split_over else MEGATRON_TUNED,
     }
-    for micro in [known.micro_batch_sequences] if known.micro_batch_sequences else [1, 2, 4]:
-        if data < 1 or share % micro:
-            continue
-        for count in chunks:
-            yield FullWorkload(
-                **facts
-                | {
-                    "micro_batch_sequences": micro,
-                    "global_batch_sequences": share * data,
-                    "virtual_pipeline": count,
-                    "chunk_layers": short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
-                }
-            )
+    return FullWorkload(**facts)
 
 
 def flops_of(work: FullWorkload, rates: Rates) -> float:

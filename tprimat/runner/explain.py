@@ -107,8 +107,8 @@ def lost_by(metrics: RunMetrics, folder: Path, probes: Sequence[Path]) -> Waterf
     return None
 
 
-def trace_of_run(run: RunRecord, place: Path, named: Path | None = None) -> ProfileSummary | None:
-    """Return the summary of a run's trace: the one named, or what it left in its folder or that of its results; None: nothing.
+def trace_of_run(run: RunRecord, place: Path) -> ProfileSummary | None:
+    """Return the summary of the trace that a run left in its folder or in that of its results; None: it left none.
 
     Raises:
         RecordError: the trace is damaged.
@@ -116,10 +116,10 @@ def trace_of_run(run: RunRecord, place: Path, named: Path | None = None) -> Prof
     """
     if run.machine.platform == "cpu":  # its traces hold no kernels
         return None
-    if named is None and (place / SUMMARY_FILE).is_file():
+    if (place / SUMMARY_FILE).is_file():
         return from_json(ProfileSummary, read_bytes(place / SUMMARY_FILE), where=str(place / SUMMARY_FILE))
     output = place.parent.parent if place.is_dir() else place.parent
-    file = named or next(iter(traces_of(output, run.run_id)), None)
+    file = next(iter(traces_of(output, run.run_id)), None)
     return summarise(read_trace(file)) if file else None
 
 

@@ -63,7 +63,7 @@ def auto_sessions(request: RunRequest) -> list[Session]:
         why = "There is no GPU here to predict for."
         if machine.accelerator:
             why = f"The accelerator ({machine.accelerator}) is not in the table, so that nothing can be predicted for it."
-        fix = "a strategy of config.yaml; for a machine that is not here: python3 -m tprimat plan --accelerator 'H100 SXM'"
+        fix = "a strategy of config.yaml; for a machine that is not here: --dry-run --gpu 'H100 SXM'"
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     sessions: list[Session] = []
     for model in models_of(first.loaded, request):

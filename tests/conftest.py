@@ -37,6 +37,7 @@ SLOW = (
     "cli/test_sweep_command.py",
     "cli/test_grid.py",
     "cli/test_console.py",
+    "cli/test_help_examples.py",
     "engines/test_torchtitan.py",
     "probe",
     "launch",

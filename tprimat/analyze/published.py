@@ -12,7 +12,7 @@ from tprimat.analyze.traits import TRAITS, accelerator_name
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import flop_per_token
 from tprimat.core.models import models
-from tprimat.core.published import PublishedResult, Rebased, rebase, results
+from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.records.schema import RunRecord
 
 MOST_NEIGHBOURS = 3
@@ -43,7 +43,7 @@ class Neighbour:
     """A published result next to one of ours."""
 
     result: PublishedResult
-    rebased: Rebased
+    rebased: PublishedResult
     differences: tuple[Difference, ...]
     ratio: float
     """Model FLOP/s of one of our GPUs over one of theirs, both causal. For orientation, not a verdict: see the differences."""

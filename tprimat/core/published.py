@@ -5,7 +5,7 @@ convention; `rebase` restates it in the `causal` convention against the dense pe
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import cache
 
@@ -62,16 +62,6 @@ class PublishedResult(RefuseUnknownKeys):
         return self.workload.shape.name if self.workload.shape else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebased:
-    """A published result on the common basis; None where the source does not say enough."""
-
-    flops_per_second_per_gpu: float | None
-    """`causal` convention."""
-    mfu: float | None
-    """Of the dense peak, `causal` convention."""
-
-
 OTHER_TOKENS = ("torchtune",)
 """Engines whose tokens/s are not those that a model's FLOP count: torchtune counts tokens that carry loss, in packed texts whose
 attention ends with each text. Our own records of it have no FLOP/s for the same reason."""
@@ -113,8 +103,11 @@ def _result_fields(row: Row) -> Row:
     return fields
 
 
-def rebase(result: PublishedResult) -> Rebased:
-    """Restate a result from its tokens/s where the source prints them, else from its FLOP/s and convention."""
+def rebase(result: PublishedResult) -> PublishedResult:
+    """Restate a result causal and against the dense peak, from its tokens/s where the source prints them, else from its FLOP/s.
+
+    FLOP/s and MFU are None where the source does not say enough.
+    """
     peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype)
     flops, shape, tokens = result.flops_per_second_per_gpu, result.workload.shape, result.workload.sequence_tokens
     if result.convention != "causal" or flops is None:
@@ -123,4 +116,5 @@ def rebase(result: PublishedResult) -> Rebased:
             if rate is None and result.flops_per_second_per_gpu is not None and result.convention is not None:
                 rate = result.flops_per_second_per_gpu / flop_per_token(shape, tokens, result.convention)
             flops = None if rate is None else rate * flop_per_token(shape, tokens)
-    return Rebased(flops_per_second_per_gpu=flops, mfu=flops / peak if flops is not None and peak else None)
+    mfu = flops / peak if flops is not None and peak else None
+    return replace(result, convention="causal", flops_per_second_per_gpu=flops, mfu=mfu, peak_flops=peak)

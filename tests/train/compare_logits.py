@@ -14,8 +14,7 @@ bootstrap.redirect_to_cpu()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from reference_llama import ReferenceModel, split_fused_weights  # noqa: E402
-from reference_moe import ReferenceMixture  # noqa: E402
+from reference_models import ReferenceModel  # noqa: E402
 
 from tprimat.megatron.model import build_chunks, transformer_config  # noqa: E402
 from tprimat.megatron.module import initialize_parallel_state  # noqa: E402
@@ -39,11 +38,7 @@ def compare(plan):
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     with torch.no_grad():
         ours = model.eval()(tokens, positions, None)
-        if plan.workload.shape.experts:
-            reference = ReferenceMixture(plan.workload.shape, weights)
-        else:
-            reference = ReferenceModel(plan.workload.shape, split_fused_weights(weights, plan.workload.shape))
-        theirs = reference(tokens)
+        theirs = ReferenceModel(plan.workload.shape, weights)(tokens)
     print(json.dumps({"difference": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item()}))
 
 

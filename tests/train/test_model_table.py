@@ -1,4 +1,4 @@
-"""The models of the table train on the embedded engine in tiny sizes, on a CPU; strategies have the layouts of the contract."""
+"""The models of the table train on the embedded engine in tiny sizes, on a CPU."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import yaml
 from changes import replace
 from commands import run_command
-from planning import make_plan, train_together
+from planning import train_together
 
 from tprimat.core import models as table
 from tprimat.core.flops import parameters
@@ -50,35 +50,6 @@ def weights_of(shape):
     return parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
 
 
-STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
-CASES = [(model, strategy) for model in ("llama", "qwen") for strategy in STRATEGIES]
-SETTINGS = {
-    "training.duration.max_steps": 2,
-    "training.data.global_batch_size": 8,
-    "training.data.sequence_length": 32,
-}
-EXPECTED = {  # TP, PP, DP of the contract for a node of 8
-    ("llama", "maximum_performance"): (4, 1, 2),
-    ("llama", "truly_identical"): (4, 1, 2),
-    ("llama", "memory_optimized"): (4, 2, 1),
-    ("llama", "minimal_communication"): (1, 1, 8),
-    ("llama", "balanced"): (2, 1, 4),
-    ("qwen", "maximum_performance"): (4, 2, 1),
-    ("qwen", "truly_identical"): (4, 2, 1),
-    ("qwen", "memory_optimized"): (4, 2, 1),
-    ("qwen", "minimal_communication"): (1, 1, 8),
-    ("qwen", "balanced"): (2, 2, 2),
-}
-
-
-def strategy_plan(folder, model, strategy):
-    """Micro-batches as large as a step allows: their number is what costs time on a CPU."""
-    _, pipeline, data = EXPECTED[model, strategy]
-    micro_batch = SETTINGS["training.data.global_batch_size"] // (data * pipeline)
-    settings = {**SETTINGS, f"parallelism.{strategy}.{model}.cpu.micro_batch_size": micro_batch}
-    return make_plan(folder, model, settings, strategy=strategy)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Every model with its own width, heads, experts and switches, in one start of train_plans.py."""
@@ -114,9 +85,3 @@ def kinds(names):
 
 def test_the_table_has_no_kind_of_layer_that_is_not_trained():
     assert set(kinds(table.models())) == set(kinds((*TABLE, *ELSEWHERE)))
-
-
-def test_every_strategy_has_the_layout_of_the_contract(tmp_path):
-    for model, strategy in CASES:
-        layout = strategy_plan(tmp_path / f"{model}-{strategy}", model, strategy).workload.layout
-        assert (layout.tensor, layout.pipeline, layout.data) == EXPECTED[model, strategy]

@@ -23,15 +23,7 @@ from tprimat.records.evidence import CAUTION, REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.compat import lightning, quieten
-from tprimat.train.observed import (
-    common_evidence,
-    dtype_name,
-    matmul_dtype,
-    over_all_ranks,
-    scaling_and_attention,
-    te_matmul_dtype,
-    te_modules,
-)
+from tprimat.train.observed import common_evidence, dtype_name, matmul_dtype, over_all_ranks, te_modules, te_precision
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.rank import StepLog, local_rank, running_record
 from tprimat.train.startup import transformer_engine_is_usable
@@ -152,23 +144,20 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     gradient = getattr(parameter, "main_grad", parameter.grad)
     # The dtype of a part says nothing of the one in which its weight is gathered.
     computed = module.watch.weight_dtype or (parameter.dtype if own_part(parameter) is parameter else None)
-    dtype = scaling = attends = None
+    precision: dict[str, str | None] = {}
     if computed is not None and modules:
-        dtype = te_matmul_dtype(modules, computed, fp8_asked=module.config.fp8 is not None)
+        precision = te_precision(modules, computed, fp8_asked=module.config.fp8 is not None)
     elif computed is not None:
         dtype = layers_matmul_dtype(_kernels(parts), computed)
-    if dtype == "fp8":
-        scaling, attends = scaling_and_attention(modules) if modules else ("current", None)
+        precision = {"matmul_dtype": dtype, "fp8_scaling": "current" if dtype == "fp8" else None}
     return common_evidence(
         module.chunks,
         module.config,
         module.observed,
         module.watch,
+        **precision,
         parameter_dtype=None if computed is None else dtype_name(computed),
-        matmul_dtype=dtype,
         output_layer_dtype="fp8" if _output_layer_in_fp8(module, parts) else None,
-        attention_dtype=attends,
-        fp8_scaling=scaling,
         gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
         weights_split_over=ranks_sharing(parameter),
         attention="Transformer Engine" if modules else _attention(parts),

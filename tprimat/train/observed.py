@@ -153,16 +153,19 @@ def is_te(kind: type) -> bool:
     return any(base.__module__.partition(".")[0] == PACKAGE for base in kind.__mro__)
 
 
-def te_matmul_dtype(modules: Sequence[Any], weights: torch.dtype, *, fp8_asked: bool) -> str | None:
-    """Return what linear layers of Transformer Engine multiply; None where fp8 was asked for and none has multiplied yet.
+def te_precision(modules: Sequence[Any], weights: torch.dtype, *, fp8_asked: bool) -> dict[str, str | None]:
+    """Return what linear layers of Transformer Engine multiply, and how fp8 scales, as facts of the evidence.
 
-    They do so in fp8 if each has made the quantizers of its product, whatever the configuration says.
+    They multiply in fp8 if each has made the quantizers of its product, whatever the configuration says; before the first product
+    nothing is known where fp8 was asked for.
     """
     linear = [part for part in modules if isinstance(getattr(part, "weight", None), Tensor) and hasattr(part, "fp8_meta")]
-    if not any(hasattr(part, "fp8") for part in linear):
-        return None if fp8_asked else matmul_dtype(weights)
-    in_fp8 = all(bool(getattr(part, "fp8", False)) and getattr(part, "fp8_initialized", False) for part in linear)
-    return "fp8" if in_fp8 else matmul_dtype(weights)
+    if fp8_asked and not any(hasattr(part, "fp8") for part in linear):
+        return {}
+    if not linear or not all(getattr(part, "fp8", False) and getattr(part, "fp8_initialized", False) for part in linear):
+        return {"matmul_dtype": matmul_dtype(weights)}
+    scaling, attention = scaling_and_attention(modules)
+    return {"matmul_dtype": "fp4" if scaling == "nvfp4" else "fp8", "fp8_scaling": scaling, "attention_dtype": attention}
 
 
 def scaling_and_attention(modules: Sequence[Any]) -> tuple[Fp8Scaling | None, str | None]:
@@ -227,21 +230,17 @@ class FirstBatchHook:
         wide = layers_in_bf16(config)
         kept = [layer for model in self.models for layer in model.decoder.layers if layer.layer_number in wide]
         fused = te_modules(self.models, without=kept)
-        dtype = te_matmul_dtype(fused, first.dtype, fp8_asked=fp8_asked and bool(fused))
-        scaling, attention = scaling_and_attention(fused) if dtype == "fp8" else (None, None)
-        dtype = "fp4" if scaling == "nvfp4" else dtype
+        precision = te_precision(fused, first.dtype, fp8_asked=fp8_asked and bool(fused))
         inner = getattr(optimizer, "chained_optimizers", [optimizer])[0]
         return common_evidence(
             self.models,
             config,
             self.seen,
             self.layers,
+            **precision,
             parameter_dtype=dtype_name(first.dtype),
-            matmul_dtype=dtype,
-            attention_dtype=attention,
-            layers_in_bf16=len(wide) if dtype in {"fp8", "fp4"} else None,
-            fp8_scaling=scaling,
             gradient_dtype=dtype_name(first.main_grad.dtype),
+            layers_in_bf16=len(wide) if precision.get("fp8_scaling") else None,
             attention="Transformer Engine" if fused else "Megatron-Core's local attention",
             optimizer=f"{type(inner).__name__} over {type(inner.optimizer).__name__}",
             **own,

@@ -1,21 +1,81 @@
-"""Mixtures of experts and latent attention written down from their papers in plain torch, one token after the other.
+"""Models written down from their papers in plain torch, token by token: what the engine is checked against.
 
-Mixtral (arXiv:2401.04088) and Qwen3 (arXiv:2505.09388) for experts and norms on queries and keys; DeepSeek-V2 (arXiv:2405.04434)
-for latent attention and shared experts; DeepSeek-V3 (arXiv:2412.19437) for sigmoid scores, groups and the bias of the choice.
+Llama 2 (arXiv:2307.09288) for grouped-query attention, RMSNorm and SwiGLU; RoFormer (arXiv:2104.09864) for rotary positions;
+the Llama 3.1 model card for the rescaled frequencies; Qwen2 (arXiv:2407.10671) for the QKV bias. Mixtral (arXiv:2401.04088) and
+Qwen3 (arXiv:2505.09388) for experts and norms on queries and keys; DeepSeek-V2 (arXiv:2405.04434) for latent attention and
+shared experts; DeepSeek-V3 (arXiv:2412.19437) for sigmoid scores, groups and the bias of the choice.
 """
 
 import math
 
 import torch
-from reference_llama import ReferenceModel, rms_norm, rotary_frequencies, rotate, split_fused_weights
 from torch import Tensor
 
 
-class ReferenceMixture(ReferenceModel):
+def split_fused_weights(weights: dict[str, Tensor], shape) -> dict[str, Tensor]:
+    """Megatron keeps q, k and v of each key/value group side by side, and gate above up; here each has a name of its own."""
+    named = {}
+    per_group = shape.heads // shape.kv_heads
+    for name, weight in weights.items():
+        if ".linear_qkv." in name:
+            groups = weight.reshape(shape.kv_heads, per_group + 2, shape.head_dim, *weight.shape[1:])
+            for letter, part in (("q", groups[:, :per_group]), ("k", groups[:, per_group]), ("v", groups[:, per_group + 1])):
+                named[name.replace("linear_qkv", letter)] = part.reshape(-1, *weight.shape[1:])
+        elif ".linear_fc1." in name:
+            named[name.replace("linear_fc1", "gate")], named[name.replace("linear_fc1", "up")] = weight.chunk(2)
+        else:
+            named[name] = weight
+    return named
+
+
+def rotary_frequencies(shape) -> Tensor:
+    """Angular frequency of each pair of dimensions, shape (head_dim / 2,)."""
+    frequencies = []
+    for pair in range(shape.head_dim // 2):
+        frequency = shape.rope_base ** (-2 * pair / shape.head_dim)
+        scaling = shape.rope_scaling
+        if scaling:
+            wavelength = 2 * math.pi / frequency
+            longest = scaling.original_context_tokens / scaling.low_frequency_factor
+            shortest = scaling.original_context_tokens / scaling.high_frequency_factor
+            if wavelength > longest:
+                frequency /= scaling.factor
+            elif wavelength > shortest:
+                mix = (scaling.original_context_tokens / wavelength - scaling.low_frequency_factor) / (
+                    scaling.high_frequency_factor - scaling.low_frequency_factor
+                )
+                frequency = (1 - mix) * frequency / scaling.factor + mix * frequency
+        frequencies.append(frequency)
+    return torch.tensor(frequencies)
+
+
+def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
+    """x: (batch, heads, tokens, head_dim); dimension i is paired with i + head_dim / 2."""
+    angles = torch.outer(torch.arange(x.shape[2]).float(), frequencies)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], dim=-1)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt() * weight
+
+
+def rotate_pairs(x: Tensor, base: float) -> Tensor:
+    """x: (batch, heads, tokens, dim); dimension 2 i is paired with 2 i + 1, as complex numbers."""
+    dim = x.shape[-1]
+    angles = torch.outer(torch.arange(x.shape[2]).float(), base ** (-torch.arange(0, dim, 2) / dim))
+    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turned).flatten(-2)
+
+
+class ReferenceModel:
     def __init__(self, shape, weights: dict[str, Tensor]) -> None:
         dense = {name: weight for name, weight in weights.items() if ".experts." not in name}
-        super().__init__(shape, split_fused_weights(dense, shape))
-        self.weights |= {name: weight for name, weight in weights.items() if ".experts." in name}
+        self.shape, self.weights = shape, weights | split_fused_weights(dense, shape)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
     def attention(self, x: Tensor, layer: str) -> Tensor:
         if self.shape.kv_lora_rank is not None:
@@ -57,14 +117,17 @@ class ReferenceMixture(ReferenceModel):
 
     def feed_forward(self, x: Tensor, layer: str) -> Tensor:
         if f"{layer}.mlp.router.weight" not in self.weights:
-            return super().feed_forward(x, layer)
+            return self.gated(x, f"{layer}.mlp")
         flat = x.transpose(0, 1).flatten(0, 1)  # Megatron's tokens come position after position
         out = torch.stack([self.mixture(token, layer, self.chosen(token, layer)) for token in flat])
         out = out.view_as(x.transpose(0, 1)).transpose(0, 1)
         if self.shape.shared_experts:
-            gate, up = (self.linear(x, f"{layer}.mlp.shared_experts.{part}") for part in ("gate", "up"))
-            out = out + self.linear(gate * gate.sigmoid() * up, f"{layer}.mlp.shared_experts.linear_fc2")
+            out = out + self.gated(x, f"{layer}.mlp.shared_experts")
         return out
+
+    def gated(self, x: Tensor, place: str) -> Tensor:
+        gate, up = (self.linear(x, f"{place}.{part}") for part in ("gate", "up"))
+        return self.linear(gate * gate.sigmoid() * up, f"{place}.linear_fc2")
 
     def mixture(self, token: Tensor, layer: str, experts: list[tuple[int, Tensor]]) -> Tensor:
         """One token's experts, one after the other."""
@@ -91,10 +154,12 @@ class ReferenceMixture(ReferenceModel):
         whole = scores[experts].sum() if shape.router_normalized else 1
         return [(expert, scores[expert] / whole * shape.router_scale) for expert in experts]
 
-
-def rotate_pairs(x: Tensor, base: float) -> Tensor:
-    """x: (batch, heads, tokens, dim); dimension 2 i is paired with 2 i + 1, as complex numbers."""
-    dim = x.shape[-1]
-    angles = torch.outer(torch.arange(x.shape[2]).float(), base ** (-torch.arange(0, dim, 2) / dim))
-    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(torch.ones_like(angles), angles)
-    return torch.view_as_real(turned).flatten(-2)
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits, shape (batch, tokens, vocabulary)."""
+        epsilon = self.shape.norm_epsilon
+        x = self.weights["embedding.word_embeddings.weight"][tokens]
+        for number in range(self.shape.layers):
+            layer = f"decoder.layers.{number}"
+            x = x + self.attention(rms_norm(x, self.weights[f"{layer}.input_layernorm.weight"], epsilon), layer)
+            x = x + self.feed_forward(rms_norm(x, self.weights[f"{layer}.pre_mlp_layernorm.weight"], epsilon), layer)
+        return self.linear(rms_norm(x, self.weights["decoder.final_layernorm.weight"], epsilon), "output_layer")

@@ -44,12 +44,12 @@ def tensor_ranks(monkeypatch):
     [
         (False, lambda layer, x: layer(hidden_states=x), {"recompute": "none"}),
         (True, lambda layer, x: layer(hidden_states=x), {"recompute": "selective", "recompute_modules": ("core_attn",)}),
-        (False, lambda layer, x: checkpoint(layer, x, use_reentrant=True), {"recompute": "full", "recompute_layers": None}),
+        (False, lambda layer, x: checkpoint(layer, x, use_reentrant=True), {"recompute": "full"}),
     ],
 )
 def test_what_is_recomputed_is_seen_in_the_first_call(recomputes, around, seen):
     layer = Layer(recomputes)
-    found = watch.LayerWatch([[layer]])
+    found = watch.LayerWatch([layer])
     around(layer, torch.ones(16, 1, 8, requires_grad=True)).sum().backward()
     assert found.recomputed(CPU) == seen
     assert not layer._forward_pre_hooks
@@ -58,7 +58,7 @@ def test_what_is_recomputed_is_seen_in_the_first_call(recomputes, around, seen):
 
 def test_a_schedule_that_never_calls_a_layer_shows_nothing_and_keeps_no_hook():
     layer = Layer(recomputes=False)
-    found = watch.LayerWatch([[layer]])
+    found = watch.LayerWatch([layer])
     layer.self_attention.core_attention(torch.ones(16, 1, 8))
     assert found.recomputed(CPU) == {}
     found.stop()
@@ -69,7 +69,7 @@ def test_experts_are_seen_in_the_first_layer_that_has_some_and_are_no_mlp():
     dense, moe = Layer(recomputes=False), Layer(recomputes=False)
     dense.mlp, moe.mlp = Attention(), torch.nn.Module()
     moe.mlp.router = Attention()
-    found = watch.LayerWatch([[dense, moe, Layer(recomputes=True)]])
+    found = watch.LayerWatch([dense, moe, Layer(recomputes=True)])
     x = torch.ones(16, 1, 8, requires_grad=True)
     dense.mlp(dense(hidden_states=x))
     checkpoint(moe.mlp.router, moe(hidden_states=x), use_reentrant=True)
@@ -79,7 +79,7 @@ def test_experts_are_seen_in_the_first_layer_that_has_some_and_are_no_mlp():
 @pytest.mark.parametrize(("tokens", "split"), [(16, True), (32, False)])
 def test_the_tokens_between_layers_show_whether_ranks_split_them(tensor_ranks, tokens, split):
     layer = Layer(recomputes=False)
-    found = watch.LayerWatch([[layer]])
+    found = watch.LayerWatch([layer])
     assert found.sequence_parallel(32) is None
     layer((torch.ones(tokens, 1, 8), torch.ones(tokens, 1, 8))[0])
     assert found.sequence_parallel(32) is split

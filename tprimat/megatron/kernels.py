@@ -20,47 +20,38 @@ CHUNK = 8192
 """Numbers that one step of a program reduces."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _reduce_largest(x, largest, numbers, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _reduce_largest(x, largest, numbers, CHUNK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     magnitudes = tl.abs(tl.load(x + at, mask=at < numbers, other=0.0).to(tl.float32))
     tl.atomic_max(largest, tl.max(magnitudes), sem="relaxed")
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _rounded(values, small, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _rounded(values, small, LIMIT: tl.constexpr):
     """Round to the dtype of `small`. A number that is none stays none."""
     return tl.clamp(values, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(small.dtype.element_ty)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _tile(rows, columns, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _tile(rows, columns, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
     """Return the rows (upright) and columns (level) of this program's tile, and which of it is inside the matrix."""
     row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)[None, :]
     return row, column, (row < rows) & (column < columns)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
+@triton.jit
+def _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT: tl.constexpr):
     """Round a tile and store it twice."""
     tile = _rounded(values, small, LIMIT)
     tl.store(small + row * columns + column, tile, mask=inside)
     tl.store(transposed + tl.trans(column) * rows + tl.trans(row), tl.trans(tile), mask=tl.trans(inside))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _scale_and_transpose(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    x,
-    largest,
-    small,
-    transposed,
-    undo,
-    rows,
-    columns,
-    LIMIT: tl.constexpr,  # noqa: N803
-    TILE_ROWS: tl.constexpr,  # noqa: N803
-    TILE_COLUMNS: tl.constexpr,  # noqa: N803
+@triton.jit
+def _scale_and_transpose(
+    x, largest, small, transposed, undo, rows, columns, LIMIT: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr
 ):
     row, column, inside = _tile(rows, columns, TILE_ROWS, TILE_COLUMNS)
     # Every program computes the same scale, and one of them stores what undoes it.
@@ -71,8 +62,8 @@ def _scale_and_transpose(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
     _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _scale_loss_gradient(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+@triton.jit
+def _scale_loss_gradient(
     logits,
     places,
     log_sums,
@@ -80,9 +71,9 @@ def _scale_loss_gradient(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
     transposed,
     rows,
     columns,
-    LIMIT: tl.constexpr,  # noqa: N803
-    TILE_ROWS: tl.constexpr,  # noqa: N803
-    TILE_COLUMNS: tl.constexpr,  # noqa: N803
+    LIMIT: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
 ):
     row, column, inside = _tile(rows, columns, TILE_ROWS, TILE_COLUMNS)
     shifted = tl.load(logits + row * columns + column, mask=inside, other=0.0).to(tl.float32)
@@ -144,16 +135,16 @@ WIDE = 2048
 """Numbers in a row above which a program gets twice the warps."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _permute_gather(rows, source, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _permute_gather(rows, source, out, width, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     values = tl.load(rows + tl.load(source + row).to(tl.int64) * width + column, mask=inside)
     tl.store(out + row * width + column, values, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _permute_spread(x, places, weights, out, width, K: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
+@triton.jit
+def _permute_spread(x, places, weights, out, width, K: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr):
     token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     values = tl.load(x + token * width + column, mask=inside)
@@ -166,8 +157,8 @@ def _permute_spread(x, places, weights, out, width, K: tl.constexpr, BLOCK: tl.c
             tl.store(out + place * width + column, values, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _permute_add_up(rows, places, weights, out, width, K: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
+@triton.jit
+def _permute_add_up(rows, places, weights, out, width, K: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr):
     token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -180,8 +171,8 @@ def _permute_add_up(rows, places, weights, out, width, K: tl.constexpr, BLOCK: t
     tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _permute_weights_gradient(gradient, rows, places, out, width, K: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
+@triton.jit
+def _permute_weights_gradient(gradient, rows, places, out, width, K: tl.constexpr, BLOCK: tl.constexpr):
     token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     own = tl.load(gradient + token * width + column, mask=inside, other=0.0).to(tl.float32)

@@ -70,8 +70,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         chunks = build_chunks(plan, self.config, options, self.device)
         with self._where_passes_run():
             self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
-        layers = [[part for part in chunk.modules() if isinstance(part, TransformerLayer)] for chunk in self.chunks]
-        self.watch = LayerWatch(layers)
+        parts = (part for chunk in self.chunks for part in chunk.modules())
+        self.watch = LayerWatch([part for part in parts if isinstance(part, TransformerLayer)])
         startup.reached("model_built")
 
     def _with_gradient_buffers(self, chunks: list[GPTModel]) -> Iterator[DistributedDataParallel]:

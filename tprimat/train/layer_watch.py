@@ -27,23 +27,19 @@ PLACES: Mapping[str, str] = {
     "shared_experts": "mlp.shared_experts",
 }
 """Megatron's name of what selective recomputation computes again -> a module inside it, of a layer."""
-LAYER, SOME_KEPT, MOST_AGAIN = "layer", "some layer kept", "most layers of a chunk again"
+LAYER = "layer"
 NOT_SEEN, KEPT, RECOMPUTED = -1, 0, 1
 
 
 class LayerWatch:
-    """Observes the first forward pass of a rank's layers, and the modules of the first one and of the first with experts."""
+    """Observes the first forward pass of a rank's first layer, and of the modules of this one and of the first with experts."""
 
-    def __init__(self, chunks: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, layers: Sequence[Any]) -> None:
         self._stream_tokens: int | None = None
         self.weight_dtype: torch.dtype | None = None
         """Of a layer's weights as it computes with them; None before the first step."""
-        self._seen = dict.fromkeys((LAYER, SOME_KEPT, MOST_AGAIN, *PLACES), NOT_SEEN)
-        layers = [layer for chunk in chunks for layer in chunk]
+        self._seen = dict.fromkeys((LAYER, *PLACES), NOT_SEEN)
         self._hooks = [before_first_call(layers[0], partial(self._see_layer, layers[0]))]
-        for chunk in chunks:
-            again: list[Any] = []
-            self._hooks += [before_first_call(layer, partial(self._count_layer, again)) for layer in chunk]
         with_experts = [layer for layer in layers if has_router(layer)][:1]
         for layer in {id(layer): layer for layer in (layers[0], *with_experts)}.values():
             for name in PLACES:
@@ -67,13 +63,6 @@ class LayerWatch:
         self.weight_dtype = next((weight.dtype for weight in layer.parameters()), None)
         self._see(LAYER)
 
-    def _count_layer(self, again: list[Any], *_: Any) -> None:
-        if torch.is_grad_enabled():
-            self._seen[SOME_KEPT] = 1
-        else:
-            again.append(None)
-            self._seen[MOST_AGAIN] = max(self._seen[MOST_AGAIN], len(again))
-
     def stop(self) -> None:
         """Stop looking, after the first step.
 
@@ -95,7 +84,7 @@ class LayerWatch:
         if seen[LAYER] == NOT_SEEN:
             return {}
         if seen[LAYER] == RECOMPUTED:  # and so are all others, or the first so many of each chunk
-            return {"recompute": "full", "recompute_layers": seen[MOST_AGAIN] if seen[SOME_KEPT] == 1 else None}
+            return {"recompute": "full"}
         again = tuple(name for name in PLACES if seen[name] == RECOMPUTED)
         if "moe" in again:  # the shared experts are inside
             again = tuple(name for name in again if name != "shared_experts")

@@ -18,7 +18,7 @@ from tprimat.records.evidence import fingerprint, graded, with_facts
 from tprimat.records.schema import Evidence
 from tprimat.train.layer_watch import LayerWatch, before_first_call, watch_routers
 
-RESOLVED = ("routing", "expert_capacity", "attention_dtype", "layers_in_bf16")
+RESOLVED = ("routing", "expert_capacity", "attention_dtype", "layers_in_bf16", "recompute_layers")
 """Facts that are read from the built configuration; all others are seen in what runs."""
 
 
@@ -55,12 +55,15 @@ def common_evidence(
     routes = config.num_moe_experts is not None
     routing: Routing = "balanced" if config.moe_router_force_load_balancing else "natural"
     capacity: ExpertCapacity = config.moe_expert_capacity_factor or "unlimited"
+    again = watch.recomputed(weights[0].device)
+    some_alone = again.get("recompute") == "full" and config.recompute_method == "block"
     evidence = with_facts(
         parallel_sizes(),
         **(asdict(batch) if batch else {}),
         sequence_parallel=watch.sequence_parallel(batch.sequence_tokens) if batch else None,
         parameters=count_parameters(weights),
-        **watch.recomputed(weights[0].device),
+        **again,
+        recompute_layers=config.recompute_num_layers if some_alone else None,
         routing=routing if routes else None,
         expert_capacity=capacity if routes else None,
         transformer_engine=bool(te_modules(models)),
@@ -204,7 +207,7 @@ class FirstBatchHook:
         """Hook into Megatron's own model of each chunk, inside the wrappers for precision and gradients."""
         self.models = [module for chunk in chunks for module in chunk.modules() if isinstance(module, GPTModel)]
         before_first_call(self.models[0], self._observe)
-        self.layers = LayerWatch([list(chunk.decoder.layers) for chunk in self.models])
+        self.layers = LayerWatch([layer for chunk in self.models for layer in chunk.decoder.layers])
         config = self.models[0].config
         # A layer with hooks cannot be captured as a CUDA graph.
         self.watches_routers = config.num_moe_experts is not None and getattr(config, "cuda_graph_impl", "none") == "none"

@@ -1,12 +1,10 @@
-"""Training in fp8 and with bf16 optimizer states, and what is refused."""
+"""Training in fp8 and with bf16 optimizer states."""
 
 import pytest
 import torch
 from changes import replace
 from planning import make_plan, train_together
 
-from tprimat.core.models import model_shape
-from tprimat.engines.embedded import ENGINE
 from tprimat.megatron.training import recorded, resolve
 
 BF16_STATES = {
@@ -138,21 +136,3 @@ def test_the_record_names_the_scaling_of_transformer_engines_layers_in_fp8(tmp_p
     found = recorded(plan, replace(resolve(plan, torch.device("cpu")), layers=layers))
     assert found.get("fp8_scaling") == ("current" if named else None)
     assert found["layers"] == layers
-
-
-def refusal_in_fp8(plan, **changes):
-    return ENGINE.refusal(replace(plan, platform="nvidia", matmul_dtype="fp8", **changes), lambda *keys: ".".join(keys))
-
-
-def test_what_8_bit_products_cannot_divide_by_16_is_refused(tmp_path):
-    plan = make_plan(tmp_path, "llama", {})
-    plan = replace(plan, engine_options=replace(plan.engine_options, layers="transformer_engine"))
-    experts, latents = (replace(model_shape(name), layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
-    batch = {"micro_batch_sequences": 1, "sequence_tokens": 1040}
-    spread = replace(plan.workload.layout, tensor=2, expert=2, data=1, sequence_parallel=True)
-    assert refusal_in_fp8(plan, shape=experts, layout=spread, **batch) is None
-    narrow = refusal_in_fp8(plan, shape=replace(experts, expert_ffn=1000), layout=spread, **batch)
-    assert narrow.what == "expert_down: a dimension of 1000 cannot be multiplied in fp8."
-    whole = refusal_in_fp8(plan, shape=latents, layout=spread, **batch)
-    assert whole.what == "A tensor rank's part of a micro-batch of 520 cannot be multiplied in fp8."
-    assert refusal_in_fp8(plan, shape=latents, layout=spread, **batch | {"sequence_tokens": 1024}) is None

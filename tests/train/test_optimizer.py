@@ -1,13 +1,15 @@
-"""The compiled AdamW against torch's own over several steps, clipping included."""
+"""The compiled AdamW against torch's own over several steps; the norm of all gradients, and the factor that clips them."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from megatron.core.optimizer import clip_grads
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch._dynamo.utils import counters
 
-from tprimat.megatron import compat
+from tprimat.megatron import compat, optimizer
 from tprimat.megatron.optimizer import CompiledAdamW, _compiled
 
 SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -94,9 +96,36 @@ class Sharing(DistributedOptimizer):
 def test_a_rank_hands_its_part_of_the_gradients_on_without_a_copy():
     copying, handing = Sharing(), Sharing()
     compat.hand_on_gradients(handing)
-    for optimizer in (copying, handing):
-        optimizer._copy_model_grads_to_main_grads()
-        assert optimizer.own.grad.tolist() == [4.0, 5.0, 6.0, 7.0]
+    for one in (copying, handing):
+        one._copy_model_grads_to_main_grads()
+        assert one.own.grad.tolist() == [4.0, 5.0, 6.0, 7.0]
     assert copying.own.grad.dtype == torch.float32
     assert handing.own.grad.dtype == torch.bfloat16
     assert handing.own.grad.data_ptr() == handing.weight.main_grad[4:].data_ptr()
+
+
+def gradients():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator) for shape in ((3, 5), (7,), (2, 2, 2))]
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.499, 2.0, float("inf"), float("nan")])
+def test_the_factor_is_the_one_that_megatron_scales_gradients_with(norm):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.tensor([1.0, 2.0, 3.0])
+    factor = optimizer.clipping_factor(torch.tensor([norm]), 0.5)
+    ours = parameter.grad * factor
+    clip_grads.clip_grad_by_total_norm_fp32([parameter], 0.5, norm)
+    assert factor.shape == (1,)
+    assert torch.allclose(ours, parameter.grad, rtol=1e-6, atol=0)
+
+
+def test_the_norm_counts_the_gradients_of_every_optimizer_and_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        norm = optimizer.norm_over_ranks([(held, None) for held in (gradients(), [], gradients()[:1])])
+    finally:
+        dist.destroy_process_group()
+    whole = torch.cat([tensor.flatten() for tensor in [*gradients(), gradients()[0]]])
+    assert norm.shape == (1,)
+    assert norm.item() == pytest.approx(whole.norm().item(), rel=1e-6)

@@ -243,7 +243,7 @@ class FirstBatchHook:
             **precision,
             parameter_dtype=dtype_name(first.dtype),
             gradient_dtype=dtype_name(first.main_grad.dtype),
-            layers_in_bf16=len(wide) if precision.get("fp8_scaling") else None,
+            layers_in_bf16=len(wide) if precision.get("matmul_dtype") in {"fp8", "fp4"} else None,
             attention="Transformer Engine" if fused else "Megatron-Core's local attention",
             optimizer=f"{type(inner).__name__} over {type(inner.optimizer).__name__}",
             **own,

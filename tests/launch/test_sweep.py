@@ -36,7 +36,6 @@ def plan_of(folder, run_id, **fields):
         ),
         "steps": 2,
         "dataset": "mock",
-        "tokenizer": None,
         "seed": 1,
         "optimizer": OptimizerConfig(),
         "engine_options": EngineOptions(),

@@ -125,8 +125,6 @@ class DataConfig(RefuseUnknownKeys):
 
     dataset: str = "auto"
     """mock, text:PATH, or auto: real text on a CPU, mock on a GPU."""
-    tokenizer: str | None = None
-    """For text:PATH: a tokenizer.json; bytes where absent."""
     micro_batch_size: Count = 1
     global_batch_size: Count = 128
     sequence_length: Count = 2048

@@ -81,7 +81,6 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         gpus_per_node=gpus,
         steps=config.training.duration.max_steps,
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
-        tokenizer=_tokenizer(config.training.data.tokenizer, loaded),
         seed=config.experiment.seed,
         optimizer=config.training.optimizer,
         engine_options=settings.engine_options,
@@ -288,12 +287,6 @@ def _missing_layout(loaded: LoadedConfig, run: PlanRequest | RunPlan) -> Missing
         where=where,
         fix=", or ".join([f"add {missing}", *instead]),
     )
-
-
-def _tokenizer(requested: str | None, loaded: LoadedConfig) -> str | None:
-    if requested is None:
-        return requested
-    return str(absolute_path(requested, loaded.where("training", "data", "tokenizer")))
 
 
 def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> str:

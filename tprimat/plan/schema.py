@@ -78,7 +78,6 @@ class RunPlan(RefuseUnknownKeys):
     steps: int
     dataset: str
     """mock or text:PATH."""
-    tokenizer: str | None
     seed: int
     optimizer: OptimizerConfig
     engine_options: EngineOptions
@@ -97,8 +96,8 @@ class RunPlan(RefuseUnknownKeys):
     """Holds benchmark_*.json, training_*.log and profiles."""
 
 
-FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes")
-"""Of older plans, of runs that looked for their micro-batch."""
+FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer")
+"""Of older plans: the search for a micro-batch, and a tokenizer.json."""
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:

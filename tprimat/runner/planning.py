@@ -225,7 +225,6 @@ def _usual_plan(work: FullWorkload, engine: Engine, accelerator: Accelerator) ->
         gpus_per_node=1,
         steps=1,
         dataset="mock",
-        tokenizer=None,
         seed=1,
         optimizer=OptimizerConfig(),
         engine_options=EngineOptions(),

@@ -190,13 +190,10 @@ def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
 def _check_data(session: Session) -> None:
     """Find out before training that the data is there."""
     plan, data = session.plans[0], session.loaded.config.training.data
-    named = [("tokenizer", plan.tokenizer, data.tokenizer)] if plan.tokenizer is not None else []
-    if plan.dataset.startswith("text:") and plan.dataset != STANDARD_LIBRARY:
-        named.append(("dataset", plan.dataset.removeprefix("text:"), data.dataset))
-    for key, path, value in named:
-        if path and not Path(path).exists():
-            where = session.loaded.where("training", "data", key)
-            raise ConfigError(f"{key} is {value!r}.", where=where, why=f"There is no {path}.")
+    path = plan.dataset.removeprefix("text:")
+    if path not in {plan.dataset, STANDARD_LIBRARY.removeprefix("text:")} and not Path(path).exists():
+        where = session.loaded.where("training", "data", "dataset")
+        raise ConfigError(f"dataset is {data.dataset!r}.", where=where, why=f"There is no {path}.")
 
 
 def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere: bool) -> tuple[list[RunPlan], list[str]]:

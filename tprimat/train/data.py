@@ -2,7 +2,7 @@
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -90,8 +90,6 @@ END_OF_DOCUMENT = 256
 """Byte-level token after each file; bytes are their own tokens 0..255."""
 MAX_TEXT_BYTES = 256 * 2**20
 """Text beyond this is left out, and the record says so: a benchmark reads far less."""
-END_OF_TEXT_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
-"""Names of the token after each file: in the tokenizers of Llama 3, of Qwen and GPT, of Llama 2, of Gemma."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +133,14 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     files = text_files(plan.dataset.removeprefix("text:"))
     file = Path(plan.run_directory) / f"tokens-{os.environ.get('GROUP_RANK', '0')}.npy"  # of torchrun's node
     if local_rank() == 0:
-        encode = _byte_tokens if plan.tokenizer is None else _trained_tokens(plan.tokenizer)
-        stream = np.concatenate([encode(text) for text in _texts(files)])
+        stream = np.concatenate([_byte_tokens(text) for text in _texts(files)])
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, stream.astype(np.int32 if stream.max() > 65535 else np.uint16))
+            np.save(file, stream)
         except OSError as error:
             raise cannot_write(file, error) from error
     _wait_for_all()
-    name = "bytes" if plan.tokenizer is None else Path(plan.tokenizer).name
+    name = "bytes"
     if sum(one.stat().st_size for one in files) > MAX_TEXT_BYTES:
         name += f", the first {MAX_TEXT_BYTES // 2**20} MiB"
     data = TextSequences(np.load(file, mmap_mode="r"), plan.seed, plan.workload.sequence_tokens, f"{plan.dataset} ({name})")
@@ -153,7 +150,7 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     highest = int(data.stream.max())
     if highest >= vocabulary:
         what = f"The tokens of {plan.dataset} go up to {highest}, and the model knows {vocabulary}."
-        raise LaunchError(what, fix="another tokenizer.json in training.data.tokenizer, or a larger model")
+        raise LaunchError(what, fix="a model with a vocabulary of at least 257")
     if data.windows < 1:
         held = f"{len(data.stream)} token{'s' * (len(data.stream) != 1)}"
         what = f"{plan.dataset} has {held}, fewer than one sequence of {plan.workload.sequence_tokens}."
@@ -194,20 +191,5 @@ def _texts(files: Sequence[Path]) -> Iterator[bytes]:
             return
 
 
-def _byte_tokens(text: bytes) -> NDArray[np.int32]:
-    return np.append(np.frombuffer(text, dtype=np.uint8).astype(np.int32), np.int32(END_OF_DOCUMENT))
-
-
-def _trained_tokens(path: str) -> Callable[[bytes], NDArray[np.int32]]:
-    try:
-        from tokenizers import Tokenizer
-    except ModuleNotFoundError as error:
-        raise LaunchError("A tokenizer.json needs the package tokenizers.", fix="pip install tokenizers") from error
-    tokenizer = Tokenizer.from_file(path)
-    end = next((number for name in END_OF_TEXT_TOKENS if (number := tokenizer.token_to_id(name)) is not None), None)
-
-    def encode(text: bytes) -> NDArray[np.int32]:
-        numbers = tokenizer.encode(text.decode("utf8", errors="replace")).ids
-        return np.asarray(numbers if end is None else [*numbers, end], dtype=np.int32)
-
-    return encode
+def _byte_tokens(text: bytes) -> NDArray[np.uint16]:
+    return np.append(np.frombuffer(text, dtype=np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT))

@@ -19,6 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from tprimat.megatron import compat
 from tprimat.megatron.compat import CudnnAttention, compiled
 from tprimat.megatron.linear import ColumnParallelMatmul, LinearProducts, context_of
+from tprimat.megatron.wgrad import let_accumulate
 
 # Queries, keys and values, split from their joint projection and rotated by position, in one kernel each: Megatron-Core splits,
 # copies the queries (necessary under grouped-query attention) and rotates in a chain of small kernels, each of which reads and
@@ -182,11 +183,8 @@ class WholeLinear(torch.nn.Module):
         self.weight = Parameter(torch.empty(outputs, inputs, dtype=old.dtype, device=old.device))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         self.alone = replace(context_of(split), ranks=1, sequence_parallel=False, exchange=None, products=products)
-
-    @property
-    def overwritten_weight(self) -> Parameter | None:
-        """The weight, if its first gradient of a step overwrites."""
-        return self.weight if self.alone.fused_wgrad else None
+        if self.alone.fused_wgrad:
+            let_accumulate(self.weight)
 
     def forward(self, rows: Tensor) -> tuple[Tensor, None]:
         """Multiply, shape (tokens of this rank, sequences, in) -> (tokens of this rank, sequences, out)."""

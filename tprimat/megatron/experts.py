@@ -28,7 +28,7 @@ from torch.nn import Parameter
 
 from tprimat.megatron.compat import compiled_for_any_rows, grouped_matmul, triton_kernels
 from tprimat.megatron.router import Router, Routing
-from tprimat.megatron.wgrad import add_gradient, claim_first_gradient
+from tprimat.megatron.wgrad import add_gradient, claim_first_gradient, let_accumulate
 from tprimat.train.layer_watch import RoutingCounts
 
 LENGTHS = 16
@@ -250,7 +250,7 @@ def _add_gradient(weight: Parameter, gradient: Tensor) -> Tensor:
     """Return a gradient for autograd, after adding it to the fp32 buffer if Megatron has one; then nobody reads it again."""
     own = gradient.to(weight.dtype)
     total = getattr(weight, "main_grad", None)
-    if weight.accumulates and total is not None:  # type: ignore[attr-defined]
+    if getattr(weight, "accumulates", False) and total is not None:
         add_gradient(total, own, overwrite=claim_first_gradient(weight))
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     return own
@@ -275,7 +275,8 @@ class ExpertWeights(torch.nn.Module):
         self.weight = Parameter(torch.empty(here, outputs, inputs, dtype=config.params_dtype, device=device))
         if config.perform_initialization:
             _draw_own(self.weight, config.num_moe_experts, draw)
-        self.weight.accumulates = config.gradient_accumulation_fusion  # type: ignore[attr-defined]
+        if config.gradient_accumulation_fusion:
+            let_accumulate(self.weight)
         # Other ranks of the replica may have other experts, or other tokens for the same ones.
         spread_out = config.expert_model_parallel_size > 1 or config.tensor_model_parallel_size > 1
         self.weight.allreduce = not spread_out  # type: ignore[attr-defined]
@@ -284,11 +285,6 @@ class ExpertWeights(torch.nn.Module):
     def forward(self) -> Parameter:
         """Return the weight. Called as a module, so that hooks which wait for gathered weights fire."""
         return self.weight
-
-    @property
-    def overwritten_weight(self) -> Parameter | None:
-        """The weight, if its first gradient of a step overwrites."""
-        return self.weight if self.weight.accumulates else None  # type: ignore[attr-defined]
 
 
 class Experts(torch.nn.Module):

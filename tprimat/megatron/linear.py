@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron.tp_overlap import Exchange, exchange_of
-from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
+from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient, let_accumulate
 
 
 def with_row_maxima(rows: Tensor, maxima: Tensor) -> Tensor:
@@ -210,11 +210,8 @@ class ChosenProducts:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.tp_context = context_of(self)
-
-    @property
-    def overwritten_weight(self) -> Parameter | None:
-        """The weight, if its first gradient of a step overwrites."""
-        return self.weight if self.tp_context.fused_wgrad else None
+        if self.tp_context.fused_wgrad:
+            let_accumulate(self.weight)
 
 
 class ColumnLinear(ChosenProducts, ColumnParallelLinear):  # type: ignore[misc]

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from tprimat.megatron import compat
 from tprimat.megatron.compat import compiled
 from tprimat.megatron.linear import LinearProducts
-from tprimat.megatron.wgrad import claim_first_gradient
+from tprimat.megatron.wgrad import claim_first_gradient, let_accumulate
 
 CHUNK_TOKENS = 2048
 """Enough rows for a matrix product at full speed, and few enough that their logits are small."""
@@ -44,7 +44,11 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         self.micro_batches: int | None = None
         """Number in the current step, over which the schedule averages losses; None: unknown."""
         self._skip_logits = False
+        # A tied weight gets a second gradient, from the embedding.
+        self.accumulates = self.config.gradient_accumulation_fusion and not self.share_embeddings_and_output_weights
         if self.post_process:
+            if self.accumulates:
+                let_accumulate(self.output_layer.weight)
             self._logits = self.output_layer.forward
             self.output_layer.forward = self._hidden_or_logits
 
@@ -52,16 +56,6 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         """As GPTModel's; the last stage returns a scalar where labels are given."""
         self._skip_logits = labels is not None
         return super().forward(*arguments, labels=labels, **options)  # type: ignore[no-any-return]
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether the weight's gradient may go straight into its buffer: a tied weight gets a second one from the embedding."""
-        return bool(self.config.gradient_accumulation_fusion and not self.share_embeddings_and_output_weights)
-
-    @property
-    def overwritten_weight(self) -> Parameter | None:
-        """The output layer's weight, if its first gradient of a step overwrites."""
-        return self.output_layer.weight if self.post_process and self.accumulates else None
 
     def _hidden_or_logits(self, hidden: Tensor, **options: Any) -> tuple[Tensor, None]:
         # Still called as a module, so that hooks which wait for gathered weights fire.

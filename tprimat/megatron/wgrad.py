@@ -76,6 +76,11 @@ def accumulates_on(device: torch.device) -> bool:
 # From step to step: which gradients begin anew.
 
 
+def let_accumulate(weight: Parameter) -> None:
+    """Mark a weight whose gradient its own operation adds to the buffer; the first of a step overwrites."""
+    weight.accumulates = True  # type: ignore[attr-defined]
+
+
 def claim_first_gradient(weight: Parameter) -> bool:
     """Whether the coming gradient is the first since `begin_step`, and so overwrites. Ask once for each gradient."""
     first: bool = getattr(weight, "next_gradient_overwrites", False)
@@ -85,12 +90,8 @@ def claim_first_gradient(weight: Parameter) -> bool:
 
 
 def overwritten_weights(chunk: DistributedDataParallel) -> list[Parameter]:
-    """Return the weights of a chunk whose first gradient of a step overwrites, and which nothing clears from now on.
-
-    Their modules name them in a property `overwritten_weight`.
-    """
-    named = (getattr(part, "overwritten_weight", None) for part in chunk.modules())
-    weights = [weight for weight in named if weight is not None and hasattr(weight, "main_grad")]
+    """Return the weights of a chunk whose first gradient of a step overwrites, and which nothing clears from now on."""
+    weights = [weight for weight in chunk.parameters() if getattr(weight, "accumulates", False)]
     compat.keep_gradients(chunk, set(weights))
     return weights
 

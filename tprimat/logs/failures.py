@@ -158,7 +158,9 @@ def earliest(failures: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:
 
     Each is what a node's log says, with its lines; at least one, the most likely first.
     """
-    return min(failures, key=lambda pair: (is_consequence(pair[0]), failed_at(pair[1])))[0]
+    # torchrun writes when the first rank of a node failed (2026-01-01_00:00:00); lines without it sort last.
+    when = [facts_of(root_cause_block(meaningful(lines))).get("time", "~") for _, lines in failures]
+    return min(zip(failures, when, strict=True), key=lambda pair: (is_consequence(pair[0][0]), pair[1]))[0][0]
 
 
 def is_consequence(failure: Failure) -> bool:
@@ -176,11 +178,6 @@ def is_wait(text: str) -> bool:
 def is_echo(text: str) -> bool:
     """Return whether a line only shows that another rank has ended."""
     return any(echo.match(text) for echo in signatures("echoes"))
-
-
-def failed_at(lines: Iterable[str]) -> str:
-    """Return when the first rank of a node failed, as torchrun writes it (2026-01-01_00:00:00); lines without it sort last."""
-    return facts_of(root_cause_block(meaningful(lines))).get("time", "~")
 
 
 def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:

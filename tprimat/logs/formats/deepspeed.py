@@ -19,16 +19,6 @@ SWITCHES = {
 }
 
 
-def read_timer(match: re.Match[str]) -> LineFields:
-    """Return one report of the timer."""
-    return LineFields(step=count(match[1]), **stated(dict(FIELD.findall(match.string))))
-
-
-def read_iteration(text: str) -> LineFields | None:
-    """Read 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed."""
-    return megatron.read_iteration(text, "=", mean_since_reset=True)
-
-
 def read_argument(match: re.Match[str]) -> LineFields | None:
     """Return one row of DeepSpeed's configuration, or of the arguments of Megatron-DeepSpeed."""
     name, value = match.groups()
@@ -43,8 +33,11 @@ DIALECT = Dialect(
     name="deepspeed",
     signs=(("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_per_iteration_ms=")),
     rules={
-        "CurrSamplesPerSec": matching(r"global_step=(\d+)", read_timer),
-        "elapsed_time_per_iteration_ms=": read_iteration,
+        "CurrSamplesPerSec": matching(
+            r"global_step=(\d+)", lambda match: LineFields(step=count(match[1]), **stated(dict(FIELD.findall(match.string))))
+        ),
+        # 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed
+        "elapsed_time_per_iteration_ms=": lambda text: megatron.read_iteration(text, "=", mean_since_reset=True),
         "elapsed time per iteration": megatron.read_iteration,
         "skipped=": matching(
             r"\bstep=(\d+), skipped=\d+, lr=\[([^,\]]+)",

@@ -28,13 +28,6 @@ from tprimat.records.store import RUN_LINE, from_json
 
 ITERATION = re.compile(r"iteration[\s=]+(\d+)/\s*(\d+)")
 SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
-SIZES = {
-    "world": "world_size",
-    "data-parallel": "data_parallel",
-    "context-parallel": "context_parallel",
-    "tensor-model-parallel": "tensor_parallel",
-    "pipeline-model-parallel": "pipeline_parallel",
-}
 RANK_PARAMETERS = "parameters of rank"
 """How the evidence of such a line begins; its end names the rank."""
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
@@ -63,25 +56,28 @@ def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | N
     )
 
 
-def read_parameters(match: re.Match[str]) -> LineFields:
-    """Return the parameters of one rank, which add up where all ranks print theirs."""
-    return LineFields(evidence={f"{RANK_PARAMETERS} {match[1]}": count(match[2])})
+# '[Rank 0] (after 2 iterations) memory (MB) | allocated: … | max allocated: …': the allocator's peak so far.
+MEMORY = matching(
+    r"\(after (\d+) iterations\) memory \([MG]B\)",
+    lambda match: LineFields(step=count(match[1]), **stated(pairs(match.string[match.end() :]))),
+)
 
 
-def read_memory(match: re.Match[str]) -> LineFields:
-    """Read '[Rank 0] (after 2 iterations) memory (MB) | allocated: … | max allocated: …': the allocator's peak so far."""
-    return LineFields(step=count(match[1]), **stated(pairs(match.string[match.end() :])))
+def size_of(name: str) -> str:
+    """Return world_size for world, tensor_parallel for tensor-model-parallel."""
+    return "world_size" if name == "world" else f"{name.partition('-')[0]}_parallel"
 
 
-MEMORY = matching(r"\(after (\d+) iterations\) memory \([MG]B\)", read_memory)
 RULES = {
     "elapsed time per iteration": read_iteration,
     "| lm loss:": read_iteration,  # of programs that print a rate, and no time
     "max allocated": MEMORY,
     " ..": matching(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)", lambda match: argument(match[1], match[2])),
-    "using world size": lambda text: LineFields(evidence={SIZES[name]: count(digits) for name, digits in SIZE.findall(text)}),
-    "number of parameters on": matching(  # '(tensor, gtp_remat, pipeline)' since core 0.19
-        r"number of parameters on \(tensor,[\w ,]* pipeline\) model parallel rank \(([\d, ]+)\): (\d+)", read_parameters
+    "using world size": lambda text: LineFields(evidence={size_of(name): count(digits) for name, digits in SIZE.findall(text)}),
+    # The parameters of one rank, which add up where all ranks print theirs; '(tensor, gtp_remat, pipeline)' since core 0.19.
+    "number of parameters on": matching(
+        r"number of parameters on \(tensor,[\w ,]* pipeline\) model parallel rank \(([\d, ]+)\): (\d+)",
+        lambda match: LineFields(evidence={f"{RANK_PARAMETERS} {match[1]}": count(match[2])}),
     ),
     **rules_of("megatron"),
 }
@@ -214,17 +210,13 @@ def read_record(text: str) -> LineFields | None:
         return None
 
 
-def read_own_iteration(text: str) -> LineFields | None:
-    """Read one step. The time is of this step alone; Megatron-LM prints a mean since its last reset."""
-    return read_iteration(text, mean_since_reset=False)
-
-
 TPRIMAT = Dialect(
     name="tprimat",
     signs=((RUN_LINE + "{",), ("[tprimat ", "elapsed time per iteration")),
     rules={
         RUN_LINE: read_record,
-        "elapsed time per iteration": read_own_iteration,
+        # The time is of this step alone; Megatron-LM prints a mean since its last reset.
+        "elapsed time per iteration": lambda text: read_iteration(text, mean_since_reset=False),
         **rules_of("tprimat"),
     },
 )

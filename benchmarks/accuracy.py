@@ -35,6 +35,7 @@ from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E402
 from tprimat.core.errors import RecordError  # noqa: E402
 from tprimat.core.flops import parameters  # noqa: E402
+from tprimat.core.rows import document  # noqa: E402
 from tprimat.core.workload import FullWorkload  # noqa: E402
 from tprimat.predict import predict  # noqa: E402
 from tprimat.predict.calibration import Expected, expected, figures, kinds_of, memory_kinds_of, traits_of  # noqa: E402
@@ -787,6 +788,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.calibrate:
         CALIBRATION.write_text(text_of(calibrations()), encoding="utf8")
+        document.cache_clear()
         figures.cache_clear()
     if options.rows:
         found = scored_rows(options.rows)

@@ -24,6 +24,17 @@ from tprimat.predict.calibration import Expected, expected, traits_of
 from tprimat.predict.search import short_ends
 
 GPUS_OF_A_NODE = 8
+KEYS = {
+    "tensor_parallel": "tp",
+    "pipeline_parallel": "pp",
+    "virtual_pipeline": "vpp",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+    "micro_batch_sequences": "micro_batch",
+    "global_batch_sequences": "global_batch",
+    "sequence_tokens": "sequence",
+}
+"""Fact of a workload -> key of a row of JSON."""
 MICRO_BATCHES, CHUNKS = (1, 2, 4, 8), (2, 3, 4, 5, 6, 7, 8, 12)
 """Of what a source leaves out."""
 OVERLAPPED_SINCE = "2026-06"
@@ -55,7 +66,12 @@ class Framework:
 MEGATRON_IN_FP32 = replace(MEGATRON_TUNED, reduces_in_fp32=True)
 FRAMEWORKS = (
     Framework("automodel", AUTOMODEL, AUTOMODEL, balances=True),
-    Framework("torchtitan|maxtext|fsdp|deepspeed|torchtune|nanotron|axolotl|transformers", FSDP, FSDP, balances=False),
+    Framework(
+        "torchtitan|maxtext|fsdp|deepspeed|torchtune|nanotron|axolotl|transformers|foundry|composer|litgpt",
+        FSDP,
+        FSDP,
+        balances=False,
+    ),
     Framework("primus", PRIMUS_TUNED, FSDP, balances=True),
     Framework("bridge|nemo|dgx", MEGATRON_TUNED, MEGATRON_FSDP, balances=True),
     Framework("", MEGATRON_IN_FP32, replace(MEGATRON_FSDP, reduces_in_fp32=True), balances=False),
@@ -268,17 +284,11 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
     try:
         shape = model_shape(str(row.get("model")))
         dtype, scaling = format_of(str(row.get("dtype") or "bf16"))
-        facts = {
-            "tensor_parallel": row.get("tp"),
-            "pipeline_parallel": row.get("pp"),
-            "virtual_pipeline": None if row.get("vpp") in {0, 1, "n/a"} else row.get("vpp"),
-            "context_parallel": row.get("cp"),
-            "expert_parallel": row.get("ep") if shape.experts else None,
-            "micro_batch_sequences": row.get("micro_batch"),
-            "global_batch_sequences": row.get("global_batch"),
-            "sequence_tokens": row.get("sequence"),
-        }
-        facts = {key: int(value) for key, value in facts.items() if value is not None}
+        facts = {fact: number for fact, key in KEYS.items() if (number := _number(row.get(key))) is not None}
+        if facts.get("virtual_pipeline") == 1:
+            del facts["virtual_pipeline"]
+        if not shape.experts:
+            facts.pop("expert_parallel", None)
         if re.search(r"\blora\b|\bpeft\b", note, re.IGNORECASE):
             raise ConfigError("It trains adapters.", why="LoRA leaves most weights as they are, which is not predicted.")
     except ConfigError as error:
@@ -289,14 +299,32 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
     return PublishedResult(
         name=name,
         source=str(row.get("source")),
-        date=None if row.get("date") is None else str(row["date"]),
+        date=_date(row),
         engine=None if row.get("framework") is None else str(row["framework"]),
         accelerator=_accelerator(str(row.get("accelerator") or "")),
-        gpus=None if row.get("gpus") is None else int(row["gpus"]),
+        gpus=_number(row.get("gpus")),
         model=str(row.get("model")),
         workload=work,
         tokens_per_second_per_gpu=row.get("tokens_per_second_per_gpu"),
     )
+
+
+def _number(value: Any) -> int | None:
+    """Return a degree or a size; None where a source writes that there is none, such as n/a.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    text = str(value or "").strip().lower().replace(",", "")
+    return None if text in {"", "n/a", "na", "none", "-", "null"} else int(float(text))
+
+
+def _date(row: Mapping[str, Any]) -> str | None:
+    """Return year and month of a row's container, such as 26.06 of NVIDIA's, else of its source."""
+    released = re.search(r"\b(2[4-9])\.(0[1-9]|1[0-2])\b", str(row.get("version") or ""))
+    if released:
+        return f"20{released[1]}-{released[2]}"
+    return None if row.get("date") is None else str(row["date"])
 
 
 def _accelerator(words: str) -> str:

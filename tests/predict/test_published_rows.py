@@ -91,6 +91,13 @@ def test_what_cannot_be_predicted_is_refused_by_a_sentence(change, why):
     assert why in refused.value.why
 
 
+def test_what_a_source_writes_for_nothing_is_not_known_and_its_container_is_its_date():
+    written = {"vpp": "n/a", "pp": "-", "ep": "n/a", "gpus": "8", "global_batch": "1,024"}
+    found = result_of({**ROW, **written, "version": "nemo 26.02", "date": "2026-08"}, 1)
+    assert (found.workload.virtual_pipeline, found.workload.pipeline_parallel, found.gpus) == (None, None, 8)
+    assert (found.workload.global_batch_sequences, found.date) == (1024, "2026-02")
+
+
 def test_weights_are_split_over_replicas_where_a_framework_does_so_or_nothing_else_fits():
     assert guess(framework="torchtitan", cp=None).workload.code.shards_weights
     assert guess(note="FSDP 8").workload.code.shards_weights

@@ -302,7 +302,7 @@ SECTIONS: tuple[tuple[str, str, Make, tuple[str, ...]], ...] = (
 """Title, text, the function that makes the table, and the kinds whose refusals stand below it."""
 ON_REQUEST = "Parts of a training step"
 """A page without it is complete."""
-SMALL_SIZES = "Small sizes, the default on a CPU, show that everything runs, not how fast it is; `--full` measures full ones."
+SMALL_SIZES = "Small sizes, as on a CPU, show that everything runs, not how fast it is."
 
 
 def page(probes: Probes) -> str:

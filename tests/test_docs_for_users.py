@@ -18,7 +18,7 @@ from tprimat.config.load import read_config
 from tprimat.config.schema import ClusterConfig
 from tprimat.logs.failures import classify
 from tprimat.plan.build import build_plan
-from tprimat.plan.evidence import mismatches
+from tprimat.plan.schema import mismatches
 from tprimat.records.discover import read_result
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json

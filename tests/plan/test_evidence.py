@@ -10,8 +10,7 @@ from planning import make_plan
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
-from tprimat.plan.evidence import mismatches
-from tprimat.plan.schema import read_plan, write_plan
+from tprimat.plan.schema import mismatches, read_plan, write_plan
 from tprimat.runner.schedule import configuration
 from tprimat.train import worker
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import fake_nvml
 
-from tprimat.probe.device import Gauges
+from tprimat.probe.case import Gauges
 
 
 def gauges(monkeypatch, uuid):

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         resume=options.resume,
     )
     probes.require_torch()
-    from tprimat.probe.device import is_rank
+    from tprimat.probe.case import is_rank
 
     if is_rank():
         probes.measure_as_rank(request)

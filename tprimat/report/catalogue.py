@@ -126,7 +126,6 @@ MFU = Metric("mfu", "MFU", "estimate", units.percent)
 MATMUL_SHARE = Metric("share_of_measured_gemm", "of measured matmul", "mean", units.percent)
 MATMUL_RATE = Metric("measured_gemm_flops", "measured matmul", "mean", lambda value: units.si(value, "FLOP/s"))
 STEP_TIME = Metric("step_seconds", "median step", "estimate", units.seconds, optional=False)
-STEP_TIME_MAD = Metric("step_seconds_mad", "step time MAD", "mean", units.seconds)
 PEAK_MEMORY = Metric("peak_memory_bytes", "peak memory", "worst", units.gibibytes, unit="GiB allocated", scale=GIBIBYTE)
 RESERVED_MEMORY = Metric(
     *("peak_reserved_bytes", "reserved memory", "worst", units.gibibytes),

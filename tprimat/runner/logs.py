@@ -16,8 +16,7 @@ from tprimat.logs.fields import LineFields
 from tprimat.logs.read import Run, UnrecordedError, parsed_log, read_log, step_record
 from tprimat.logs.times import seconds_of
 from tprimat.plan.build import shape_of
-from tprimat.plan.evidence import mismatches, unproven
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import RunPlan, mismatches, unproven
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord

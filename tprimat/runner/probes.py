@@ -134,7 +134,7 @@ def rank_counts(kind: str, requested: int | None) -> list[int]:
     Raises:
         ConfigError: there are more ranks than GPUs, or only one rank for a collective.
     """
-    from tprimat.probe.device import visible_gpus
+    from tprimat.probe.case import visible_gpus
 
     gpus = visible_gpus()
     ranks = requested or gpus or RANKS_ON_A_PROCESSOR

@@ -18,8 +18,7 @@ from tprimat.engines.base import engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, job_name
 from tprimat.launch.agreement import Group
 from tprimat.launch.run import Launch, Limits, run
-from tprimat.plan.evidence import first_record
-from tprimat.plan.schema import RunPlan, write_plan
+from tprimat.plan.schema import RunPlan, first_record, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
 from tprimat.records.environment import variables_of_run

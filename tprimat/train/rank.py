@@ -16,8 +16,7 @@ import torch
 from tprimat.core.errors import RecordError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.workload import Workload
-from tprimat.plan.evidence import first_record, mismatches
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import RunPlan, first_record, mismatches
 from tprimat.records.environment import processor_name, software_versions, usable_cores
 from tprimat.records.schema import Evidence, Machine, NodeRecord, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RUN_LINE, RunDirectory, to_json

@@ -21,11 +21,11 @@ from tprimat.engines.base import Here, engine_named, is_installed
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
-from tprimat.records.environment import processor_name, software_versions, tuning_variables
-from tprimat.records.schema import Machine
+from tprimat.records.environment import changed_variable, processor_name, software_versions, tuning_variables
+from tprimat.records.schema import Machine, RunRecord
 from tprimat.records.sharing import masked_command
 from tprimat.runner.request import RunRequest
-from tprimat.runner.schedule import changed_since
+from tprimat.runner.schedule import SAME_SOFTWARE
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARK = ROOT / "benchmark.py"
@@ -318,7 +318,15 @@ def is_made(job: Job, request: RunRequest, earlier: RunResult | None, platform: 
         return False
     words = (earlier.run.command[1:], masked_command(_words(request)))
     former, now = ([PurePath(word).name for word in some if word != "--resume"] for some in words)  # the folder may have moved
-    return former == now and changed_since(earlier.run, machine_here(platform), job.program.software, tuning_variables()) is None
+    return former == now and not differs_here(earlier.run, machine_here(platform), job.program.software)
+
+
+def differs_here(run: RunRecord, here: Machine, software: Mapping[str, str]) -> bool:
+    """Return whether accelerator, driver, a library's version or a variable is another than in a run."""
+    there = run.nodes[0].accelerator if run.nodes else run.machine.accelerator
+    pairs = [(there, here.accelerator), (run.machine.driver, here.driver)]
+    pairs += [(run.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
+    return any(was != now for was, now in pairs) or changed_variable(run.environment, tuning_variables()) is not None
 
 
 @cache

@@ -186,8 +186,8 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
     screen = screen_of(sys.stdout)
     together = combined(runs, screen, question)
     print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs], screen, brief=bool(together)))
-    if len(runs) == 1 and runs[0].lost:
-        print(screen.paint("\n".join(lost_most(runs[0].lost)), "quiet"))
+    for line in lost_most(runs[0].lost) if len(runs) == 1 and runs[0].lost else ():
+        print(screen.paint(line, "quiet"))
     if together:
         print("\n" + together)
     if written := dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file):

@@ -113,7 +113,7 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     if step is None:
         return f"Predicted from {rates.source}; how far that may be off is not known."
     low, high = (units.signed_percent(ratio - 1, 0) for ratio in (step.step_seconds / step.high, step.step_seconds / step.low))
-    proof = f"nine in ten of {step.rows} such steps that the fit did not see ({step.kind}) were {low} to {high} from it"
+    proof = f"90 % of {units.count(step.rows)} held-out results ({step.kind}) lay {low} to {high} from theirs"
     return f"Predicted from {rates.source}: {proof}."
 
 

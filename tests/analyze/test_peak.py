@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import (
     against_the_best,
+    analyse_peaks,
     by_convention,
     peaks,
     project,
-    ranked_entries,
 )
 from tprimat.records.discover import load_results
 
@@ -21,7 +21,7 @@ RUNS = Path(__file__).parents[1] / "runs"
 def entries(*folders, **options):
     results, problems = load_results([RUNS / folder for folder in folders])
     assert not problems
-    return ranked_entries(group_runs([measure(result, MetricOptions(**options)) for result in results]))
+    return analyse_peaks([measure(result, MetricOptions(**options)) for result in results], MetricOptions()).entries
 
 
 def test_repetitions_rank_by_their_mean_and_not_by_the_luckiest_run():

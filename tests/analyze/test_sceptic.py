@@ -126,6 +126,19 @@ def test_the_gate_is_undecided_where_a_run_of_the_candidate_failed_or_diverged(t
     assert ("after is fastest" in done.stdout) == (status == 0)
 
 
+def test_a_loss_far_from_the_reference_is_no_win_where_seeds_are_not_recorded(tmp_path):
+    for number in range(3):
+        side(tmp_path / "before", f"before-{number}", 1 + 0.0007 * number)
+        side(tmp_path / "after", f"after-{number}", 0.95 + 0.0011 * number, losses=creeping)
+    done = run_command("compare.py", "--results-dir", "before", "after", "--fail-if-slower", "3%", cwd=tmp_path)
+    assert "No win: seeds aside, the loss differs by +4" in done.stdout
+    assert done.returncode == 1
+
+
+def creeping(steps):
+    return [step.loss * (1 + 1.2 * max(0, step.step / len(steps) - 0.5)) for step in steps]
+
+
 def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
     for number in range(3):
         side(tmp_path / "with", f"with-{number}", 0.97 + 0.0007 * number)

@@ -88,7 +88,7 @@ def test_equal_step_times_beside_others_are_drawn_and_an_imported_log_names_its_
     log = LogSource(path="log", sha256="0", dialect="torchtitan")
     equal = a_run("equal", strategy="imported", engine="torchtitan", clock="framework", source=log)
     for run in (a_run("own", strategy="balanced", **TP2), equal):
-        write_run(tmp_path, run, steps_of(run, np.full(40, 4.1), 1))
+        write_run(tmp_path, run, steps_of(run, np.full(40, 3.104), 1))
     analysis = analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
     for sheet in (sheet_of(tmp_path), peak_sheet(analysis)):
         with drawn(sheet) as picture:

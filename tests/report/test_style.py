@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tprimat.core.errors import UserError
-from tprimat.report.plots import figure, looks, looks_of, readable_log_ticks, save
+from tprimat.report.plots import Bar, bars, figure, looks, looks_of, readable_log_ticks, save
 
 
 def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():
@@ -35,3 +35,8 @@ def test_a_logarithmic_axis_has_at_least_three_marks(ends):
         readable_log_ticks(axes)
         marks = [mark for mark in axes.get_yticks() if ends[0] <= mark <= ends[1]]
     assert 3 <= len(marks) <= 9
+
+
+def test_an_interval_that_rounding_puts_beside_its_value_is_drawn():
+    with figure(6, 4) as picture:
+        bars(picture.subplots(), [Bar(label="equal steps", value=1.0, low=1.0 + 1e-15, high=1.0)], 6)

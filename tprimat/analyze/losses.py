@@ -5,7 +5,7 @@ The quantity is the relative difference of the losses, candidate over reference 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -62,6 +62,8 @@ class LossCheck:
     """First and last step that it averages."""
     open_because: Finding | None = None
     """Why it is undecided."""
+    paired: bool = True
+    """Whether it compares runs of one seed."""
 
 
 def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
@@ -94,7 +96,23 @@ def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult
     if references[0].run.engine != candidates[0].run.engine:
         return _undecided(Finding(kind="losses of two engines"))
     pairs, why = pairs_of(references, candidates)
-    return judge(pairs, LOSS_MARGIN) if pairs else _undecided(why or Finding(kind="no common step"))
+    if pairs:
+        return judge(pairs, LOSS_MARGIN)
+    return _far_apart(references, candidates) or _undecided(why or Finding(kind="no common step"))
+
+
+def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck | None:
+    """Compare the means of two sides that differ in seeds alone, as far as is recorded: these make no loss differ by RISE."""
+    first, second = ([replace(one, run=replace(one.run, seed=0)) for one in side] for side in (references, candidates))
+    if any(mismatch(first[0], one, unknown_alike=True) for one in (*first, *second)):
+        return None
+    curves = [[curve_of(one) for one in side] for side in (first, second)]
+    steps = sorted(set.intersection(*(set(curve) for side in curves for curve in side)))
+    reference, candidate = ({step: float(np.mean([curve[step] for curve in side])) for step in steps} for side in curves)
+    apart = _apart_at_the_end(_difference((reference, candidate), steps)[None], RISE) if steps else None
+    if apart is None:
+        return None
+    return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]), paired=False)
 
 
 def _undecided(why: Finding) -> LossCheck:
@@ -187,8 +205,11 @@ def pairs_of(references: Sequence[RunResult], candidates: Sequence[RunResult]) -
     return pairs, why
 
 
-def mismatch(reference: RunResult, candidate: RunResult) -> Finding | None:
-    """Return why the losses of two runs do not compare: seed, model, batch, data or learning rates. Unknown is not equal."""
+def mismatch(reference: RunResult, candidate: RunResult, *, unknown_alike: bool = False) -> Finding | None:
+    """Return why the losses of two runs do not compare: seed, model, batch, data or learning rates.
+
+    Unknown is not equal, unless neither side records it and `unknown_alike`.
+    """
     one, other = reference.run, candidate.run
     facts: list[tuple[str, object, object]] = [
         ("seed", one.seed, other.seed),
@@ -203,7 +224,7 @@ def mismatch(reference: RunResult, candidate: RunResult) -> Finding | None:
         if step.step in rates and (first is None or second is None or abs(first - second) > RATE_TOLERANCE * max(first, second)):
             facts.append((name, first, second))
     for field, *sides in facts:
-        if None in sides or sides[0] != sides[1]:
+        if sides[0] != sides[1] or (None in sides and not unknown_alike):
             words = tuple(
                 "not recorded" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value) for value in sides
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tprimat.analyze.compare import Question, Ranking, Verdict, rankings, verdict
+from tprimat.analyze.compare import Question, Ranking, Verdict, rankings, throughput, verdict
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure, on_cpu
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import layout, machine_name, model_and_shape
@@ -21,9 +21,22 @@ class Entry:
     """One configuration with the figures that rank it; the other metrics are its group's."""
 
     group: Group
+    run: RunRecord
+    """Of its first run."""
     gpus: int
+    platform: str
+    """The machine, such as 8 x H100 SXM."""
+    model: str
+    """With its size unless it is the full one, and with its shape unless it is the usual one."""
+    configuration: str
+    """Strategy and layout."""
+    steps: int
+    """Steady steps behind the figures."""
     per_gpu: Estimate
     """Tokens/s of one GPU."""
+    tokens_per_second: float
+    """Of all GPUs, like the model FLOP/s."""
+    flops: float | None
     flops_per_gpu: Estimate | None
     """Model FLOP/s of one GPU; None on a CPU, where toy models make them meaningless, and where FLOP cannot be counted."""
     utilization: Estimate | None
@@ -32,41 +45,6 @@ class Entry:
     """FLOP/s of one GPU that utilization is a share of."""
     mean_step: Estimate
     """Seconds."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Return the throughput of all GPUs."""
-        return self.per_gpu.value * self.gpus
-
-    @property
-    def flops(self) -> float | None:
-        """Return the model FLOP/s of all GPUs."""
-        return None if self.flops_per_gpu is None else self.flops_per_gpu.value * self.gpus
-
-    @property
-    def run(self) -> RunRecord:
-        """Return the record of the configuration's first run."""
-        return self.group.run
-
-    @property
-    def platform(self) -> str:
-        """Return the machine, such as 8 x H100 SXM."""
-        return machine_name(self.run)
-
-    @property
-    def model(self) -> str:
-        """Return the model's key, with its size unless it is the full one, and with its shape unless it is the usual one."""
-        return model_and_shape(self.run)
-
-    @property
-    def configuration(self) -> str:
-        """Return strategy and layout."""
-        return f"{self.run.strategy or 'strategy unknown'} {layout(self.run)}".rstrip()
-
-    @property
-    def steps(self) -> int:
-        """Return the number of steady steps behind the figures."""
-        return sum(item.metrics.window.steps for item in self.group.runs if item.metrics)
 
     @property
     def tokens_per_day(self) -> float:
@@ -81,16 +59,23 @@ class Entry:
 
 def entry_of(group: Group) -> Entry | None:
     """Compute the figures of one configuration; None without a throughput, where tokens or GPUs are not recorded."""
-    per_gpu = group_estimate(group, lambda metrics: metrics.tokens_per_second_per_gpu)
-    gpus = group.run.machine.gpus
+    run, gpus, per_gpu = group.run, group.run.machine.gpus, throughput(group)
     metrics = [item.metrics for item in group.runs if item.metrics is not None]
     if per_gpu is None or gpus is None:
         return None
+    flops = None if on_cpu([group]) else group_estimate(group, lambda found: found.model_flops_per_second_per_gpu)
     return Entry(
         group=group,
+        run=run,
         gpus=gpus,
+        platform=machine_name(run),
+        model=model_and_shape(run),
+        configuration=f"{run.strategy or 'strategy unknown'} {layout(run)}".rstrip(),
+        steps=sum(found.window.steps for found in metrics),
         per_gpu=per_gpu,
-        flops_per_gpu=None if on_cpu([group]) else group_estimate(group, lambda found: found.model_flops_per_second_per_gpu),
+        tokens_per_second=per_gpu.value * gpus,
+        flops=None if flops is None else flops.value * gpus,
+        flops_per_gpu=flops,
         utilization=group_estimate(group, lambda found: found.mfu),
         utilization_absent_because=metrics[0].mfu_absent_because,
         peak_flops=metrics[0].peak_dense_flops,
@@ -103,12 +88,6 @@ def _mean_step(metrics: Sequence[RunMetrics], rate: Estimate) -> Estimate:
     seconds = mean_of_runs(np.array([found.mean_step_seconds for found in metrics])).value
     low, high = (None if end is None else seconds * rate.value / end for end in (rate.high, rate.low))
     return Estimate(value=seconds, low=low, high=high, samples=rate.samples)
-
-
-def ranked_entries(groups: Sequence[Group]) -> list[Entry]:
-    """Return all configurations with a throughput, fastest first. One that ran several times ranks by its mean."""
-    entries = [entry for group in groups if (entry := entry_of(group)) is not None]
-    return sorted(entries, key=lambda entry: -entry.tokens_per_second)
 
 
 def peaks(entries: Sequence[Entry]) -> list[Entry]:
@@ -190,8 +169,7 @@ def by_convention(entry: Entry, warmup: Warmup) -> dict[str, Entry]:
 
 def recounted(group: Group, options: MetricOptions) -> Group:
     """Measure a group again by other options."""
-    runs: list[Measured] = [measure(item.result, options) for item in group.runs]
-    return replace(group, runs=tuple(runs))
+    return replace(group, runs=tuple(measure(item.result, options) for item in group.runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +202,8 @@ def analyse_peaks(
 ) -> PeakAnalysis:
     """Find the peaks, and project the overall one to more nodes at an efficiency (0..1)."""
     groups = group_runs(measured)
-    entries = ranked_entries(groups)
+    # One that ran several times ranks by its mean.
+    entries = sorted(filter(None, map(entry_of, groups)), key=lambda entry: -entry.tokens_per_second)
     best = peaks(entries)
     ranked = {id(entry.group) for entry in entries}
     return PeakAnalysis(

@@ -4,13 +4,13 @@ Weak scaling gives every GPU the same work and grows the batch; strong scaling d
 which of them a series is, not its name.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from scipy.optimize import nnls
 
 from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
@@ -22,6 +22,8 @@ from tprimat.records.schema import Estimate, RunRecord
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 
+LEAST_TERM = 1e-12
+"""Of one GPU's time, below which a term of a law is none."""
 ALIKE = 0.01
 """Relative difference up to which two amounts of work are equal."""
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
@@ -289,10 +291,11 @@ def fit(measured: Series) -> Fit:
     inverse = gpus / np.array([point.tokens_per_second.value for point in measured.points])
     terms = [np.ones_like(gpus), gpus - 1, gpus * (gpus - 1)][: len(gpus)]
     design = np.stack(terms, axis=1) / inverse[:, None]
-    free = _feasible(design)
-    solution, residual = _least_squares(design[:, free])
-    freedom, first = len(gpus) - len(free), float(solution[0])
+    positive, _ = nnls(design, np.ones(len(design)))
+    free = [0, *(place for place in range(1, len(terms)) if positive[place] > LEAST_TERM * positive[0])]
     columns = design[:, free]
+    solution = np.linalg.lstsq(columns, np.ones(len(design)), rcond=None)[0]
+    residual, freedom, first = columns @ solution - 1, len(gpus) - len(free), float(solution[0])
     covariance = float(residual @ residual) / max(1, freedom) * np.linalg.pinv(columns.T @ columns)
 
     def estimate(value: float, slope: Array) -> Estimate:
@@ -313,21 +316,3 @@ def fit(measured: Series) -> Fit:
         coherency=over_first(2) if len(terms) > 2 else None,
         deviation=math.sqrt(float(residual @ residual) / len(gpus)),
     )
-
-
-def _feasible(design: Array) -> list[int]:
-    """Return the columns of the best fit without negative coefficients, always with the first column, one GPU's time."""
-    rest = range(1, design.shape[1])
-    best, least = [0], math.inf
-    for free in ([0, *some] for count in range(len(rest) + 1) for some in itertools.combinations(rest, count)):
-        solution, residual = _least_squares(design[:, free])
-        deviation = float(residual @ residual)
-        if (solution >= -1e-12 * abs(solution[0])).all() and deviation < least * (1 - 1e-9):
-            best, least = free, deviation
-    return best
-
-
-def _least_squares(design: Array) -> tuple[Array, Array]:
-    """Return the coefficients that bring each row's sum near 1, and the residuals."""
-    solution: Array = np.linalg.lstsq(design, np.ones(len(design)), rcond=None)[0].astype(np.float64)
-    return solution, np.asarray(design @ solution - 1, dtype=np.float64)

@@ -24,9 +24,7 @@ TRUSTED_POINTS = 4
 """Numbers of GPUs that bound the parameters of a law."""
 MOST_LEFT_OUT = 4
 """Configurations that are no point and that are each named; more are counted."""
-HEADER = ("Configuration", "Total tokens", "Tokens/s", "per GPU", "Elapsed (s)", "Elapsed (min)", "Multiplier", "Efficiency")
-ON_SCREEN = [place for place, name in enumerate(HEADER) if not name.startswith("Elapsed")]
-"""Columns that a terminal shows: elapsed is tokens over throughput."""
+HEADER = ("Configuration", "Total tokens", "Tokens/s", "per GPU", "Multiplier", "Efficiency")
 DROP = ("Total tokens", "per GPU")
 """Columns in the order in which a narrow terminal loses them."""
 
@@ -41,11 +39,6 @@ def configuration(gpus: int, nodes: int | None) -> str:
     return tables.plural(gpus, "GPU") + ("" if nodes is None else f" across {tables.plural(nodes, 'node')}")
 
 
-def table_of(series: Series) -> list[list[str]]:
-    """Return the cells of a series below its header."""
-    return [[on_ranks(series, cell) for cell in line] for line in (HEADER, *map(_cells, series.rows))]
-
-
 def _cells(row: Row) -> list[str]:
     point = row.point
     return [
@@ -53,8 +46,6 @@ def _cells(row: Row) -> list[str]:
         units.count(point.tokens),
         cell(point.tokens_per_second, TOKENS_OF_ALL.show),
         TOKENS.show(point.per_gpu),
-        f"{point.seconds:.2f}",
-        f"{point.seconds / 60:.1f}",
         cell(row.multiplier, lambda times: f"{times:.2f}"),
         cell(row.efficiency, units.percent),
     ]
@@ -69,7 +60,7 @@ def text(found: Sequence[Series], screen: Screen = PLAIN) -> str:
     """Format tables and fitted laws for a terminal."""
     blocks = []
     for series in found:
-        header, *rows = ([line[place] for place in ON_SCREEN] for line in table_of(series))
+        header, *rows = ([on_ranks(series, cell) for cell in line] for line in (HEADER, *map(_cells, series.rows)))
         table = columns(header, rows, screen=screen, drop=[on_ranks(series, name) for name in DROP])
         notes = [screen.prose(line, 2) for line in remarks(series)]
         blocks.append("\n".join([screen.prose(series.name, meaning="heading"), table, *notes]))

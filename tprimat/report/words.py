@@ -95,7 +95,8 @@ def loss_words(verdict: Verdict) -> str:
         return ""
     value, (first, last) = verdict.other_loss.difference.value, verdict.other_loss.steps
     size = "is not a number" if value == float("inf") else f"differs by {units.signed_percent(value)}"
-    return f"No win: on the same data and seed the loss {size} (steps {first} to {last})."
+    where = "on the same data and seed" if verdict.other_loss.paired else "seeds aside,"
+    return f"No win: {where} the loss {size} (steps {first} to {last})."
 
 
 # In what sides differ.
@@ -136,16 +137,11 @@ def clock_words(held: Sequence[Mapping[str, float]]) -> list[str]:
     """Say in how many readings the clocks were held back, where heat or a power brake did, or where the sides differ in it."""
     shares = {reason: [one.get(reason, 0.0) for one in held] for reason in sorted({reason for one in held for reason in one})}
     parts = [
-        f"{reason} in {_range([units.percent(end(seen), 0) for end in (min, max)])}"
+        f"{reason} in {' to '.join(dict.fromkeys(units.percent(end(seen), 0) for end in (min, max)))}"
         for reason, seen in shares.items()
         if max(seen) - min(seen) >= NOTABLE_SHARE or (max(seen) >= LEAST_HELD_BACK and of_machine(reason, max(seen)))
     ]
     return [f"Clocks were held back: {', '.join(parts)} of the readings."] if parts else []
-
-
-def _range(ends: Sequence[str]) -> str:
-    """Return '3', or '1 to 3', of the least and the largest number."""
-    return " to ".join(dict.fromkeys(ends))
 
 
 def _values(traits: Sequence[DifferingTrait]) -> str:

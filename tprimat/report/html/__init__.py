@@ -26,8 +26,7 @@ from tprimat.report.names import workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.waterfall import svg
-from tprimat.report.tables import plural
-from tprimat.report.words import caveats, run_name, sentence
+from tprimat.report.words import caveats, run_name, sentence, subtitle
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 
@@ -70,8 +69,8 @@ def html_report(report: Report) -> str:
         not_counted=report.not_counted,
     )
     appearance = _appearance(report.rankings)
-    cards, remarks = sections.said_once(sections.cards(report.rankings))
-    panels = shown_panels(groups)
+    cards, remarks = sections.cards(report.rankings)
+    bars, curves = shown_panels(groups)
     records = [item.result.run for item in report.runs]
     data = json.dumps(page_data(report.rankings, report.runs, appearance), separators=(",", ":"), allow_nan=False)
     return (
@@ -81,7 +80,7 @@ def html_report(report: Report) -> str:
             report=report,
             name_of=lambda item: names[run_name(item)],
             title=_title(groups),
-            facts=_facts(report),
+            facts=subtitle(workloads(report.rankings)) + (f" · {len(lost)} not counted" if (lost := report.not_counted) else ""),
             hardware=sections.hardware(records),
             software=sections.software(records),
             cards=cards,
@@ -89,8 +88,8 @@ def html_report(report: Report) -> str:
             verdicts=list(map(sentence, comparison.verdicts)),
             waterfalls=[(Markup(svg(one)), advised(one)) for one in report.explained],
             ranking=sections.ranking_table(report.rankings, appearance),
-            bar_titles=[panel.title for panel in panels.bars],
-            curve_titles=[curve.title for curve in panels.curves],
+            bar_titles=[panel.title for panel in bars],
+            curve_titles=[curve.title for curve in curves],
             warnings=sections.warnings(comparison, names),
             caveats=caveats(report.rankings),
             failures=sections.failures(report.not_counted, names),
@@ -181,18 +180,3 @@ def _appearance(rankings: Sequence[Ranking]) -> list[Look]:
 def _title(groups: Sequence[Group]) -> str:
     models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
     return f"Training throughput: {few(models, 3)}" if models else "Training throughput"
-
-
-def _facts(report: Report) -> str:
-    counted = [item for group in report.groups for item in group.runs]
-    days = sorted({item.result.run.started_at[:10] for item in report.runs if item.result.run.started_at})
-    parts = [
-        plural(len(report.groups), "configuration"),
-        plural(len(counted), "run") + " counted",
-        plural(sum(item.metrics.window.steps for item in counted if item.metrics), "steady step"),
-    ]
-    if report.not_counted:
-        parts.append(f"{len(report.not_counted)} not counted")
-    if days:
-        parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
-    return " · ".join(parts)

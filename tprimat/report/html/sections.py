@@ -4,7 +4,8 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
+from itertools import count
 from typing import Any
 
 from tprimat.analyze.compare import Ranking
@@ -37,46 +38,34 @@ TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMO
 # The summary: one card per workload, with the fastest configuration and its lead.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """The summary of one workload."""
-
-    workload: str
-    headline: str
-    tiles: Sequence[tuple[str, str]]
-    """Heading and figure."""
-    paragraphs: Sequence[str]
+Values = dict[str, Any]
+"""What a template lays out, by name."""
 
 
-def cards(rankings: Sequence[Ranking]) -> list[Card]:
-    """Return a card per workload; those with a single configuration come last."""
-    return [_card(ranking) for ranking in sorted(rankings, key=lambda ranking: len(ranking.groups) == 1)]
+def cards(rankings: Sequence[Ranking]) -> tuple[list[Values], list[str]]:
+    """Return a card per workload, those with a single configuration last; and the paragraphs that several share, each once."""
+    found = [_card(ranking) for ranking in sorted(rankings, key=lambda ranking: len(ranking.groups) == 1)]
+    times = Counter(text for card in found for text in card["paragraphs"])
+    for card in found:
+        card["paragraphs"] = [text for text in card["paragraphs"] if times[text] == 1]
+    return found, [text for text, count in times.items() if count > 1]
 
 
-def _card(ranking: Ranking) -> Card:
+def _card(ranking: Ranking) -> Values:
     best = ranking.best
-    tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)]
     first, *more = headline(ranking) if ranking.lead else [brief(best), *headline(ranking)]
-    caution = CPU_CAUTION if on_cpu([best]) else ""
-    paragraphs = [caution, *more, *differing(ranking)]
-    return Card(
-        workload=heading(ranking),
-        headline=first,
-        tiles=tiles,
-        paragraphs=[text for text in paragraphs if text],
-    )
+    paragraphs = [CPU_CAUTION if on_cpu([best]) else "", *more, *differing(ranking)]
+    return {
+        "workload": heading(ranking),
+        "headline": first,
+        "tiles": [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)],
+        "paragraphs": [text for text in paragraphs if text],
+    }
 
 
 def brief(group: Group) -> str:
     """Return a group's label without its workload, for places that name the workload above."""
     return group.label.rpartition(": ")[2]
-
-
-def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
-    """Take the paragraphs that several cards share off them, and return them once."""
-    times = Counter(text for card in cards for text in card.paragraphs)
-    own = [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards]
-    return own, [text for text, count in times.items() if count > 1]
 
 
 # The head: what the runs ran on.
@@ -120,52 +109,30 @@ Cell = tuple[str, str, float | None]
 """Heading, text and what it sorts by."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One configuration."""
+def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Values:
+    """Return all rows by workload, with what the controls above them need; `appearance` has one look per group.
 
-    place: int
-    """Among all groups of the page, as its data count them."""
-    label: str
-    look: Look
-    traits: dict[str, str]
-    cells: Sequence[Cell]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankingTable:
-    """All rows, by workload, with what the controls above them need."""
-
-    headings: Sequence[str]
-    workloads: Sequence[tuple[str, Sequence[Row]]]
-    choices: dict[str, list[str]]
-    """Trait -> values, where there are several."""
-
-
-def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> RankingTable:
-    """Return the table of all rankings; `appearance` has one look per group."""
+    A row's place is that of its group among all of the page, as its data count them.
+    """
     groups = [group for ranking in rankings for group in ranking.groups]
     metrics = shown_columns(groups)
     headings = {metric: heading_of(metric, groups) for metric in metrics}
-    workloads: list[tuple[str, list[Row]]] = []
-    place = 0
+    workloads: list[tuple[str, list[Values]]] = []
+    places = count()
     for ranking in rankings:
         rows = []
         for position, group in enumerate(ranking.groups):
-            cells = [
-                _vs_fastest(ranking, position),
-                *((headings[one], one.text(group), one.value(group)) for one in metrics),
-            ]
+            place = next(places)
+            cells = [_vs_fastest(ranking, position), *((headings[one], one.text(group), one.value(group)) for one in metrics)]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
-            rows.append(Row(place=place, label=brief(group), look=appearance[place], traits=traits, cells=cells))
-            place += 1
+            rows.append({"place": place, "label": brief(group), "look": appearance[place], "traits": traits, "cells": cells})
         workloads.append((heading(ranking), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
-    return RankingTable(
-        headings=["configuration", VS_FASTEST, *headings.values()],
-        workloads=workloads,
-        choices={name: several for name, several in values.items() if len(several) > 1},
-    )
+    return {
+        "headings": ["configuration", VS_FASTEST, *headings.values()],
+        "workloads": workloads,
+        "choices": {name: several for name, several in values.items() if len(several) > 1},
+    }
 
 
 def _vs_fastest(ranking: Ranking, position: int) -> Cell:
@@ -227,22 +194,12 @@ DIGITS = 6
 """Significant digits of a plotted point; no screen shows more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panels:
-    """The panels of a page that have data."""
-
-    bars: Sequence[BarPanel]
-    curves: Sequence[Curve]
-
-
-def shown_panels(groups: Sequence[Group]) -> Panels:
+def shown_panels(groups: Sequence[Group]) -> tuple[list[BarPanel], list[Curve]]:
     """Return the panels for which a run that counts has a value."""
     runs = [item.result for group in groups for item in group.runs]
-    made = [panel(groups) for panel in (throughput_panel, memory_panel)] if groups else []
-    return Panels(
-        bars=[panel for panel in made if any(row.value is not None for row in panel.rows)],
-        curves=[curve for curve in curves_of(groups) if any(curve.value(step) is not None for run in runs for step in run.steps)],
-    )
+    bars = [panel(groups) for panel in (throughput_panel, memory_panel)] if groups else []
+    curves = [curve for curve in curves_of(groups) if any(curve.value(step) is not None for run in runs for step in run.steps)]
+    return [panel for panel in bars if any(row.value is not None for row in panel.rows)], curves
 
 
 def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
@@ -252,30 +209,24 @@ def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance:
     """
     groups = [group for ranking in rankings for group in ranking.groups]
     work = [place for place, ranking in enumerate(rankings) for _ in ranking.groups]
-    panels = shown_panels(groups)
+    bars, curves = shown_panels(groups)
     names = short_names(runs)
     return {
         "groups": [
             {
                 "label": group.label,
-                **_title_and_name(group),
+                **dict(zip(("title", "name"), group.label.rpartition(": ")[::2], strict=True)),
                 "work": place,
                 **asdict(look),
-                "runs": [_series(item, panels, names) for item in group.runs[:MOST_CURVES]],
+                "runs": [_series(item, curves, names) for item in group.runs[:MOST_CURVES]],
             }
             for group, place, look in zip(groups, work, appearance, strict=True)
         ],
-        "bars": [_bars(panel) for panel in panels.bars],
-        "curves": [{"title": one.title, "unit": one.unit, "steady": one.steady, "span": one.least_span} for one in panels.curves],
+        "bars": list(map(_bars, bars)),
+        "curves": [{"title": one.title, "unit": one.unit, "steady": one.steady, "span": one.least_span} for one in curves],
         "most": MOST_SERIES,
         "mostBars": MOST_GROUPS,
     }
-
-
-def _title_and_name(group: Group) -> dict[str, str]:
-    """Return the workload of a label, empty where there is only one, and the configuration."""
-    title, _, name = group.label.rpartition(": ")
-    return {"title": title, "name": name}
 
 
 def short_names(runs: Sequence[Measured]) -> dict[str, str]:
@@ -298,7 +249,7 @@ def _short_name(item: Measured, common: int) -> str:
     return "/".join(folders) or path.name
 
 
-def _series(item: Measured, panels: Panels, names: Mapping[str, str]) -> dict[str, Any]:
+def _series(item: Measured, curves: Sequence[Curve], names: Mapping[str, str]) -> dict[str, Any]:
     steps = item.result.steps
     numbers = [step.step for step in steps]
     rising = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
@@ -306,7 +257,7 @@ def _series(item: Measured, panels: Panels, names: Mapping[str, str]) -> dict[st
         "name": names[run_name(item)],
         "first": None if item.metrics is None else item.metrics.window.first_step,
         "steps": (numbers[:1] or [1])[0] if rising else numbers,
-        "curves": [_points(item, curve) for curve in panels.curves],
+        "curves": [_points(item, curve) for curve in curves],
     }
 
 

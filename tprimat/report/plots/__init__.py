@@ -118,14 +118,6 @@ def figure(width: float, height: float) -> Iterator["Figure"]:
         yield picture
 
 
-def titled(picture: "Figure", headline: str, subtitle: str) -> "SubFigure":
-    """Write words above a picture; return the part below them."""
-    picture.suptitle(headline, x=LEFT, ha="left", size=HEADLINE, weight="bold")
-    body = picture.add_subfigure(picture.add_gridspec(1, 1)[0, 0])
-    body.suptitle(subtitle, x=LEFT, ha="left", size=SUBTITLE, color=SOFT)
-    return body
-
-
 def save(picture: "Figure", path: Path) -> None:
     """Write a picture in the format of its suffix.
 
@@ -139,9 +131,6 @@ def save(picture: "Figure", path: Path) -> None:
     content = io.BytesIO()
     picture.savefig(content, format=kind)
     write_atomically(path, content.getvalue())
-
-
-NO_BREAK = "\u00a0"
 
 
 def wrapped(text: str, inches: float, size: float, *, most: int | None = None) -> list[str]:
@@ -343,7 +332,9 @@ def drawn(sheet: Sheet, panels: Sequence[str] | None = None) -> "Iterator[Figure
     words = (HEADLINE * len(headline) + SUBTITLE * (len(subtitle) + len(legend) / 3) + SMALL * len(notes)) * 1.25 / 72
     with figure(WIDTH, sum(heights) + words + 0.8) as picture:
         picture.supxlabel("\n".join(notes), x=LEFT, ha="left", size=SMALL, color=SOFT)
-        body = titled(picture, "\n".join(headline), "\n".join(subtitle))
+        picture.suptitle("\n".join(headline), x=LEFT, ha="left", size=HEADLINE, weight="bold")
+        body = picture.add_subfigure(picture.add_gridspec(1, 1)[0, 0])
+        body.suptitle("\n".join(subtitle), x=LEFT, ha="left", size=SUBTITLE, color=SOFT)
         _draw_legend(body, legend)
         for part, row in zip(body.subfigures(len(rows), 1, squeeze=False, height_ratios=heights).flat, rows, strict=True):
             grid = part.add_gridspec(1, len(row))

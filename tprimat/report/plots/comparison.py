@@ -23,7 +23,7 @@ from tprimat.report.catalogue import (
     per_rank,
 )
 from tprimat.report.comparison import Comparison
-from tprimat.report.names import Configuration, Workload, workloads
+from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import (
     Bar,
     Canvas,
@@ -197,41 +197,30 @@ def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make
 # Curves.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """The curve of one run."""
-
-    configuration: Configuration
-    points: list[tuple[int, float]]
-    first_steady: int
-
-    def steady(self) -> "Series":
-        """Return the steps from the end of warm-up on."""
-        return replace(self, points=[(step, height) for step, height in self.points if step >= self.first_steady])
+Line = tuple[Look, list[tuple[int, float]]]
+"""The curve of one run: step and height of each point."""
 
 
-def _series(work: Workload, shown: dict[str, Look], curve: Curve) -> list[Series]:
-    return [
-        Series(
-            configuration=one,
-            points=points,
-            first_steady=item.metrics.window.first_step if item.metrics else points[0][0],
-        )
-        for one in work.configurations
-        if one.name in shown
-        for item in one.group.runs[:MOST_CURVES]
-        if (points := [(step.step, height) for step in item.result.steps if (height := curve.value(step)) is not None])
-    ]
+def _lines(work: Workload, shown: dict[str, Look], curve: Curve) -> list[Line]:
+    """Return the curves of the runs whose configuration has a look; steady ones from the end of warm-up on."""
+    lines: list[Line] = []
+    for one in (one for one in work.configurations if one.name in shown):
+        for item in one.group.runs[:MOST_CURVES]:
+            first = item.metrics.window.first_step if curve.steady and item.metrics else 0
+            steps = [step for step in item.result.steps if step.step >= first]
+            points = [(step.step, height) for step in steps if (height := curve.value(step)) is not None]
+            lines += [(shown[one.name], points)] if points else []
+    return lines
 
 
 def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve) -> Panel:
-    found = [(work, series) for work in works if (series := _series(work, shown, curve))]
+    found = [(work, lines) for work in works if (lines := _lines(work, shown, curve))]
     drawn = found[:MOST_WORKLOADS]
 
     def draw(canvas: Canvas) -> None:
         parts = canvas.split(curve.title, [work.title for work, _ in drawn])
-        for number, (axes, (_, series)) in enumerate(zip(parts, drawn, strict=True)):
-            _draw_curves(axes, series, shown, curve)
+        for number, (axes, (_, lines)) in enumerate(zip(parts, drawn, strict=True)):
+            _draw_curves(axes, lines, curve)
             canvas.notes(axes, "optimizer step", ["start-up left out"] if curve.steady else [], len(parts))
             if number and curve.key != "learning-rate":
                 axes.set_ylabel("")
@@ -239,18 +228,16 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
     return Panel(key=curve.key, height=3.2, draw=draw, present=bool(found))
 
 
-def _draw_curves(axes: "Axes", series: Sequence[Series], shown: dict[str, Look], curve: Curve) -> None:
-    drawn = [one.steady() for one in series] if curve.steady else list(series)
-    for one in drawn:
-        look = shown[one.configuration.name]
-        mark = "o" if len(one.points) == 1 else ""  # a line through one point is invisible
-        axes.plot(*zip(*one.points, strict=True), color=look.colour, linestyle=look.line, marker=mark, linewidth=1.5, alpha=0.9)
+def _draw_curves(axes: "Axes", lines: Sequence[Line], curve: Curve) -> None:
+    for look, points in lines:
+        mark = "o" if len(points) == 1 else ""  # a line through one point is invisible
+        axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, marker=mark, linewidth=1.5, alpha=0.9)
     axes.margins(x=0.02)
-    steps = {step for one in drawn for step, _ in one.points}
+    steps = {step for _, points in lines for step, _ in points}
     if len(steps) == 1:
         axes.set_xlim(min(steps) - 1, max(steps) + 1)
     axes.locator_params(axis="x", integer=True, nbins=5)
-    heights = [height for one in drawn for _, height in one.points]
+    heights = [height for _, points in lines for _, height in points]
     low, high = min(heights), max(heights)
     middle, half = (low + high) / 2, 0.58 * max(high - low, curve.least_span * abs(high), 1e-12)
     bottom = max(0.0, middle - half) if low >= 0 else middle - half

@@ -10,5 +10,6 @@ from tprimat.engines import torchtitan
 
 if __name__ == "__main__":
     torchtitan.FLAVORS = {"llama-3.1-8b-tiny": "debugmodel"}
+    torchtitan.TorchtitanEngine.lacks -= {"cpu", "sizes"}
     torchtitan._unsupported_model = lambda plan, where: iter(())
     sys.exit(script("run", "benchmark.py"))

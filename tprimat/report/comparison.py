@@ -218,9 +218,9 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         lines = [screen.prose(heading(ranking), meaning="heading")]
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
         lines += [screen.prose(line, 2) for line in differing(ranking)]
-        if MFU.value(best) is not None:  # a caveat says why there is none
-            path = shlex.quote(str(best.runs[0].result.path))
-            lines.append(screen.prose(f"python3 -m tprimat explain {path} says where the rest of its peak went.", 2))
+        path = best.runs[0].result.path
+        if MFU.value(best) is not None and path.exists():  # a caveat says why there is none; inside an archive nothing explains
+            lines.append(screen.prose(f"Where the rest went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)

@@ -61,7 +61,7 @@ def test_a_job_chooses_where_it_runs(machine):
 
 
 def test_the_first_layouts_by_prediction_are_measured_three_times_each(machine):
-    done = machine("--parallel", "auto:2", "--dry-run")
+    done = machine("--parallel", "auto:2", "--dry-run", gpus=4)
     assert done.returncode == 0, done.stderr
     names = [line.rpartition(" ")[2] for line in done.stdout.splitlines() if line.startswith("Using parallelism strategy")]
     assert (len(names), len(set(names)), names[0] == names[1] == names[2]) == (6, 2, True)

@@ -64,7 +64,7 @@ def test_the_second_launcher_is_refused_reading_is_not_and_a_killed_one_leaves_n
     out, err = second.communicate(timeout=60)
     assert (second.returncode, out) == (2, "")
     assert err.startswith(f"error: The output folder {folder} is in use.\n"), err
-    assert f"Process {first.pid} on this machine" in err
+    assert f"It is held by process {first.pid} on this machine" in err
     probing = launcher("tprimat/__main__.py", "probe", "memory", "--output", folder)
     assert "is in use" in probing.communicate(timeout=60)[1]
     assert probing.returncode == 2

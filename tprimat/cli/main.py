@@ -39,6 +39,9 @@ COMMANDS = {
 }
 SHARED = {
     "sweep": "run",
+    "scaling": "results",
+    "report": "results",
+    "explain": "results",
     "doctor": "checks",
     "validate": "checks",
     "extract": "files",

@@ -1,0 +1,129 @@
+"""The commands that show results in another way: what more GPUs gain, one page, where the throughput went."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tprimat.cli.common import add_counting, print_json, read, report_read
+
+THROUGHPUT_PICTURE = "img_throughput.png"
+MULTIPLIER_PICTURE = "img_multiplier.png"
+
+
+class Scaling:
+    """Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling.
+
+    tprimat scaling output-1gpu output-2gpus output-4gpus
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument("results", nargs="*", type=Path, help="folders or files with results on several numbers of GPUs")
+        parser.add_argument(
+            "--output", type=Path, default=Path(), metavar="DIR", help=f"where {THROUGHPUT_PICTURE} and the other go (.)"
+        )
+        parser.add_argument("--format", choices=("text", "json"), default="text", help="format of the output (text)")
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0, or 1 when a file was bad."""
+        from tprimat.analyze.metrics import MetricOptions
+        from tprimat.report import scaling
+        from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
+        from tprimat.report.tables import screen_of
+        from tprimat.runner.analysis import by_folder, read_results, result_folders, scaling_of
+
+        folders = options.results or result_folders()
+        results = read_results(folders, MetricOptions(), {})
+        if options.results:
+            results = by_folder(results, folders)
+        report_read(results, folders)
+        scaled = scaling_of(results.measured)
+        draw_throughput(scaled, options.output / THROUGHPUT_PICTURE)
+        draw_multiplier(scaled, options.output / MULTIPLIER_PICTURE)
+        if options.format == "json":
+            print_json(scaling.as_document(scaled))
+        else:
+            print(scaling.text(scaled, screen_of(sys.stdout)), end="")
+        print(f"written: {options.output / THROUGHPUT_PICTURE}, {options.output / MULTIPLIER_PICTURE}", file=sys.stderr)
+        return 1 if results.problems else 0
+
+
+class Report:
+    """Write one HTML page about training runs, which opens offline: which wins, by how much, how sure, and on what evidence.
+
+    tprimat report output                                     writes ./report.html
+    tprimat report before after results.tar.gz --output both.html
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders, files or archives with results")
+        parser.add_argument(
+            "--output", type=Path, default=Path("report.html"), metavar="FILE", help="where to write (./report.html)"
+        )
+        add_counting(parser)
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0; 1 when a file was bad."""
+        from tprimat.records.store import write_atomically
+        from tprimat.runner.analysis import report_page
+
+        results = read(options, options.results, to_share=True)
+        write_atomically(options.output, report_page(results))
+        print(options.output)
+        return 1 if results.problems else 0
+
+
+class Explain:
+    """Say where the throughput of a run went: a waterfall from the GPU's dense peak to what was measured, and what would help.
+
+    tprimat explain output                              the newest run in a folder of results
+    tprimat explain output/runs/RUN --in ms             in milliseconds of a step
+    tprimat explain output --against published          what differs from the nearest published row, and what it is worth
+    tprimat explain output --picture waterfall.svg      also as a picture
+
+    Parts come from the trace of a run with the profiler (--profile), else from telemetry, the times of the ranks, and a
+    prediction by probes of the machine or published rates. Together they are the step.
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or folder, file or archive with results")
+        parser.add_argument(
+            "--in", choices=("tflops", "ms"), default="tflops", dest="unit", help="TFLOP/s per GPU, or ms of a step"
+        )
+        parser.add_argument("--against", metavar="OTHER", help="another run, a published row, or published: the nearest")
+        parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it as well, for light and dark pages")
+        parser.add_argument("--json", action="store_true", help="print all numbers as one JSON document")
+        add_counting(parser)
+
+    @staticmethod
+    def run(options: argparse.Namespace) -> int:
+        """Exit status: 0."""
+        from tprimat.records.store import write_atomically
+        from tprimat.report.explain import document, text
+        from tprimat.report.plots.waterfall import svg
+        from tprimat.report.tables import screen_of
+        from tprimat.runner.against import against
+        from tprimat.runner.explain import explained, newest, trace_of_run
+
+        results = read(options, [options.run])
+        measured = newest(results.measured, options.run)
+        trace = trace_of_run(measured.result.run, measured.result.path)
+        found = explained(measured, results.probes, trace)
+        if options.against:
+            found = replace(found, against=against(found, options.against, results.probes))
+        if options.picture:
+            write_atomically(options.picture, svg(found, options.unit))
+            print(f"written: {options.picture}", file=sys.stderr)
+        if options.json:
+            print_json(document(found))
+        else:
+            print(text(found, options.unit, screen_of(sys.stdout)))
+        return 0

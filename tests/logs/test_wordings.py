@@ -83,3 +83,13 @@ def test_an_exception_of_any_name_ends_a_traceback():
     for line in ("torch._dynamo.exc.Unsupported: call_method", "grpc._channel._InactiveRpcError: <x>", "SystemExit: 2"):
         assert cause_of(*traceback, line).cause == line
     assert cause_of("torch.distributed.DeviceMesh: 2 x 4") is None
+
+
+def test_a_signal_is_the_cause_however_a_launcher_writes_it_and_not_the_one_that_ends_the_others():
+    for line in (
+        "[2023-06-08 12:05:00,002] [ERROR] [launch.py:325:sigkill_handler] ['python', 'x.py'] exits with return code = -9",
+        "torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: -9) local_rank: 5 (pid: 1) of binary: python",
+        "  exitcode   : -9 (pid: 4711)",
+        "train.sh: line 33: 238568 Killed                  python pretrain_gpt.py",
+    ):
+        assert cause_of("  exitcode   : -15 (pid: 4710)", line).cause == "A process was killed with SIGKILL."

@@ -69,8 +69,6 @@ RANK = re.compile(r"\[rank(\d+)\]|\brank ?[=:] ?(\d+)|\brank-(\d+)/")
 ASSERT = re.compile(r"assert .+")
 LINES_OF_A_FRAME = 3
 """The file, its source, and marks below it."""
-FIRST_EXIT = re.compile(r"failed \(exitcode: -(\d+)\) local_rank")
-"""What torchrun says of the first rank, before its block or without it."""
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
 MAX_CAUSE_CHARACTERS = 300
 MOST_RANKS = 4
@@ -322,9 +320,12 @@ def memory_cause(lines: Sequence[str]) -> str | None:
 
 def signal_of(exit_code: int | None, block: Sequence[str], texts: Sequence[str]) -> int | None:
     """Return the signal that ended the first rank, or the process itself."""
-    first = next((match for text in texts if (match := FIRST_EXIT.search(text))), None)
-    if match := re.match(r"-(\d+)", facts_of(block).get("exitcode", "")) or first:
+    if match := re.match(r"-(\d+)", facts_of(block).get("exitcode", "")):
         return count(match[1])
+    ends = [match.groupdict() for text in texts if (match := pattern_of("exits").search(text))]
+    said = [signal.SIGKILL if end["killed"] else count(end["signal"] or end["code"] or end["row"]) for end in ends]
+    if said:  # ranks that torchrun or a launcher ends after the first one get SIGTERM
+        return next((number for number in said if number != signal.SIGTERM), said[0])
     if exit_code is None or exit_code < 0:
         return None if exit_code is None else -exit_code
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
@@ -341,7 +342,8 @@ def ended_by(number: int | None, signals: Collection[int], oom_killed: bool = Fa
     if number == signal.SIGKILL:
         name = "killed_for_memory" if oom_killed else "killed"
     (ending,) = (one for one in signatures("signals") if one.name == name)
-    return Failure(outcome=ending.outcome, cause=ending.cause.format(signal=signal.Signals(number).name), hint=ending.hint)
+    cause = ending.cause.format(signal=signal.Signals(number).name)
+    return Failure(outcome=ending.outcome, cause=cause, hint=ending.hint, kind=ending.name)
 
 
 def last_exception(lines: Sequence[str]) -> Failure | None:

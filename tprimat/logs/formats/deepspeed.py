@@ -8,7 +8,7 @@ forward and backward passes of some layouts in part only, so an iteration line's
 import re
 
 from tprimat.logs.arguments import argument
-from tprimat.logs.fields import Dialect, LineFields, count, matching, number, stated
+from tprimat.logs.fields import Dialect, LineFields, count, matching, number, rules_of, stated
 from tprimat.logs.formats import megatron
 
 FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
@@ -44,6 +44,7 @@ DIALECT = Dialect(
             lambda match: LineFields(step=count(match[1]), learning_rate=number(match[2])),
         ),
         " ..": matching(r"\b(\w+) \.{2,} (\S+)", read_argument),
+        **rules_of("deepspeed"),
     },
     marks_its_end=False,
 )

@@ -74,7 +74,7 @@ def read_setting(match: re.Match[str]) -> LineFields | None:
 
 def read_step(text: str) -> LineFields | None:
     """Return one step."""
-    fields = dict(FIELD.findall(text[text.index("completed step:") :]))
+    fields = dict(FIELD.findall("".join(text.partition("completed step:")[1:])))
     step = whole(fields.get("completed step"))
     if step is None:
         return None

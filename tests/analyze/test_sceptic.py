@@ -81,8 +81,10 @@ def test_a_run_whose_loss_rises_for_good_is_never_ranked(count):
             assert diverged(losses_that_jump(rng, count, noise, jump, min(start, 1 - 2 / count)))
         assert not any(diverged(losses_that_jump(rng, count, noise, 1.0, 1)) for _ in range(50))
         spiked = losses_that_jump(rng, count, noise, 1.0, 1)
-        spiked[count // 2] *= 4
+        spiked[[count // 2, -3]] *= 4
         assert not diverged(spiked)
+    if count >= 40:  # noise that hides the jump in any single step
+        assert np.mean([diverged(losses_that_jump(rng, count, 0.15, 1.4, 2 / 3)) != () for _ in range(50)]) > 0.8
 
 
 def test_a_late_divergence_of_one_seed_differs_from_its_reference():

@@ -41,6 +41,8 @@ RISE = 0.1
 to 8 % above it; noise of 3 % a step rises by more in fewer than 1 of 50 runs (tests/analyze/test_losses.py)."""
 RISE_IN_NOISE = 5.0
 """The same in standard deviations of a step's loss in the first half."""
+RISE_IN_ERRORS = 5.0
+"""The same of the medians of two thirds, over the error of a mean: four standard errors of a median."""
 FEWEST_LOSSES = 6
 LATE_CONFIDENCE = 0.99
 """Of the test of the last third, which is made besides that of the later half."""
@@ -67,7 +69,7 @@ class LossCheck:
 
 
 def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
-    """Return whether losses rose for good: their last eighth lies far above the lowest stretch of that length before.
+    """Return whether losses rose for good: the last eighth above the lowest stretch before, or the last third above the second.
 
     How far is judged by the noise of the first half, which a late jump does not inflate.
     """
@@ -83,9 +85,13 @@ def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
     places = np.arange(len(later))
     off_line = later - np.polyval(np.polyfit(places, later, 1), places) if len(later) > 3 else np.zeros(1)
     noise = max(scaled_mad(np.diff(half)) / math.sqrt(2), scaled_mad(off_line))
-    if end <= lowest + RISE * abs(lowest) or end - lowest <= RISE_IN_NOISE * noise:
-        return ()
-    return (Finding(kind="diverged", numbers=(lowest, end)),)
+    third = count // 3
+    before, after = median(losses[-2 * third : -third]), median(losses[-third:])
+    of_thirds = [(before, after, RISE_IN_ERRORS * math.sqrt(2 / third))] if third >= FEWEST_LOSSES else []
+    for low, high, least in ((lowest, end, RISE_IN_NOISE), *of_thirds):
+        if high > low + RISE * abs(low) and high - low > least * noise:
+            return (Finding(kind="diverged", numbers=(low, high)),)
+    return ()
 
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:

@@ -86,8 +86,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"written: {path}", file=sys.stderr)
     gate = Gate() if margin is None else regression_gate(comparison, margin)
     said = (*gate.closed, *gate.undecided)
-    passed = [] if margin is None else [f"passed: nothing is slower than its baseline by more than {percent(margin)}."]
-    for line in said or passed:
+    passed = f"passed: nothing is slower than its baseline by more than {percent(margin)}."
+    if margin is not None and not said:
+        said = ("not passed: a file could not be read." if results.problems else passed,)
+    for line in said:
         print(screen_of(sys.stderr).prose(f"gate: {line}", 2), file=sys.stderr)
     if results.problems or gate.closed or not comparison.groups:
         return 1

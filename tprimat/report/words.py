@@ -10,6 +10,7 @@ from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding
+from tprimat.records.sharing import without_secrets
 from tprimat.report.catalogue import CPU_CAUTION, MFU, per_rank
 from tprimat.report.names import Workload, engine_name, heading, short_names
 from tprimat.report.tables import TOO_FEW, plural, shows_nothing
@@ -371,7 +372,7 @@ def finding_words(found: Finding | Shared) -> str:
     least, most = (found.numbers, found.numbers) if isinstance(found, Finding) else (found.least, found.most)
     ends = [(show(low), show(high)) for show, low, high in zip(shows, least, most, strict=True)]
     numbers = [high if low == high else f"{low.removesuffix(' %')} to {high}" for low, high in ends]
-    return template.format(*found.subjects, *numbers).rstrip(".")
+    return template.format(*map(without_secrets, found.subjects), *numbers).rstrip(".")
 
 
 def not_counted_words(item: Measured) -> str:

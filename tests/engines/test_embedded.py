@@ -124,7 +124,7 @@ SHORT = "l.micro_batch_size=1"
 @pytest.mark.parametrize(
     ("changes", "row"),
     [
-        (["l.tensor_model_parallel_size=4", "l.micro_batch_size=4"], "1.088 x (tp4-bf16"),
+        (["l.tensor_model_parallel_size=4", "l.micro_batch_size=4"], "1.050 x (tp4-bf16"),
         ([TENSOR, SHORT], "1.017 x (tp2-bf16"),
         ([FP8, SHORT], "1.056 x (tp1-fp8"),
         ([TENSOR, "l.micro_batch_size=4"], None),

@@ -20,9 +20,10 @@ from tprimat.predict.stages import busiest_rank
 GENERATIONS = {"H": "hopper", "GH": "hopper", "B": "blackwell", "GB": "blackwell", "A": "ampere", "MI": "amd"}
 """Letters of an accelerator's name -> its generation."""
 UNSURE_OF_ROUTING = 0.5
-"""Of what natural routing adds, the part by which it may be more or less: routers that have trained long are evener than ours."""
+"""Of what natural routing adds, the part by which it may be more or less: routers that have trained long are evener than ours.
+Assumed, not measured."""
 UNSEEN = 0.25
-"""An interval is wider by this part for each trait of a workload that no row has."""
+"""An interval is wider by this part for each trait of a workload that no row has: assumed, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,8 @@ NARROW_HEAD, NARROW_HEADS = 64, 0.7
 SELECTED_AGAIN = 0.5
 """Of products forward, those that run again under torchtitan's per-op selective checkpointing."""
 EXPOSED = 0.3
-"""Of the exchange with experts, what stays visible where another micro-batch multiplies meanwhile."""
+"""Of the exchange with experts, what stays visible where another micro-batch multiplies meanwhile: chosen with the published rows
+in view, not measured."""
 BUCKET_BYTES = 160e6
 """Of gradients that Megatron-Core scatters at once: 40 million in fp32 (DistributedDataParallelConfig.bucket_size)."""
 

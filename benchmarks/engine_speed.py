@@ -9,8 +9,9 @@ python3 benchmarks/engine_speed.py --rounds 3 --time-limit 600 --resume    where
 python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3 --against none    only check that it works
 
 The peers are `transformer_engine`, the embedded engine with Transformer Engine's layers, which is Megatron-LM as NVIDIA runs it;
-`torchtitan`; and `nemo`, which has a Python of its own (`make nemo`) and uses Transformer Engine's loss. Where
-they are asked for: `megatron-graphs` and `transformer_engine-graphs`, the same programs with CUDA graphs.
+`megatron-lm`, the program of a clone (MEGATRON_PATH); `bridge`; `torchtitan`; and `nemo`, which has a Python of its own
+(`make nemo`) and uses Transformer Engine's loss. Where they are asked for: `megatron-graphs` and
+`transformer_engine-graphs`, the same programs with CUDA graphs.
 
 All rounds of a layout come before the next layout, and in each round every program runs once. An interrupted series thus leaves
 whole comparisons of its first layouts, and a drift of the machine affects all programs. A run that was broken off does not

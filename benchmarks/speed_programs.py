@@ -16,7 +16,7 @@ from speed_layouts import Layout
 from tprimat.config.options import OPTIONS
 from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF
 from tprimat.core.errors import LaunchError, UserError
-from tprimat.engines import bridge, embedded, nemo, torchtitan
+from tprimat.engines import bridge, embedded, megatron_lm, nemo, torchtitan
 from tprimat.engines.base import Here, engine_named, is_installed
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.benchmark_file import RunResult
@@ -118,7 +118,7 @@ def _as_graphs(name: str, options: argparse.Namespace) -> Program:
     return replace(program, name=name, settings=(*program.settings, "engine_options.cuda_graphs=true"))
 
 
-def _bridge(name: str, options: argparse.Namespace) -> Program:
+def _with_current_scaling(name: str, options: argparse.Namespace) -> Program:
     return replace(_this_python(name, options), settings=(CURRENT_SCALING,))
 
 
@@ -148,7 +148,8 @@ FINDERS: Mapping[str, Callable[[str, argparse.Namespace], Program]] = {
     TRANSFORMER_ENGINE: _transformer_engine,
     embedded.ENGINE.name + GRAPHS: _as_graphs,
     TRANSFORMER_ENGINE + GRAPHS: _as_graphs,
-    bridge.ENGINE.name: _bridge,
+    bridge.ENGINE.name: _with_current_scaling,
+    megatron_lm.ENGINE.name: _with_current_scaling,
     torchtitan.ENGINE.name: _torchtitan,
     nemo.ENGINE.name: _nemo,
 }

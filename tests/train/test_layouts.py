@@ -124,7 +124,7 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sharing_recomputation_and_sequence_parallelism_are_seen_in_weights_and_layers(trained, name):
+def test_sharing_recomputation_and_sequence_parallelism_are_read_back_with_their_grades(trained, name):
     evidence = trained[name][0].evidence
     assert evidence.workload.weights_split_over == (2 if "sharded" in name else 1)
     assert evidence.workload.optimizer.endswith(" over 1/2 of each weight") == ("sharded" in name)
@@ -134,4 +134,5 @@ def test_sharing_recomputation_and_sequence_parallelism_are_seen_in_weights_and_
     modules = [module for module in ("core_attn", "layernorm", "mlp") if module in name]
     assert evidence.workload.recompute_modules == (tuple(modules or ["core_attn"]) if "selective" in name else None)
     assert evidence.workload.sequence_parallel == ("tp" in name and "without sequence" not in name)
-    assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
+    assert {evidence.grades[fact] for fact in ("weights_split_over", "matmul_dtype", "data")} == {"observed"}
+    assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel")} == {"resolved"}

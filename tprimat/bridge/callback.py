@@ -12,7 +12,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import REDIRECTED
 from tprimat.records.schema import RunRecord
 from tprimat.train.callback import BenchmarkCallback
-from tprimat.train.layer_watch import mean_loads
+from tprimat.train.expert_loads import mean_loads
 from tprimat.train.observed import FirstBatchHook
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.rank import StepLog, local_rank, running_record
@@ -52,7 +52,6 @@ class Reporter(Callback):  # type: ignore[misc]
         """Close a step. Bridge raises its own count of steps afterwards."""
         self.context = context
         self.trainer.global_step = context.state.train_state.step + 1
-        self.batch.layers.stop()
         seen = self.batch.seen
         outputs = {
             **(mean_loads(self.batch.models, self.module.device) if self.batch.watches_routers else {}),

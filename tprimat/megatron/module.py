@@ -13,7 +13,6 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.module import MegatronModule as MegatronCoreModule
-from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -31,7 +30,7 @@ from tprimat.train import startup
 from tprimat.train.callback import LOADS
 from tprimat.train.compat import lightning
 from tprimat.train.data import GlobalBatches, Sequences, open_sequences
-from tprimat.train.layer_watch import SUMS, LayerWatch, load_sums
+from tprimat.train.expert_loads import SUMS, load_sums
 from tprimat.train.observed import ObservedBatch, name_of_tokens
 
 
@@ -70,8 +69,6 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         chunks = build_chunks(plan, self.config, options, self.device)
         with self._where_passes_run():
             self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
-        parts = (part for chunk in self.chunks for part in chunk.modules())
-        self.watch = LayerWatch([part for part in parts if isinstance(part, TransformerLayer)])
         startup.reached("model_built")
 
     def _with_gradient_buffers(self, chunks: list[GPTModel]) -> Iterator[DistributedDataParallel]:

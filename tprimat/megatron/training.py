@@ -143,20 +143,18 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     parameter = next(module.chunks[0].parameters())
     gradient = getattr(parameter, "main_grad", parameter.grad)
     # The dtype of a part says nothing of the one in which its weight is gathered.
-    computed = module.watch.weight_dtype or (parameter.dtype if own_part(parameter) is parameter else None)
-    precision: dict[str, str | None] = {}
-    if computed is not None and modules:
+    computed = parameter.dtype if own_part(parameter) is parameter else module.config.params_dtype
+    if modules:
         precision = te_precision(modules, computed, fp8_asked=module.config.fp8 is not None)
-    elif computed is not None:
+    else:
         dtype = layers_matmul_dtype(_kernels(parts), computed)
         precision = {"matmul_dtype": dtype, "fp8_scaling": "current" if dtype == "fp8" else None}
     return common_evidence(
         module.chunks,
         module.config,
         module.observed,
-        module.watch,
         **precision,
-        parameter_dtype=None if computed is None else dtype_name(computed),
+        parameter_dtype=dtype_name(computed),
         output_layer_dtype="fp8" if _output_layer_in_fp8(module, parts) else None,
         gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
         weights_split_over=ranks_sharing(parameter),

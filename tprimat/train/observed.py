@@ -16,9 +16,12 @@ from torch.nn import Parameter
 from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing, Workload
 from tprimat.records.evidence import fingerprint, graded, with_facts
 from tprimat.records.schema import Evidence
-from tprimat.train.layer_watch import LayerWatch, before_first_call, watch_routers
+from tprimat.train.expert_loads import watch_routers
 
-RESOLVED = ("routing", "expert_capacity", "attention_dtype", "layers_in_bf16", "recompute_layers")
+RESOLVED = (
+    *("sequence_parallel", "recompute", "recompute_modules", "recompute_layers", "routing", "expert_capacity"),
+    *("attention_dtype", "layers_in_bf16"),
+)
 """Facts that are read from the built configuration; all others are seen in what runs."""
 
 
@@ -40,7 +43,7 @@ def name_of_tokens(sequence: Tensor) -> str:
 
 
 def common_evidence(
-    models: Sequence[torch.nn.Module], config: TransformerConfig, batch: ObservedBatch | None, watch: LayerWatch, **own: Any
+    models: Sequence[torch.nn.Module], config: TransformerConfig, batch: ObservedBatch | None, **own: Any
 ) -> Evidence:
     """Return what every trainer shows in the same way, with its own facts. Every rank must call it: parameters are summed.
 
@@ -48,22 +51,20 @@ def common_evidence(
         models: the chunks of this rank.
         config: of the model.
         batch: of the first step; None before it.
-        watch: of the model's layers.
         own: facts by field of the evidence.
     """
-    weights = [weight for model in models for weight in model.parameters()]
     routes = config.num_moe_experts is not None
     routing: Routing = "balanced" if config.moe_router_force_load_balancing else "natural"
     capacity: ExpertCapacity = config.moe_expert_capacity_factor or "unlimited"
-    again = watch.recomputed(weights[0].device)
-    some_alone = again.get("recompute") == "full" and config.recompute_method == "block"
+    again = config.recompute_granularity or "none"
     evidence = with_facts(
         parallel_sizes(),
         **(asdict(batch) if batch else {}),
-        sequence_parallel=watch.sequence_parallel(batch.sequence_tokens) if batch else None,
-        parameters=count_parameters(weights),
-        **again,
-        recompute_layers=config.recompute_num_layers if some_alone else None,
+        sequence_parallel=config.sequence_parallel and parallel_state.get_tensor_model_parallel_world_size() > 1,
+        parameters=count_parameters(weight for model in models for weight in model.parameters()),
+        recompute=again,
+        recompute_modules=tuple(sorted(config.recompute_modules)) if again == "selective" else None,
+        recompute_layers=config.recompute_num_layers if config.recompute_method == "block" else None,
         routing=routing if routes else None,
         expert_capacity=capacity if routes else None,
         transformer_engine=bool(te_modules(models)),
@@ -190,14 +191,13 @@ def scaling_and_attention(modules: Sequence[Any]) -> tuple[Fp8Scaling | None, st
 
 
 class FirstBatchHook:
-    """Observes the first micro-batch that a model gets, and how its layers treat it.
+    """Observes the first micro-batch that a model gets.
 
     Only the first pipeline stage, and so rank 0, gets tokens.
     """
 
     def __init__(self) -> None:
         self.seen: ObservedBatch | None = None
-        self.layers: LayerWatch
         self.models: list[Any] = []
         """Megatron's model of each chunk on this rank, once attached."""
         self.watches_routers = False
@@ -206,15 +206,15 @@ class FirstBatchHook:
     def attach(self, chunks: Sequence[Any]) -> None:
         """Hook into Megatron's own model of each chunk, inside the wrappers for precision and gradients."""
         self.models = [module for chunk in chunks for module in chunk.modules() if isinstance(module, GPTModel)]
-        before_first_call(self.models[0], self._observe)
-        self.layers = LayerWatch([layer for chunk in self.models for layer in chunk.decoder.layers])
+        self._hook = self.models[0].register_forward_pre_hook(self._observe, with_kwargs=True)
         config = self.models[0].config
         # A layer with hooks cannot be captured as a CUDA graph.
         self.watches_routers = config.num_moe_experts is not None and getattr(config, "cuda_graph_impl", "none") == "none"
         for model in self.models if self.watches_routers else ():
             watch_routers(model)
 
-    def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _observe(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._hook.remove()
         tokens = args[0] if args else kwargs.get("input_ids")
         if isinstance(tokens, Tensor):
             (rows, part), ranks = tokens.shape, parallel_state.get_context_parallel_world_size()
@@ -239,7 +239,6 @@ class FirstBatchHook:
             self.models,
             config,
             self.seen,
-            self.layers,
             **precision,
             parameter_dtype=dtype_name(first.dtype),
             gradient_dtype=dtype_name(first.main_grad.dtype),

@@ -22,7 +22,7 @@ from tprimat.report.probes import page_of  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "records" / "h200"
 PAGE = ROOT / "benchmarks" / "results" / "h200.md"
 PREFACE = """`python3 tools/h200_page.py` writes this page from the probes and the runs of Qwen3 8B in `benchmarks/records/h200`.
-On any other accelerator, `tprimat probe all` and `tprimat probe rounds,pieces,overlap` write the same page, and
+On any other accelerator, `tprimat probe all` and `tprimat probe pieces,overlap` write the same page, and
 `python3 -m benchmarks.finetune_qwen3` its last section."""
 
 

@@ -35,7 +35,7 @@ def test_records_are_printed_as_json_and_kept_with_every_sample(tmp_path):
     printed = [json.loads(line) for line in done.stdout.splitlines()]
     kept = read_probes(tmp_path / "probes.jsonl")
     assert [row["kind"] for row in printed] == [record.kind for record in kept]
-    assert {"gemm", "gemm_search", "model_gemm", "copy", "triad", "fill"} == {record.kind for record in kept}
+    assert {"gemm", "model_gemm", "copy", "triad", "fill"} == {record.kind for record in kept}
     assert {record.dtype for record in kept if record.kind == "gemm"} == {"bf16"}
     assert all(len(record.seconds) >= 6 and record.error is None for record in kept)
     assert all(record.machine.platform in {"cpu", "cuda", "rocm"} and record.software["torch"] for record in kept)

@@ -37,7 +37,7 @@ def test_flop_are_half_of_what_torch_counts_without_the_mask():
 
 
 def test_a_processor_is_not_asked_for_kernels_of_gpus_and_refuses_them_with_torchs_reason():
-    bench, log = open_bench(device=CPU), ProbeLog(None, resume=False, tell=lambda _: None)
+    bench, log = open_bench(device=CPU), ProbeLog(None)
     measured = records("attention", None, (), bench, log)
     assert {record.variant: record.error for record in measured} == {"flash": None, "math": None}
     refused = measure(attention.both_passes("cudnn", attention.Operands(1, 64, attention.HEADS))[0], bench)

@@ -126,32 +126,8 @@ def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:
     return probes[max(rated)[1]] if rated else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rounds:
-    """The rate of one product over several rounds."""
-
-    median: float
-    """FLOP/s."""
-    slowest: float
-    fastest: float
-    count: int
-
-    @property
-    def spread(self) -> float:
-        """Return the range over the median."""
-        return (self.fastest - self.slowest) / self.median
-
-
-def rounds_of(probes: Iterable[ProbeRecord]) -> Rounds | None:
-    """Return the rates of rounds of one product, one median each; None below two rounds."""
-    rates = sorted(rate for probe in probes if (rate := flop_rate(probe)))
-    if len(rates) < 2:
-        return None
-    return Rounds(median=float(np.median(rates)), slowest=rates[0], fastest=rates[-1], count=len(rates))
-
-
 PRODUCTS = ("gemm", "model_gemm")
-"""Kinds measured at full effort; the brief candidates of gemm_search do not count."""
+"""Kinds measured at full effort; brief candidates of a search, which older records have, do not count."""
 
 
 def fastest_product(probes: Sequence[ProbeRecord], dtype: str) -> ProbeRecord | None:

@@ -3,7 +3,6 @@
 tprimat probe gemm,memory
 tprimat probe all --output output                       and one page about it, output/probes.md
 tprimat probe gemm --dtype bf16,fp8 --json
-tprimat probe rounds --dtype bf16,fp8                   the same products three times, warm and under sustained load
 tprimat probe pieces,overlap                            the operations that predictions add up
 """
 

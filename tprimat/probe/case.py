@@ -8,7 +8,7 @@ host enqueues the next call, so that its overhead does not add to short kernels.
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -29,11 +29,6 @@ INFINITY_CACHE_BYTES = 256 * 2**20
 """Memory-side cache of MI300 and MI350 (AMD CDNA 3 white paper, page 4), which torch does not report."""
 MIN_GPU_CACHE_BYTES = 128 * 2**20
 """Half of what Triton's do_bench overwrites; never less, so that overwriting it hides the host's launch overhead."""
-
-
-def default_device() -> torch.device:
-    """Return the first GPU if there is one, else the processor."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def visible_gpus() -> int:
@@ -73,40 +68,13 @@ def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
 def describe_software() -> dict[str, str]:
     """Return the versions that decide which kernels run, under the names that runs use, so that both can be compared."""
     versions = {name: version for name, version in software_versions().items() if name in {"torch", "triton"}}
-    for name, version in (("cuda", torch.version.cuda), ("rocm", torch.version.hip)):
-        if version:
-            versions[name] = str(version)
+    versions |= {name: str(version) for name, version in (("cuda", torch.version.cuda), ("rocm", torch.version.hip)) if version}
     if torch.cuda.is_available():
         if cudnn := torch.backends.cudnn.version():  # type: ignore[no-untyped-call]
             versions["cudnn"] = str(cudnn)
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return versions
-
-
-class Gauges:
-    """Average the clock and power that `look` reads between `start` and `take`, to recognise a throttled measurement."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._read = reader_of(device)
-        self._readings: list[TelemetrySample] = []
-
-    def start(self) -> None:
-        """Discard earlier readings."""
-        self._readings.clear()
-
-    def look(self) -> None:
-        """Read clock and power now, where they can be read."""
-        self._readings += self._read()
-
-    def take(self) -> tuple[float | None, float | None]:
-        """Return the means since `start`, Hz and W, and start again; None where nothing was read."""
-        clock, power = (
-            [value for reading in self._readings if (value := getattr(reading, name)) is not None]
-            for name in ("clock_hertz", "power_watts")
-        )
-        self._readings.clear()
-        return (fmean(clock) if clock else None, fmean(power) if power else None)
 
 
 def reader_of(device: torch.device) -> Callable[[], list[TelemetrySample]]:
@@ -143,23 +111,9 @@ class Effort:
     """Keep the device busy with the call for this long before measuring, so that its clock is that of sustained work."""
 
 
-def reduced(effort: Effort, small: bool) -> Effort:
-    """Return the effort with fewer calls for small sizes, which only prove that everything runs.
-
-    A rule that is off stays off. A processor's cache is not displaced: a server's may hold half a gigabyte, which takes longer to
-    write than any call here.
-    """
-    if not small:
-        return effort
-    return replace(
-        effort,
-        warmup=3,
-        repetitions=20,
-        warmup_seconds=None if effort.warmup_seconds is None else 0.05,
-        seconds=None if effort.seconds is None else 0.1,
-        loaded_seconds=None if effort.loaded_seconds is None else 0.05,
-        flush=False,
-    )
+SMALL_EFFORT = Effort(warmup=3, warmup_seconds=None, repetitions=20, seconds=None, flush=False)
+"""For small sizes, which only prove that everything runs. A processor's cache is not displaced: a server's may hold half a
+gigabyte, which takes longer to write than any call here."""
 
 
 class Stopwatch:
@@ -168,16 +122,15 @@ class Stopwatch:
     Args:
         device: "cuda", which also means ROCm, or "cpu".
         cache_bytes: size of the last-level cache; a buffer of twice the size displaces it.
-        gauges: read while a GPU works on a batch, once it is warm.
         clock: seconds, for the warm-up, the stopping rules and calls on a CPU.
     """
 
-    def __init__(
-        self, device: torch.device, cache_bytes: int, gauges: Gauges | None = None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, device: torch.device, cache_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device = device
         self.clock = clock
-        self._gauges = gauges
+        self.readings: list[TelemetrySample] = []
+        """Of the GPU while it works on the samples of the last call, once it is warm: they show a throttled measurement."""
+        self._read = reader_of(device)
         self._cache_bytes = cache_bytes
         self._displaced: torch.Tensor | None = None
 
@@ -187,8 +140,7 @@ class Stopwatch:
         started = self.clock()
         while effort.loaded_seconds is not None and self.clock() - started < effort.loaded_seconds:
             self._sample(call, max(1, int(BATCH_SECONDS / max(expected, 1e-9))), flush=False)
-        if self._gauges:
-            self._gauges.start()
+        self.readings.clear()
         batch = effort.repetitions if effort.seconds is None else max(1, min(25, int(BATCH_SECONDS / max(expected, 1e-9))))
         samples: list[float] = []
         started = self.clock()
@@ -235,8 +187,7 @@ class Stopwatch:
             start.record()
             call()
             end.record()
-        if self._gauges:
-            self._gauges.look()
+        self.readings += self._read()
         torch.cuda.synchronize()
         return [start.elapsed_time(end) / 1e3 for start, end in pairs]
 
@@ -293,7 +244,6 @@ class Bench:
     machine: Machine
     software: dict[str, str]
     stopwatch: Stopwatch
-    gauges: Gauges
     small: bool
     """Use sizes for a processor, which prove that everything runs and measure little."""
     gather: Callable[[Any], list[Any]] = alone
@@ -307,14 +257,12 @@ def open_bench(
     gather: Callable[[Any], list[Any]] = alone,
 ) -> Bench:
     """Describe a device, by default the first GPU if there is one, and set up its timer."""
-    device = device or default_device()
-    gauges = Gauges(device)
+    device = device or (torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
     return Bench(
         device=device,
         machine=describe_machine(device, ranks),
         software=describe_software(),
-        stopwatch=Stopwatch(device, cache_bytes(device), gauges),
-        gauges=gauges,
+        stopwatch=Stopwatch(device, cache_bytes(device)),
         small=device.type == "cpu",
         gather=gather,
     )
@@ -335,7 +283,7 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
             return case.prepare(bench.device)
 
         def sample(call: Call) -> tuple[float, ...]:
-            return bench.stopwatch.measure(call, reduced(case.effort, bench.small))
+            return bench.stopwatch.measure(call, SMALL_EFFORT if bench.small else case.effort)
 
         result: Any = None
         for part in (prepare, sample):
@@ -350,13 +298,14 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
         result = None
         gc.collect()  # here the error's frames no longer hold the operands
         return replace(record, error=errors[0])
-    clock, power = bench.gauges.take()
+    clock = [one.clock_hertz for one in bench.stopwatch.readings if one.clock_hertz is not None]
+    power = [one.power_watts for one in bench.stopwatch.readings if one.power_watts is not None]
     peak = torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None
     return replace(
         record,
         seconds=tuple(max(times) for times in zip(*bench.gather(result), strict=True)),
-        clock_hertz=clock,
-        power_watts=power,
+        clock_hertz=fmean(clock) if clock else None,
+        power_watts=fmean(power) if power else None,
         peak_allocated_bytes=max((one for one in bench.gather(peak) if one is not None), default=None),
     )
 
@@ -397,17 +346,16 @@ def explain(error: BaseException) -> str:
 Identity = tuple[object, ...]
 
 
-def identity(of: Case | ProbeRecord, bench: Bench | None = None) -> Identity:
+def identity(record: ProbeRecord) -> Identity:
     """Return what two repetitions of a measurement share: operation, size, dtype, machine and software."""
-    made_by = of if isinstance(of, ProbeRecord) else bench
-    machine, software = (made_by.machine, made_by.software) if made_by else (None, {})
-    return (of.kind, of.variant, tuple(sorted(of.shape.items())), of.dtype, machine, tuple(sorted(software.items())))
+    shape, software = (tuple(sorted(several.items())) for several in (record.shape, record.software))
+    return (record.kind, record.variant, shape, record.dtype, record.machine, software)
 
 
 class ProbeLog:
     """Where records are written (None: nowhere), and which exist already, if they are not to be measured again."""
 
-    def __init__(self, file: Path | None, *, resume: bool, tell: Callable[[str], None]) -> None:
+    def __init__(self, file: Path | None, *, resume: bool = False, tell: Callable[[str], None] = lambda _: None) -> None:
         """Read what was measured before if `resume`.
 
         Raises:
@@ -416,26 +364,16 @@ class ProbeLog:
         self.file, self.tell = file, tell
         self.known: dict[Identity, ProbeRecord] = {identity(one): one for one in read_probes(file)} if file and resume else {}
 
-    def add(self, case: Case, bench: Bench) -> ProbeRecord:
-        """Measure a case, and append its record."""
-        record = measure(case, bench)
-        if self.file:
-            append_probe(self.file, record)
-        return record
 
-
-def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+def run(cases: Sequence[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
     """Measure the cases in order, except known ones; write each record at once. Of several ranks, the first one's log decides."""
-    every = list(cases)
     known: dict[Identity, ProbeRecord] = bench.gather(log.known)[0]
-    for number, case in enumerate(every, 1):
-        record = known.get(identity(case, bench))
+    for number, case in enumerate(cases, 1):
+        record = known.get(identity(empty_record(case, bench)))
         if record is None:
-            record = log.add(case, bench)
-            log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}")
+            record = measure(case, bench)
+            if log.file:
+                append_probe(log.file, record)
+            said = record.error or f"{median(record.seconds) * 1e3:.4g} ms, n = {len(record.seconds)}"
+            log.tell(f"{number}/{len(cases)} {case.title}: {said}")
         yield record
-
-
-def summary(record: ProbeRecord) -> str:
-    """Return one line of progress."""
-    return f"{median(record.seconds) * 1e3:.4g} ms, n = {len(record.seconds)}"

@@ -60,7 +60,6 @@ CASES: dict[str, Make] = {
         *gemm.seed_cases(dtypes, small=bench.small),
         *gemm.model_cases(models, dtypes, small=bench.small),
     ],
-    "rounds": lambda dtypes, _, bench: gemm.round_cases(dtypes, small=bench.small),
     "memory": lambda _, __, bench: memory_cases(small=bench.small),
     "attention": lambda _, __, bench: attention.cases(small=bench.small, on_cpu=bench.device.type == "cpu"),
     "mlp": lambda _, __, bench: transformer.mlp_cases(small=bench.small),
@@ -74,9 +73,5 @@ CASES: dict[str, Make] = {
 
 
 def records(kind: str, dtypes: Sequence[str] | None, models: Models, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure one probe; of matrix products, search the fastest first, since other results are compared with it."""
-    multiplied = _on(bench.machine.platform, dtypes)
-    for dtype in gemm.TRAINED_DTYPES if kind == "gemm" else ():
-        if dtype in multiplied:
-            yield from gemm.search(dtype, bench, log)
-    yield from run(CASES[kind](multiplied, models, bench), bench, log)
+    """Measure one probe."""
+    yield from run(CASES[kind](_on(bench.machine.platform, dtypes), models, bench), bench, log)

@@ -1,30 +1,24 @@
-"""Matrix multiplication, the rate that bounds a training step: fixed shapes, the models' own products, and a search.
+"""Matrix multiplication, the rate that bounds a training step: fixed shapes, and the models' own products.
 
 A product of (m, k) and (k, n) counts 2 m n k floating-point operations. Operands are standard normal, because products of zeros
 draw less power and run at a higher clock than training ever sees. fp8 products (e4m3, scales of one) use fast accumulation and
 return bf16; casting to fp8 is not timed.
-
-The search for the fastest product, the ceiling of a training step, is a coordinate scan with brief timings (kind gemm_search).
-Its winner is timed again at full effort and recorded as a gemm: the fastest of many brief timings is partly luck.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 
 import torch
 from torch.nn import functional
 
 from tprimat.core.flops import SEED_SHAPES, gemm_shapes
 from tprimat.core.models import ModelShape, tiny
-from tprimat.probe.case import Bench, Call, Case, Effort, ProbeLog, summary
-from tprimat.records.schema import ProbeRecord
+from tprimat.probe.case import Call, Case
 
 CALLS = ("torch.matmul", "F.linear")
-FP8_CALLS = ("scaled_mm tensor-wise", "scaled_mm row-wise")
+FP8_CALL = "scaled_mm tensor-wise"
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 """In the order of measurement: what training uses comes first."""
 NOT_ON_A_CPU = ("fp8", "tf32")
@@ -75,7 +69,7 @@ def fp8_dtype(*, gradient: bool = False) -> torch.dtype:
 def prepare(product: Product, dtype: str, call: str, device: torch.device) -> Call:
     """Return torch.matmul(a, b), b of shape (k, n), or F.linear(a, w), w of shape (n, k) as weights are stored."""
     if dtype == "fp8":
-        return prepare_fp8(product, call, device)
+        return prepare_fp8(product, device)
     if dtype == "tf32" and device.type == "cpu":
         raise ValueError("a processor has no tf32")
     make = partial(torch.randn, device=device, dtype=TORCH_DTYPES[dtype])
@@ -85,13 +79,12 @@ def prepare(product: Product, dtype: str, call: str, device: torch.device) -> Ca
     return partial(torch.matmul, a, make(product.k, product.n))
 
 
-def prepare_fp8(product: Product, call: str, device: torch.device) -> Call:
-    """Return torch._scaled_mm with one scale per operand, or one per row of a and column of b."""
+def prepare_fp8(product: Product, device: torch.device) -> Call:
+    """Return torch._scaled_mm with one scale per operand."""
     make = partial(torch.randn, device=device, dtype=torch.bfloat16)
     a, b = make(product.m, product.k).to(fp8_dtype()), make(product.n, product.k).to(fp8_dtype()).t()
-    rows, columns = ((product.m, 1), (1, product.n)) if call.endswith("row-wise") else ((), ())
-    one, other = torch.ones(rows, device=device), torch.ones(columns, device=device)
-    return partial(torch._scaled_mm, a, b, one, other, out_dtype=torch.bfloat16, use_fast_accum=True)
+    one = torch.ones((), device=device)
+    return partial(torch._scaled_mm, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 @contextmanager
@@ -111,24 +104,14 @@ def case_of(product: Product, dtype: str, call: str, *, kind: str = "gemm", vari
     return replace(case, context=partial(settings, dtype))
 
 
-def products_of(names: Iterable[str], *, small: bool) -> list[Product]:
-    """Return some of the seven shapes by name."""
-    products = (Product(*SEED_SHAPES[name]) for name in names)
-    return [product.shrunk() if small else product for product in products]
-
-
-def seed_products(*, small: bool) -> list[Product]:
-    """Return the seven shapes, smallest first."""
-    return sorted(products_of(SEED_SHAPES, small=small), key=lambda product: product.flop)
-
-
 def seed_cases(dtypes: Sequence[str], *, small: bool) -> list[Case]:
-    """Return every shape with every call of its dtype."""
+    """Return the seven fixed shapes, smallest first, with every call of each dtype."""
+    products = [Product(*sides).shrunk() if small else Product(*sides) for sides in SEED_SHAPES.values()]
     return [
         case_of(product, dtype, call)
         for dtype in dtypes
-        for product in seed_products(small=small)
-        for call in (FP8_CALLS if dtype == "fp8" else CALLS)
+        for product in sorted(products, key=lambda product: product.flop)
+        for call in ((FP8_CALL,) if dtype == "fp8" else CALLS)
     ]
 
 
@@ -151,73 +134,7 @@ def model_cases(models: Sequence[ModelProducts], dtypes: Sequence[str], *, small
         for of in models:
             shape, sequences, length = (tiny(of.shape), 1, 64) if small else (of.shape, of.micro_batch, of.sequence)
             for matrix in gemm_shapes(shape, sequences, length, of.tensor_parallel):
-                product, call = Product(matrix.m, matrix.k, matrix.n), FP8_CALLS[0] if dtype == "fp8" else "F.linear"
+                product, call = Product(matrix.m, matrix.k, matrix.n), FP8_CALL if dtype == "fp8" else "F.linear"
                 name = f"{of.model} {matrix.name}"
                 cases.append(case_of(product, dtype, call, kind="model_gemm", variant=name, tensor_parallel=of.tensor_parallel))
     return cases
-
-
-ROUNDS = 3
-ROUND_SHAPES = ("square 8K", "square 16K", "feed-forward 1")
-SUSTAINED_SECONDS = 10.0
-"""Of full load before a sustained measurement: an H200 meets its power cap within one."""
-
-
-def round_cases(dtypes: Sequence[str], *, small: bool) -> list[Case]:
-    """Return some products in several rounds, warm and after sustained load: the same call, at other times of the device."""
-    return [
-        replace(case_of(product, dtype, search_call(dtype), kind=kind, round=number), effort=Effort(loaded_seconds=loaded))
-        for number in range(1, ROUNDS + 1)
-        for kind, loaded in (("gemm_warm", None), ("gemm_sustained", SUSTAINED_SECONDS))
-        for dtype in TRAINED_DTYPES
-        if dtype in dtypes
-        for product in products_of(ROUND_SHAPES, small=small)
-    ]
-
-
-SIDES = (1024, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 14336, 16384, 18432, 20480)
-SMALL_SIDES = (64, 128, 256)
-SEARCH_EFFORT = Effort(warmup=3, repetitions=10, seconds=0.2)
-SEARCH_SECONDS, SMALL_SEARCH_SECONDS = 12.0, 1.0
-
-
-def search_call(dtype: str) -> str:
-    """Return the call whose fastest shape is searched."""
-    return FP8_CALLS[0] if dtype == "fp8" else "torch.matmul"
-
-
-def rate(record: ProbeRecord) -> float:
-    """Return FLOP/s; 0 for a product that was refused."""
-    return (record.flop or 0) / median(record.seconds) if record.seconds else 0.0
-
-
-def search(dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Scan, then measure the winner again; return a known winner of this machine and software without a search.
-
-    The scan begins with the fixed shapes, so that it never finds less than their table shows.
-    """
-    call = search_call(dtype)
-    name = f"{call} searched"
-    for record in log.known.values():
-        if (record.variant, record.dtype, record.machine, record.software) == (name, dtype, bench.machine, bench.software):
-            yield record
-            return
-    sides = SMALL_SIDES if bench.small else SIDES
-    deadline = time.monotonic() + (SMALL_SEARCH_SECONDS if bench.small else SEARCH_SECONDS)
-    tried: dict[Product, float] = {}
-    candidates = [Product(*3 * SMALL_SIDES[-1:])] if bench.small else products_of(SEED_SHAPES, small=False)
-    best = before = None
-    while best is None or (before != best and time.monotonic() < deadline):
-        before = best
-        for product in candidates:
-            if product not in tried and (not tried or time.monotonic() < deadline):
-                case = replace(case_of(product, dtype, call, kind="gemm_search"), effort=SEARCH_EFFORT)
-                record = log.add(case, bench)
-                tried[product] = rate(record)
-                yield record
-        best = max(tried, key=lambda product: tried[product])
-        candidates = [replace(best, **{side: length}) for side in best.shape for length in sides]
-    case = case_of(best, dtype, call, variant=name)
-    record = log.add(case, bench)
-    log.tell(f"{case.title}: {record.error or summary(record)}")
-    yield record

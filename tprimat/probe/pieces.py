@@ -72,7 +72,7 @@ def prepare_pass(kind: str, product: gemm.Product, dtype: str, device: torch.dev
     """
     make = partial(torch.randn, device=device, dtype=torch.bfloat16)
     if kind == "fprop":
-        return gemm.prepare(product, dtype, gemm.FP8_CALLS[0] if dtype == "fp8" else "F.linear", device)
+        return gemm.prepare(product, dtype, gemm.FP8_CALL if dtype == "fp8" else "F.linear", device)
     if dtype == "fp8":
         left = make(product.m, product.k).to(gemm.fp8_dtype(gradient=True))
         right = make(product.n, product.k).to(gemm.fp8_dtype()).t()

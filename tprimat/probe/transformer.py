@@ -147,13 +147,8 @@ def prepare(shape: ModelShape, batch: int, data_parallel: bool, device: torch.de
 
 def cases(*, small: bool, ranks: int | None = None) -> list[Case]:
     """Return the eight sizes on one device, smallest first, or two on `ranks` under DDP. FLOP are those of all ranks."""
-    alone = (SMALL_SIZES if small else SIZES).items()
-    if ranks is None:
-        return [case_of(name, size, None, small=small) for name, size in alone]
-    several = [case_of(name, size, ranks, small=small) for name, size in (SMALL_DDP_SIZES if small else DDP_SIZES).items()]
-    return [
-        replace(case, effort=replace(EFFORT, warmup_seconds=None, seconds=None)) for case in several
-    ]  # the same on every rank
+    every = (SMALL_SIZES if small else SIZES) if ranks is None else (SMALL_DDP_SIZES if small else DDP_SIZES)
+    return [case_of(name, size, ranks, small=small) for name, size in every.items()]
 
 
 def case_of(name: str, size: Size, ranks: int | None, *, small: bool) -> Case:
@@ -176,7 +171,7 @@ def case_of(name: str, size: Size, ranks: int | None, *, small: bool) -> Case:
         dtype="bf16",
         flop=round(batch * length * (ranks or 1) * flop_per_token(shape, length, "causal")),
         prepare=partial(prepare, shape, batch, ranks is not None),
-        effort=EFFORT,
+        effort=EFFORT if ranks is None else replace(EFFORT, warmup_seconds=None, seconds=None),  # the same on every rank
     )
 
 

@@ -157,29 +157,6 @@ def gemm(probes: Probes) -> Table:
     return listed(chosen, probes, *headings)
 
 
-def rounds(probes: Probes) -> Table:
-    """List products that were measured in several rounds: warm, and after sustained load."""
-    kinds = ("gemm_warm", "gemm_sustained")
-    groups: dict[tuple[str, str], list[ProbeRecord]] = {}
-    for probe in of_kind(probes, *kinds):
-        if probe.seconds:
-            groups.setdefault((probe.dtype, str(_sides(probe))), []).append(probe)
-    rows = []
-    for (name, shape), group in groups.items():
-        warm, loaded = (figures.rounds_of(of_kind(group, kind)) for kind in kinds)
-        lower = units.ABSENT if warm is None or loaded is None else units.signed_percent(loaded.median / warm.median - 1)
-        last = (of_kind(group, "gemm_sustained") or group)[-1]
-        rows.append([name, shape, *_rounds(warm), *_rounds(loaded), lower, _clock(last)])
-    header = ["dtype", "(m, k, n)", "warm", "between rounds", "sustained", "between rounds", "sustained vs warm", "clock, power"]
-    return Table(header, rows, 2)
-
-
-def _rounds(several: figures.Rounds | None) -> list[str]:
-    if several is None:
-        return [units.ABSENT, units.ABSENT]
-    return [units.teraflops(several.median), f"{units.percent(several.spread)} over {several.count}"]
-
-
 def libraries(probes: Probes) -> Table:
     """List the rate of each call and library at the shapes that several of them computed in bf16."""
     products = [probe for probe in of_kind(probes, "gemm") if probe.dtype == "bf16" and not (probe.variant or "").endswith("ed")]
@@ -250,11 +227,7 @@ TRAINED = (
 )
 SHAPES = (
     "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
-    "comparison of 2024-12-22; small sizes are about a 64th of each side. The search for a faster shape does not count."
-)
-ROUNDS = (
-    "The same products in several rounds, each warm and under sustained load (on a GPU, 10 s of it before the first sample). "
-    "The range between rounds, relative to their median, shows how far a single figure in the table above may be off."
+    "comparison of 2024-12-22; small sizes are about a 64th of each side."
 )
 ATTENTION = (
     "Causal, bf16, 32 query heads, 8 key/value heads, head dimension 128; on a GPU 32,768 tokens at every sequence length. "
@@ -273,7 +246,6 @@ COPIES = ("copy", "triad", "fill")
 ATTENTIONS = ("attention_forward", "attention_backward")
 SECTIONS: tuple[tuple[str, str, Make, tuple[str, ...]], ...] = (
     ("Matrix multiplication at a language model's shapes", SHAPES, gemm, ("gemm",)),
-    ("Products in rounds", ROUNDS, rounds, ()),
     ("Calls and libraries", "The same product through several calls and libraries, in bf16.", libraries, ()),
     (
         "Products of the trained models",

@@ -27,8 +27,8 @@ KINDS = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "dd
 """In order. The probes that other results are compared with come first."""
 RANK_KINDS = ("collectives", "ddp", "overlap")
 """Measured on several ranks."""
-ON_REQUEST = ("rounds", "pieces", "overlap")
-"""Not in `all`: rounds keep a GPU at full load for minutes, and only predictions need pieces and overlap."""
+ON_REQUEST = ("pieces", "overlap")
+"""Not in `all`: only predictions need them."""
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 """Of matrix products."""
 RANKS_ON_A_PROCESSOR = 2
@@ -152,7 +152,7 @@ def measure_as_rank(request: ProbeRequest) -> None:
     from tprimat.probe import case, catalogue, collectives
 
     with collectives.process_group() as bench:
-        log = case.ProbeLog(None, resume=False, tell=lambda _: None)
+        log = case.ProbeLog(None)
         if collectives.is_first():
             log = case.ProbeLog(request.file, resume=request.resume, tell=tell)
         for kind in request.kinds:

@@ -10,14 +10,10 @@ from tprimat.train import startup
 
 
 def train(plan: RunPlan, callback: Any = None) -> None:
-    """Train a plan on this rank of torchrun. The process group stays open.
+    """Train a plan on this rank of torchrun; its run_directory gets the records. The process group stays open.
 
-    Args:
-        plan: its run_directory gets the records.
-        callback: of Lightning, called beside the engine's own. A step's outputs are loss, grad_norm, learning_rate and tokens.
-
-    Raises:
-        UserError: this machine cannot do what the plan asks for.
+    `callback` is one of Lightning's, called beside the engine's own; a step's outputs are loss, grad_norm, learning_rate and
+    tokens.
     """
     startup.import_torchmetrics()
     # Megatron-Core takes Transformer Engine's Adam wherever it finds the package: our own layers keep to our own optimizer.

@@ -39,11 +39,7 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
         self.fused = norms_are_fused and config.num_query_groups >= config.tensor_model_parallel_size
 
     def get_query_key_value_tensors(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
-        """Project, split and rotate hidden states of shape (tokens of this rank, sequences, hidden).
-
-        Returns:
-            queries, keys and values, shape (tokens, sequences, heads of this rank, head_dim).
-        """
+        """Project, split and rotate hidden states (tokens of this rank, sequences, hidden): three of (..., heads, head_dim)."""
         if not self.fused:
             query, key, value = super().get_query_key_value_tensors(hidden_states, *arguments, **options)
             cos, sin = self._rotation(query)
@@ -65,10 +61,7 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary positions (RoFormer, arXiv:2104.09864), dimension i paired with i + head_dim / 2, in fp32.
 
-    Args:
-        x: shape (tokens, sequences, heads, head_dim).
-        cos: see Rotation.
-        sin: see Rotation; negated, it rotates back.
+    `x` is (tokens, sequences, heads, head_dim); for `cos` and `sin` see Rotation. A negated `sin` rotates back.
     """
     first, second = x.float().chunk(2, dim=-1)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
@@ -84,16 +77,10 @@ class SplitAndRotate(torch.autograd.Function):
     def forward(  # noqa: PLR0913, PLR0917 - an autograd function takes tensors one by one
         ctx: Any, groups: Tensor, query_scale: Tensor | None, key_scale: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor
     ) -> Any:
-        """Run one kernel for each of the three.
+        """Run one kernel for each of the three; see Rotation.
 
-        Args:
-            ctx: stores the operands.
-            groups: shape (tokens, sequences, key/value heads, queries of one of them + 2, head_dim).
-            query_scale: shape (head_dim,); None for no norms.
-            key_scale: shape (head_dim,); None for no norms.
-            epsilon: of both norms.
-            cos: see Rotation.
-            sin: see Rotation.
+        `groups` is (tokens, sequences, key/value heads, queries of one of them + 2, head_dim), a scale (head_dim,); None: no
+        norms.
         """
         ctx.epsilon = epsilon
         if query_scale is None:
@@ -222,16 +209,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         """Name of the kernels that torch selected; None before the first call."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Attend.
-
-        Args:
-            query: shape (tokens, sequences, heads of this rank, head_dim).
-            key: shape (tokens, sequences, key/value heads of this rank, head_dim).
-            value: as key.
-
-        Returns:
-            shape (tokens, sequences, heads x head_dim).
-        """
+        """Attend: (tokens, sequences, heads or key/value heads here, head_dim) -> (tokens, sequences, heads x head_dim)."""
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self.config.context_parallel_size > 1:
             self.backend = "cudnn_attention in two parts" if kernels_for(q, v) else None
@@ -265,13 +243,7 @@ def own_pieces(tokens: Tensor) -> Tensor:
 def attention_over_gathered_kv(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend causally from this rank's two pieces to everything before them.
 
-    Args:
-        query: shape (tokens of this rank, sequences, heads, head_dim).
-        key: shape (tokens of this rank, sequences, key/value heads, head_dim).
-        value: as key.
-
-    Returns:
-        shape (sequences, heads, tokens of this rank, head_dim).
+    Shapes: (tokens of this rank, sequences, heads or key/value heads, head_dim) -> (sequences, heads, tokens, head_dim).
     """
     ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     keys, values = (_gather_sequence(part, ranks) for part in (key, value))
@@ -295,10 +267,7 @@ def _gather_sequence(part: Tensor, ranks: int) -> Tensor:
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend causally, where the last query belongs to the last key; result as query.
 
-    Args:
-        query: shape (sequences, heads, tokens, head_dim).
-        key: shape (sequences, key/value heads, tokens seen, head_dim); at least as many tokens.
-        value: as key.
+    Shapes: (sequences, heads, tokens, head_dim); of key and value (sequences, key/value heads, tokens seen, head_dim).
     """
     kernels = kernels_for(query, value)
     if kernels is None:
@@ -345,10 +314,7 @@ class AttentionOfPiece(torch.autograd.Function):
 
 
 def join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention over the keys of two parts and its sums.
-
-    Results have the shape (sequences, heads, tokens, head_dim), logarithms of the sums of their rows (..., tokens, 1), fp32.
-    """
+    """Return attention over the keys of two parts, (sequences, heads, tokens, head_dim), and the logs of its rows' sums, fp32."""
     total = torch.logaddexp(sums, other_sums)
     joined = out.float() * torch.exp(sums - total) + other.float() * torch.exp(other_sums - total)
     return joined.to(out.dtype), total

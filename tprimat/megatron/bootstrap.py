@@ -43,11 +43,7 @@ _installed: list[TorchFunctionMode] = []
 
 
 def redirect_to_cpu() -> bool:
-    """Redirect CUDA calls to the CPU where neither CUDA nor HIP is present. A second call changes nothing.
-
-    Returns:
-        whether this process is redirected.
-    """
+    """Redirect CUDA calls to the CPU where neither CUDA nor HIP is present, and say so. A second call changes nothing."""
     if torch.cuda.is_available():
         return False
     if not _installed:

@@ -57,11 +57,7 @@ class Prepared(NamedTuple):
 
 @cache
 def library() -> Any:
-    """Load the library that belongs to torch's CUDA.
-
-    Raises:
-        OSError: there is none.
-    """
+    """Load the library that belongs to torch's CUDA; OSError where there is none."""
     return with_types(ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or 'none').split('.')[0]}"))
 
 
@@ -132,14 +128,7 @@ def _prepare(device: int, sizes: tuple[int, int, int], dtypes: tuple[torch.dtype
 def accumulate(total: Tensor, first: Scaled, second: Scaled, *, overwrite: bool) -> None:
     """Total += first @ second.T, summed in fp32 throughout, or total = with `overwrite`, on the current stream.
 
-    Args:
-        total: shape (m, n), contiguous fp32, on the device of all others.
-        first: shape (m, k), contiguous; k a multiple of 16.
-        second: shape (n, k), likewise.
-        overwrite: the old contents of `total` are not read.
-
-    Raises:
-        RuntimeError: cuBLASLt refuses.
+    Shapes: (m, n) in fp32, (m, k) and (n, k), all contiguous, k a multiple of 16. RuntimeError: cuBLASLt refuses.
     """
     (a, a_scale), (b, b_scale) = first, second
     device, sums = total.device.index, total.data_ptr()

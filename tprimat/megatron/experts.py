@@ -46,13 +46,7 @@ def gather(rows: Tensor, source: Tensor) -> Tensor:
 
 
 def spread(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Write each token's row to each of its places, times a weight: (tokens, hidden) -> (tokens x k, hidden).
-
-    Args:
-        x: shape (tokens, hidden).
-        places: shape (tokens, k).
-        weights: shape (tokens, k), fp32; None for 1.
-    """
+    """Write each token's row to each of its places, (tokens, k), times its weight: (tokens, hidden) -> (tokens x k, hidden)."""
     if kernels := triton_kernels(x):
         return kernels.spread(x.contiguous(), places.contiguous(), weights)  # type: ignore[no-any-return]
     copies = x[:, None].expand(*places.shape, -1) if weights is None else (x[:, None].float() * weights[..., None]).to(x.dtype)
@@ -80,15 +74,10 @@ def weights_gradient(gradient: Tensor, rows: Tensor, places: Tensor) -> Tensor:
 
 
 def order_by_expert(counts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Say how rows that ranks sent, each sorted by expert, become rows sorted by expert.
+    """Say how rows that ranks sent, each sorted by expert, become `length` rows sorted by expert.
 
-    Args:
-        counts: shape (ranks, experts), rows from each rank for each expert.
-        length: of the result, at least the sum of counts; row numbers behind that sum are some valid ones.
-
-    Returns:
-        for each row of the result the received row to read, shape (length,), and how many rows each expert and all before it
-        have, shape (experts,), int32.
+    `counts` are the rows from each rank for each expert, (ranks, experts). Returns for each row of the result the received row to
+    read, some valid one behind the sum of counts; and how many rows each expert and all before it have, (experts,), int32.
     """
     ranks, experts = counts.shape
     received = counts.long()
@@ -210,15 +199,10 @@ class RoutedExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, exchange: "Exchange", hidden: Tensor, weights: Tensor, *matrices: Parameter) -> Tensor:
-        """Send rows to their experts, compute, and add up what comes back.
+        """Send rows, (tokens, hidden), to their experts, compute, and add up what comes back, times weights, (tokens, k), fp32.
 
-        Args:
-            ctx: keeps what the backward pass needs.
-            exchange: where each row goes.
-            hidden: shape (tokens, hidden).
-            weights: of each token's experts, shape (tokens, k), fp32.
-            matrices: gate above up projection, shape (experts here, 2 x ffn, hidden), and down projection, shape (experts here,
-                hidden, ffn).
+        The matrices are gate above up projection, (experts here, 2 x ffn, hidden), and down projection, (experts here, hidden,
+        ffn).
         """
         up, down = matrices
         rows = exchange.to_experts(spread(hidden, exchange.places))
@@ -300,10 +284,7 @@ class Experts(torch.nn.Module):
 class ExpertsLayer(MegatronModule):  # type: ignore[misc]
     """A router and its experts, in place of Megatron's MLP.
 
-    Args:
-        config: of the whole model.
-        shared: the linear modules of the experts that every token passes.
-        feed_forward: the class of those experts together.
+    `shared` are the linear modules of the experts that every token passes, and `feed_forward` is the class of those together.
     """
 
     def __init__(self, config: TransformerConfig, shared: MLPSubmodules, feed_forward: type[MLP], **_: Any) -> None:

@@ -49,15 +49,7 @@ def free_weights() -> None:
 
 
 def convert(x: Tensor, dtype: torch.dtype) -> Converted:
-    """Convert a matrix to 8 bits.
-
-    Args:
-        x: shape (rows, columns); `row_maxima` of linear.py spares the search for its largest magnitude.
-        dtype: one of torch's float8 types.
-
-    Returns:
-        the matrix and its transpose (each contiguous), and the factor that undoes the scaling, shape ().
-    """
+    """Convert a matrix to one of torch's float8 types; `row_maxima` of linear.py spares the search for its largest magnitude."""
     searched = x if (maxima := row_maxima(x)) is None else maxima
     if kernels := triton_kernels(x):
         x = x.contiguous()
@@ -102,14 +94,10 @@ def accumulates_on(device: torch.device) -> bool:
 
 
 def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) -> Tensor:
-    """Return a @ b.T in bf16.
+    """Return a @ b.T + bias in bf16: (m, k), (n, k) and (n,).
 
-    Args:
-        a: shape (m, k).
-        b: shape (n, k).
-        fast: sum in the matrix unit's own precision instead of moving partial sums to fp32; on Hopper that is about 14 bits
-            (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
-        bias: shape (n,), bf16.
+    `fast` sums in the matrix unit's own precision instead of moving partial sums to fp32; on Hopper that is about 14 bits
+    (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
     """
     (left, scale_a), (right, scale_b) = a, b
     return compat.scaled_matmul(  # type: ignore[no-any-return]

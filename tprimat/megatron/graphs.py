@@ -97,14 +97,9 @@ class StepGraphs:
         return self._recorder.run()
 
     def step(self, batch: Sequence[Tensor], device: torch.device) -> tuple[list[Tensor], bool]:
-        """Run all micro-batches of a step.
+        """Run all micro-batches of a step, all of one shape, on the host or the device.
 
-        Args:
-            batch: tokens of each micro-batch, all of one shape, on the host or the device.
-            device: where the passes run.
-
-        Returns:
-            the loss of each, and whether Python ran any of them, instead of repeating an earlier step.
+        Returns the loss of each, and whether Python ran any of them instead of repeating an earlier step.
         """
         self._steps += 1
         losses, launched_by_python = [], False

@@ -93,8 +93,7 @@ def largest_magnitude(x: Tensor) -> Tensor:
 def scaled_and_transposed(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Scale, round and transpose a contiguous matrix in one pass, given its largest magnitude, fp32, shape ().
 
-    Returns:
-        the matrix and its transpose (each contiguous) in one of torch's float8 types, and the factor that undoes the scaling, ().
+    Returns the matrix and its transpose (each contiguous) in a float8 type, and the factor that undoes the scaling, ().
     """
     rows, columns = x.shape
     small, transposed = x.new_empty((rows, columns), dtype=dtype), x.new_empty((columns, rows), dtype=dtype)
@@ -108,16 +107,10 @@ def scaled_and_transposed(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tup
 
 
 def scaled_loss_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the loss's gradient by the logits, scale, round and transpose it in one pass.
+    """Compute the loss's gradient by the logits, scale, round and transpose it in one pass, for its largest magnitude, 1.
 
-    Args:
-        logits: shape (rows, words), contiguous.
-        places: shape (rows,), the targets' columns.
-        log_sums: shape (rows,), logarithms of the sums of exponentials.
-        dtype: one of torch's float8 types.
-
-    Returns:
-        as scaled_and_transposed, for the largest magnitude that a gradient can have, 1.
+    Logits are (rows, words), contiguous; the targets' columns and the logarithms of the sums of exponentials (rows,). Result as
+    of scaled_and_transposed.
     """
     rows, words = logits.shape
     small, transposed = logits.new_empty((rows, words), dtype=dtype), logits.new_empty((words, rows), dtype=dtype)

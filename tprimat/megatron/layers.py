@@ -206,11 +206,7 @@ def block_spec(
 ) -> TransformerBlockSubmodules:
     """Return the spec of the layers of one pipeline stage, or chunk of one under virtual pipelining, on torch alone.
 
-    Args:
-        shape: of the model.
-        experts: whether each layer has some.
-        linear: see Linear.
-        rotary: tokens -> cosines and sines; None leaves positions to Megatron.
+    `experts` says whether each layer has some; `rotary` is tokens -> cosines and sines, None leaves positions to Megatron.
     """
     compat.recompute_norms_without_fp8()
     specs = {kind: _layer_spec(shape, linear, rotary, experts=kind) for kind in set(experts)}

@@ -122,12 +122,7 @@ class ColumnParallelMatmul(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Parameter, bias: Tensor | None, tp: TensorParallelContext) -> Tensor:
         """Gather the rows under sequence parallelism, then multiply.
 
-        Args:
-            ctx: keeps what the backward pass needs.
-            rows: shape (tokens, sequences, in).
-            weight: shape (out of this rank, in).
-            bias: shape (out of this rank,).
-            tp: the ranks that share the weight, and how they exchange activations.
+        Shapes: rows (tokens, sequences, in), weight (out of this rank, in), bias (out of this rank,).
         """
         ctx.tp, ctx.has_bias = tp, bias is not None
         if tp.exchange:

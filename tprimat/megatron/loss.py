@@ -62,11 +62,9 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         return (hidden, None) if self._skip_logits else self._logits(hidden, **options)
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Return the mean cross-entropy.
+        """Return the mean cross-entropy of labels, (sequences, tokens).
 
-        Args:
-            labels: shape (sequences, tokens).
-            logits: the hidden states, shape (tokens of this rank, sequences, hidden).
+        `logits` are the hidden states here, (tokens of this rank, sequences, hidden).
         """
         if self.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(logits, tensor_parallel_output_grad=True)
@@ -97,13 +95,9 @@ class LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """Compute losses and both gradients, chunk by chunk.
 
-        Args:
-            ctx: keeps the gradients.
-            hidden: shape (n, hidden), all tokens on every tensor rank.
-            weight: shape (vocabulary of this rank, hidden).
-            targets: shape (n,), token ids of the whole vocabulary.
-            micro_batches: number that the loss will be averaged over, if the weight's gradient may go straight into its buffer.
-            products: what multiplies.
+        `hidden` is (n, hidden), all tokens on every tensor rank, `weight` (vocabulary of this rank, hidden), and `targets` are
+        token ids of the whole vocabulary, (n,). `micro_batches`: over which the loss will be averaged, if the weight's gradient
+        may go straight into its buffer.
         """
         tokens = hidden.shape[0]
         first_word = weight.shape[0] * parallel_state.get_tensor_model_parallel_rank()
@@ -175,10 +169,8 @@ def _finish(largest: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
 def loss_gradient(logits: Tensor, places: Tensor, log_sums: Tensor) -> Tensor:
     """Return the gradient of the sum of losses by the logits of this rank: softmax minus one-hot, in the logits' dtype.
 
-    Args:
-        logits: shape (rows, words of this rank).
-        places: shape (rows,), targets as columns of this rank.
-        log_sums: shape (rows,), logarithm of each row's sum of exponentials over all ranks, fp32.
+    Logits are (rows, words of this rank); `places`, (rows,), are the targets as columns of this rank, and `log_sums`, (rows,),
+    the logarithms of the rows' sums of exponentials over all ranks, fp32.
     """
     probabilities = (logits.float() - log_sums[:, None]).exp()
     is_target = places[:, None] == torch.arange(logits.shape[1], device=logits.device)

@@ -107,15 +107,10 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return DataLoader(batches, batch_size=None, pin_memory=self.device.type == "cuda")
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
-        """Run one optimizer step.
+        """Run one optimizer step over the micro-batches of this replica, each (micro_batch, sequence_tokens + 1).
 
-        Args:
-            batch: micro-batches of this replica, each (micro_batch, sequence_tokens + 1).
-            batch_idx: unused.
-
-        Returns:
-            loss (mean over the global batch, the same on every rank), grad_norm, learning_rate, tokens (over all ranks), and in a
-            model with experts expert_load, rank_load and dropped.
+        Returns loss (mean over the global batch, the same on every rank), grad_norm, learning_rate, tokens (over all ranks), and
+        in a model with experts expert_load, rank_load and dropped.
         """
         del batch_idx
         optimizer = self.optimizers()

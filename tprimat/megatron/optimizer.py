@@ -62,13 +62,9 @@ class CompiledAdamW(torch.optim.AdamW):
 
 
 def scalars_of(group: dict[str, Any], step: float, gradient_factor: Tensor | None, device: torch.device) -> Tensor:
-    """Return the numbers of one step, shape (8,), fp32, on the device; as Python arguments they would be compiled in.
+    """Return the numbers of one step, (8,), fp32, on the device; as Python arguments they would be compiled in.
 
-    Args:
-        group: of torch's AdamW.
-        step: its number, from 1.
-        gradient_factor: for clipping; None for 1.
-        device: of the parameters.
+    `group` is one of torch's AdamW, `step` counts from 1, and `gradient_factor` clips; None for 1.
     """
     rate, (beta1, beta2) = group["lr"], group["betas"]
     values = [

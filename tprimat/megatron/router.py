@@ -41,15 +41,9 @@ class Choice:
 
 
 def choose(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
-    """Choose the experts of each token.
+    """Choose the experts of each token by logits, (tokens, experts), fp32; a bias, (experts,), counts for the choice alone.
 
-    Args:
-        logits: shape (tokens, experts), fp32.
-        bias: shape (experts,), added to the scores for the choice alone; None for none.
-        choice: the rule.
-
-    Returns:
-        weights, fp32, and numbers of experts, both of shape (tokens, experts_per_token).
+    Returns weights, fp32, and numbers of experts, both (tokens, experts_per_token).
     """
     scores = logits.softmax(dim=-1) if choice.score == "softmax" else logits.sigmoid()
     ranked = scores if bias is None else scores + bias
@@ -64,18 +58,10 @@ def choose(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor,
 
 
 def within_capacity(weights: Tensor, experts: Tensor, number: int, factor: float) -> Tensor | None:
-    """Say which choices their experts take: of each expert those with the largest weights (GShard, arXiv:2006.16668, 2.2).
+    """Say which choices their experts take, (tokens, k): of each expert those with the largest weights (arXiv:2006.16668, 2.2).
 
-    Megatron-Core's moe_token_drop_policy probs: an expert takes `factor` times the mean of all experts, rounded up.
-
-    Args:
-        weights: shape (tokens, k).
-        experts: the same shape, different numbers in each row.
-        number: of all experts.
-        factor: see above.
-
-    Returns:
-        shape (tokens, k), bool; None where each expert has room for all tokens.
+    Megatron-Core's moe_token_drop_policy probs: an expert takes `factor` times the mean of all `number` experts, rounded up. None
+    where each expert has room for all tokens.
     """
     tokens, each = experts.shape
     capacity = math.ceil(tokens * each / number * factor)
@@ -88,16 +74,9 @@ def within_capacity(weights: Tensor, experts: Tensor, number: int, factor: float
 
 
 def sorted_places(experts: Tensor, number: int, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sort choices by expert, and those of one expert by token; dropped ones come last.
+    """Sort choices, (tokens, k), by expert, and those of one expert by token; dropped ones, not in `kept`, come last.
 
-    Args:
-        experts: shape (tokens, k), different numbers in each row.
-        number: of all experts.
-        kept: which choices are not dropped, shape (tokens, k); None for all.
-
-    Returns:
-        the place of each choice, shape (tokens, k), and for each expert the number of kept choices up to its last, shape
-        (number,), int32.
+    Returns the place of each choice, (tokens, k), and for each of `number` experts the kept choices up to its last, int32.
     """
     tokens = experts.shape[0]
     chosen = torch.zeros(number, tokens, dtype=torch.int32, device=experts.device)
@@ -131,16 +110,10 @@ class Routing:
 
 
 def balance_loss(scores: Tensor, counts: Tensor, tokens: int, experts_per_token: int) -> Tensor:
-    """Return this rank's part of the load-balancing loss (Switch Transformer, arXiv:2101.03961, section 2.2).
+    """Return this rank's part of the load-balancing loss (Switch Transformer, arXiv:2101.03961, section 2.2): 1 where it is even.
 
-    Args:
-        scores: shape (own tokens, sequences, experts), each token's scores sum to 1.
-        counts: shape (sequences, experts): choices of each expert, over all ranks that share the sequences.
-        tokens: of one sequence, over all ranks.
-        experts_per_token: of the model.
-
-    Returns:
-        the mean over sequences; 1 in sum over ranks where the load is even.
+    `scores` are (own tokens, sequences, experts), each token's sum to 1; `counts` the choices of each expert, (sequences,
+    experts), over all ranks that share the sequences; `tokens` those of one sequence over all ranks.
     """
     even = experts_per_token * tokens / scores.shape[-1]
     return (scores.sum(dim=0) * (counts / even)).sum() / (tokens * scores.shape[1])

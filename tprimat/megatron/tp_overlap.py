@@ -85,16 +85,9 @@ class Exchange:
         self._outgrown: list[Workspace] = []
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all ranks' rows, and their product with a matrix.
+        """Return all ranks' rows, (ranks x n, in), and their product with a matrix, (in, out).
 
-        One rank's rows are multiplied while the next one's travel, and so on around the ring.
-
-        Args:
-            shard: shape (n, in), this rank's rows, contiguous.
-            matrix: shape (in, out).
-
-        Returns:
-            shapes (ranks x n, in) and (ranks x n, out).
+        One rank's rows are multiplied while the next one's travel, and so on around the ring. `shard` is contiguous.
         """
         workspace = self._workspace("gather", shard.nbytes)
         shared = workspace.next_half(shard.shape, shard.dtype)
@@ -119,13 +112,9 @@ class Exchange:
         return full, out
 
     def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """Return this rank's rows of the sum over ranks of rows @ matrix, shape (n, out).
+        """Return this rank's rows of the sum over ranks of rows @ matrix: (ranks x n, in of this rank) -> (n, out).
 
-        A piece travels to the rank that needs it while the next is multiplied.
-
-        Args:
-            rows: shape (ranks x n, in of this rank), contiguous.
-            matrix: shape (in of this rank, out).
+        A piece travels to the rank that needs it while the next is multiplied. `rows` are contiguous.
         """
         workspace, shared, received = self._scattering(rows, matrix)
         pieces = rows.chunk(self.ranks)

@@ -89,11 +89,7 @@ def recorded(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
 
 
 def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
-    """Resolve each `auto`: on where a GPU supports it, off on a CPU.
-
-    Raises:
-        LaunchError: an option is on and impossible here.
-    """
+    """Resolve each `auto`: on where a GPU supports it, off on a CPU. Refuse what is on and impossible here."""
     options, precision = plan.engine_options, plan.workload.matmul_dtype
     on_gpu = device.type == "cuda"
     ours = options.layers == "local"

@@ -25,14 +25,9 @@ from tprimat.megatron.compat import compiled
 
 
 def accumulate_wgrad(total: Tensor, gradient: Tensor, rows: Tensor, factor: float = 1.0, *, overwrite: bool = False) -> None:
-    """Total += factor x gradient.T @ rows.
+    """Total += factor x gradient.T @ rows, or total = with `overwrite`, which does not read the old contents.
 
-    Args:
-        total: shape (out, in), fp32.
-        gradient: shape (n, out).
-        rows: shape (n, in), dtype as gradient.
-        factor: applied in fp32.
-        overwrite: total = instead; its old contents are not read.
+    Shapes: (out, in) in fp32, (n, out) and (n, in). The factor is applied in fp32.
     """
     beta = 0 if overwrite else 1
     if gradient.dtype == total.dtype:
@@ -105,11 +100,7 @@ def begin_step(chunks: Iterable[DistributedDataParallel], overwritten: Sequence[
 
 
 def check_all_received(overwritten: Sequence[Parameter]) -> None:
-    """Check after the backward pass that no gradient of an earlier step is taken for one of this step.
-
-    Raises:
-        RuntimeError: one of the weights got none.
-    """
+    """Raise a RuntimeError if a weight got no gradient in a backward pass: one of an earlier step would be taken for it."""
     if any(getattr(weight, "next_gradient_overwrites", False) for weight in overwritten):
         raise RuntimeError("A weight got no gradient in this step; run with engine_options.accumulate_weight_gradients: false.")
 

@@ -55,11 +55,7 @@ class Setting:
 
 
 def parse_setting(text: str) -> Setting:
-    """Parse the "dotted.key=value" of --set.
-
-    Raises:
-        ConfigError: no "=", or no key.
-    """
+    """Parse the "dotted.key=value" of --set."""
     key, value = assignment(text, "training.duration.max_steps=30")
     return Setting(tuple(key.split(".")), parse_scalar(value), "--set")
 
@@ -88,11 +84,7 @@ def environment_choices(environment: Mapping[str, str] | None = None) -> Environ
 
 
 def load_config(path: str | Path = DEFAULT_FILE) -> Config:
-    """Read and check a configuration file.
-
-    Raises:
-        ConfigError: names the file, the line, the key, the rule and the fix.
-    """
+    """Read and check a configuration file; a ConfigError names the file, the line, the key, the rule and the fix."""
     return read_config(Path(path)).config
 
 
@@ -103,16 +95,10 @@ def read_config(
     settings: Iterable[Setting] = (),
     environment: Mapping[str, str] | None = None,
 ) -> LoadedConfig:
-    """Read a configuration, with the tiny workload under it if the size is tiny, then the user's settings.
+    """Read a configuration, with the tiny workload under it if the size is tiny, then the user's settings, later ones last.
 
-    Args:
-        path: None means the config.yaml next to benchmark.py.
-        size: "tiny" replaces what training leaves at its defaults, and overrides it with training.tiny.
-        settings: from flags; later ones override earlier ones.
-        environment: for ${NAME:-default}; None means the process's own.
-
-    Raises:
-        ConfigError: names the file, the line, the key, the rule and the fix.
+    No path means the config.yaml next to benchmark.py; `environment` is for ${NAME:-default}, None means the process's own. A
+    ConfigError names the file, the line, the key, the rule and the fix.
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment, file.name if file == DEFAULT_FILE else None)
@@ -129,11 +115,7 @@ def read_config(
 
 
 def plain_name(name: str, where: str) -> str:
-    """Return a name after checking that it can be part of the name of a file.
-
-    Raises:
-        ConfigError: it is empty, too long, or has slashes or a dot in front.
-    """
+    """Return a name that can be part of the name of a file, and refuse another."""
     try:
         return str(_adapter(Name).validate_python(name))
     except ValidationError as error:
@@ -141,11 +123,7 @@ def plain_name(name: str, where: str) -> str:
 
 
 def absolute_path(path: str | Path, where: str) -> Path:
-    """Return a path that the user gave as an absolute one, with ~ expanded.
-
-    Raises:
-        ConfigError: ~NAME of no user, a loop of links, a name too long, or bytes that are not UTF-8, which no record could hold.
-    """
+    """Return a path that the user gave as an absolute one, with ~ expanded; it must be UTF-8, which a record can hold."""
     shown = str(path).encode("utf8", "backslashreplace").decode()[:100]
     try:
         absolute = Path(path).expanduser().resolve()
@@ -211,11 +189,7 @@ def added_models(loaded: LoadedConfig, names: Iterable[str]) -> Iterator[Setting
 
 
 def full_shape(model: ModelConfig) -> ModelShape:
-    """Return the shape of a configured model.
-
-    Raises:
-        ConfigError: its architecture is the name of no known shape.
-    """
+    """Return the shape of a configured model."""
     return model.architecture if isinstance(model.architecture, ModelShape) else model_shape(model.architecture)
 
 

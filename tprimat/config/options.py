@@ -46,11 +46,7 @@ class Option:
         return f"--{self.name.replace('_', '-')}" if self.commands else f"--set {self.name}"
 
     def read(self, text: str, origin: str) -> Any:
-        """Return the value that a text stands for; `origin` is what was typed before it.
-
-        Raises:
-            ConfigError: it is none.
-        """
+        """Return the value that a text stands for, or refuse it; `origin` is what was typed before it."""
         if self.choices and text not in self.choices:
             raise ConfigError(f"{origin} is {text[:40]!r}.", where=origin, fix=f"one of: {', '.join(self.choices)}")
         try:
@@ -217,11 +213,7 @@ COUNTING = (
 
 
 def assignment(text: str, example: str) -> tuple[str, str]:
-    """Split the NAME=VALUE of --set.
-
-    Raises:
-        ConfigError: no "=", or no name.
-    """
+    """Split the NAME=VALUE of --set, or refuse it with an example."""
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         raise ConfigError(f"--set {text} is not KEY=VALUE.", where="--set", fix=f"--set {example}")

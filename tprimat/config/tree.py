@@ -32,11 +32,7 @@ class Tree:
 
 
 def read_tree(path: Path, environment: Mapping[str, str] | None = None, name: str | None = None) -> Tree:
-    """Parse a YAML file; errors place its keys in `name`, or in the path as it was given.
-
-    Raises:
-        ConfigError: missing, unreadable, not YAML, duplicate keys, or not a mapping.
-    """
+    """Parse a YAML file; errors place its keys in `name`, or in the path as it was given."""
     reader = _Reader(name or str(path), os.environ if environment is None else environment)
     try:
         root = yaml.compose(path.read_text(encoding="utf8"), Loader=yaml.SafeLoader)

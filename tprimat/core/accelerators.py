@@ -121,11 +121,7 @@ def multiplies(accelerator: Accelerator, precision: str) -> bool:
 
 @cache
 def accelerators() -> tuple[Accelerator, ...]:
-    """Return all accelerators of the table.
-
-    Raises:
-        ConfigError: a row of accelerators.yaml is not valid.
-    """
+    """Return all accelerators of the table."""
     return read_rows("accelerators.yaml", "accelerators", Accelerator, partial(in_si, units=ROW_UNITS))
 
 

@@ -12,11 +12,8 @@ WORKER_ERROR = "tprimat error: "
 class UserError(Exception):
     """A mistake that the user can fix. The command line prints it without a traceback and exits 2.
 
-    Args:
-        what: one sentence that names the offending thing and its value.
-        where: place in a file or on the command line, such as "config.yaml:84 parallelism.tensor".
-        why: the rule that is broken.
-        fix: what to try, concrete enough to copy.
+    `what` is one sentence that names the offending thing and its value; `where` its place in a file or on the command line, such
+    as "config.yaml:84 parallelism.tensor"; `why` the rule that is broken; `fix` what to try, concrete enough to copy.
     """
 
     def __init__(self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> None:

@@ -196,15 +196,9 @@ class GemmShape:
 def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConvention = "causal", dropped: float = 0.0) -> float:
     """Return the FLOP of one token of a sequence, forward and backward, over all layers, without recomputation.
 
-    Args:
-        shape: dense or with experts (a token's own experts count), grouped-query or latent attention.
-        sequence_tokens: length of the sequences trained on; `6n` does not depend on it.
-        convention: `causal`: 6 x weights multiplied with a token + half the attention square; `full`: the whole square;
-            `6n`: 6 x all active weights, input table included, without attention.
-        dropped: share 0..1 of the choices of experts that found their expert full, and so were never computed.
-
-    Raises:
-        ConfigError: an unknown convention, or a sequence shorter than one token.
+    The convention `causal` is 6 x weights multiplied with a token + half the attention square, `full` with the whole square, and
+    `6n` 6 x all active weights, input table included, without attention. A token's own experts count, but for the share `dropped`
+    (0..1) of choices that found their expert full, and so were never computed.
     """
     if convention not in CONVENTIONS:
         raise ConfigError(f"{convention!r} is not a way to count FLOP.", fix=f"one of {', '.join(CONVENTIONS)}")
@@ -239,11 +233,8 @@ def mean_keys(shape: ModelShape, sequence_tokens: int) -> float:
 def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_parallel: int = 1) -> list[GemmShape]:
     """Return the forward matmuls of one layer, then of the output layer, as one tensor-parallel rank runs them.
 
-    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up). Backward runs
-    each matmul twice more, with (m, n, k) permuted.
-
-    Raises:
-        LayoutError: a matrix or the heads cannot be divided by tensor_parallel.
+    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up). Backward runs each
+    matmul twice more, with (m, n, k) permuted. A degree that divides no matrix is refused.
     """
     _check_split(shape, tensor_parallel)
     layer = attention_matrices(shape) + (moe_matrices(shape) or feed_forward_matrices(shape))

@@ -61,12 +61,9 @@ def listed_divisors(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(RefuseUnknownKeys):
-    """The dimensions of a decoder-only transformer.
+    """The dimensions of a decoder-only transformer, refused where they are out of range or contradict each other.
 
     Dense unless `experts` is given; grouped-query attention unless `kv_lora_rank` (multi-head latent attention) is given.
-
-    Raises:
-        ConfigError: a dimension is out of range, or dimensions contradict each other.
     """
 
     name: str
@@ -191,20 +188,12 @@ class ModelShape(RefuseUnknownKeys):
 
 @cache
 def models() -> Mapping[str, ModelShape]:
-    """Return all shapes of the table by name.
-
-    Raises:
-        ConfigError: a row of models.yaml is not valid.
-    """
+    """Return all shapes of the table by name."""
     return MappingProxyType({shape.name.lower(): shape for shape in read_rows("models.yaml", "models", ModelShape)})
 
 
 def model_shape(name: str) -> ModelShape:
-    """Return the shape of a known model; case does not matter.
-
-    Raises:
-        ConfigError: no such model; names the nearest ones.
-    """
+    """Return the shape of a known model, whatever its case; an error names the nearest ones."""
     known = models()
     short = name.lower().replace("_", "-").rpartition("/")[2].removeprefix("meta-")
     table = document(DATA / "models.yaml")

@@ -69,11 +69,7 @@ attention ends with each text. Our own records of it have no FLOP/s for the same
 
 @cache
 def results() -> tuple[PublishedResult, ...]:
-    """Return all published training runs.
-
-    Raises:
-        ConfigError: a row is not valid, or names a model or accelerator that is not in its table.
-    """
+    """Return all published training runs."""
     return read_rows(FILE, "results", PublishedResult, _result_fields)
 
 

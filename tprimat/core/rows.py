@@ -50,16 +50,10 @@ def explain(error: ValidationError | ConfigError, most: int = 3) -> str:
 
 
 def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -> tuple[T, ...]:
-    """Read one list of rows.
+    """Read one list of rows, at the top-level key `section` of a file in tprimat/data.
 
-    Args:
-        file: name of a file in tprimat/data.
-        section: top-level key of the list.
-        kind: dataclass of one row. A row must also give `source` and `date`, even where the class has no such field.
-        prepare: turns a row as printed into the fields of `kind`.
-
-    Raises:
-        ConfigError: not YAML, an unknown or missing key, a value of the wrong type, or two rows of the same name.
+    A row must also give `source` and `date`, even where `kind`, its dataclass, has no such field; `prepare` turns a row as
+    printed into the fields of `kind`. Unknown or missing keys, wrong types and two rows of one name are refused.
     """
     read: dict[str, T] = {}
     for number, row in enumerate(document(DATA / file)[section], start=1):

@@ -71,14 +71,10 @@ def outliers(values: Array) -> int:
 
 
 def autocorrelation(values: Array, evidence: float = 1.645) -> float:
-    """Return the lag-1 autocorrelation, corrected for bias (Marriott and Pope 1954).
+    """Return the lag-1 autocorrelation in [0, 0.9], corrected for bias (Marriott and Pope 1954).
 
-    Args:
-        values: shape (n,).
-        evidence: standard errors above 0 from which it counts; 1.645 is significant (one-sided, 5 %).
-
-    Returns:
-        In [0, 0.9]. Negative correlation, which would make intervals narrower, counts as 0.
+    It counts from `evidence` standard errors above 0 on; 1.645 is significant (one-sided, 5 %). Negative correlation, which would
+    make intervals narrower, counts as 0.
     """
     n, centred = len(values), values - values.mean()
     power = float(centred @ centred)
@@ -147,11 +143,8 @@ def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     """Return sum(numerator) / sum(denominator) and its 95 % interval by the delta method on the log scale (Cochran 1977, 6.4).
 
-    No interval where each value is much like the one before (TOO_ALIKE).
-
-    Args:
-        numerator: shape (n,), such as tokens.
-        denominator: shape (n,), positive, such as seconds.
+    Shapes are (n,); the denominator, such as seconds, is positive. No interval where each value is much like the one before
+    (TOO_ALIKE).
     """
     ratio = float(numerator.sum()) / float(denominator.sum())
     if len(numerator) < 2 or ratio <= 0 or autocorrelation(numerator - ratio * denominator, CAUTIOUS) > TOO_ALIKE:
@@ -374,11 +367,7 @@ def spreads_of(first: Sequence[Rate], second: Sequence[Rate], ratio: Interval) -
 def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float]) -> int | None:
     """Return how many runs per side would bring the low end of a ratio above a bound; None where none would.
 
-    Args:
-        value: of a ratio of two groups.
-        bound: below the ratio, or no number of runs is enough.
-        runs: on the smaller side now.
-        spreads: standard deviations of the log throughput of a run on each side, which further runs keep.
+    Each side has at least `runs` now, whose log throughput has these standard deviations, which further runs keep.
     """
     if value <= bound:
         return None

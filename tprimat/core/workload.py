@@ -267,11 +267,7 @@ class FullWorkload(Workload):
 
     @cached_property
     def code(self) -> Implementation:
-        """How the framework's layers are implemented.
-
-        Raises:
-            RecordError: it is not given.
-        """
+        """How the framework's layers are implemented, which must be given."""
         if self.implementation is None:
             raise RecordError("A prediction needs to know how the framework's layers are implemented.")
         return self.implementation
@@ -283,11 +279,7 @@ class FullWorkload(Workload):
 
     @property
     def micro_batch(self) -> int:
-        """Sequences of a micro-batch.
-
-        Raises:
-            RecordError: the run has to find it.
-        """
+        """Sequences of a micro-batch; an error where the run has to find it."""
         if self.micro_batch_sequences is None:
             raise RecordError("A prediction needs the micro-batch.", fix="--micro-batch-size 1")
         return self.micro_batch_sequences

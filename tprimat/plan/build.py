@@ -47,13 +47,7 @@ class PlanRequest:
 
 
 def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
-    """Derive and check everything that a worker needs to know, except what only the engine can refuse (engines/base.py).
-
-    Raises:
-        ConfigError: a name that is not in the configuration, or settings that contradict each other.
-        MissingLayoutError: the strategy has no layout for the model on the platform.
-        LayoutError: the model, the batch and the ranks do not divide.
-    """
+    """Derive and check everything that a worker needs to know, except what only the engine can refuse (engines/base.py)."""
     config, model = loaded.config, _named(loaded, loaded.config.models, request.model, ("model", ("models",)))
     shape = shape_at(loaded, request.model, request.size)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
@@ -201,11 +195,7 @@ def shape_of(model: ModelConfig, size: Size) -> ModelShape:
 
 
 def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
-    """Return the shape of a configured model in a size.
-
-    Raises:
-        ConfigError: its architecture is the name of no known shape, or Megatron-Core refuses its router.
-    """
+    """Return the shape of a configured model in a size; refuse one that is not known, or whose router Megatron-Core refuses."""
     try:
         shape = shape_of(loaded.config.models[model], size)
         if shape.not_trained is not None:
@@ -229,11 +219,7 @@ def _check_single_choice(shape: ModelShape) -> None:
 
 
 def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None) -> tuple[int, int]:
-    """Return the number of nodes and of ranks on each.
-
-    Raises:
-        ConfigError: more GPUs are requested than this machine has, or the platform is not in the configuration.
-    """
+    """Return the number of nodes and of ranks on each; refuse more GPUs than this machine has."""
     hardware = _named(loaded, loaded.config.hardware.platforms, platform, ("platform", ("hardware", "platforms")))
     requested = hardware.gpus_per_node
     if requested == "auto":

@@ -39,13 +39,9 @@ Rule = tuple[object, str, str, str | None, str]
 
 
 def resolve(request: LayoutRequest) -> tuple[Layout, int]:
-    """Derive the data-parallel degree, and check the batch against it.
+    """Derive the data-parallel degree, check the batch against it, and return the layout with the sequences of a micro-batch.
 
-    Returns:
-        The layout, and the sequences of a micro-batch.
-
-    Raises:
-        LayoutError: a rule is broken; names the first one.
+    A LayoutError names the first rule that is broken.
     """
     asked, data = request.layout, request.data
     _check(request, _rules_of_model(request))

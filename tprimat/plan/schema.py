@@ -102,21 +102,13 @@ FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer")
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:
-    """Write a plan for this user alone, without the values of unknown environment variables, which only the launcher needs.
-
-    Raises:
-        RecordError: the folder cannot be written.
-    """
+    """Write a plan for this user alone, without the values of unknown environment variables, which only the launcher needs."""
     written = replace(plan, environment=masked_environment(plan.environment))
     write_atomically(path, to_json(written, indent=2) + "\n", private=True)
 
 
 def read_plan(path: Path) -> RunPlan:
-    """Read a plan.
-
-    Raises:
-        RecordError: missing, damaged, or of another version.
-    """
+    """Read a plan, without what older ones name and that is gone."""
     if not path.exists():
         fix = "./benchmark.py writes it when it starts the run; --dry-run only names the place"
         raise RecordError(f"There is no {path}.", where=str(path), fix=fix)

@@ -111,11 +111,7 @@ def _performance(metrics: RunMetrics | None) -> dict[str, Any] | None:
 
 
 def write_benchmark_file(path: Path, run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> None:
-    """Write the document atomically.
-
-    Raises:
-        RecordError: the folder cannot be written.
-    """
+    """Write the document atomically."""
     write_atomically(path, benchmark_text(run, steps, metrics))
 
 
@@ -130,11 +126,7 @@ def is_own_document(document: Any) -> bool:
 
 
 def own_result(document: dict[str, Any], path: Path) -> RunResult:
-    """Return the records of a document that this program wrote.
-
-    Raises:
-        RecordError: they do not fit this schema version.
-    """
+    """Return the records of a document that this program wrote; refuse what does not fit this schema version."""
     run = checked(RunRecord, document["run"], path)
     steps = rising(checked(tuple[StepRecord, ...], document["steps"], path), path)
     return RunResult(run=run, steps=steps, path=path, stated=_stated(document))

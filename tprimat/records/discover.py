@@ -31,13 +31,10 @@ WHAT_A_RESULT_IS = "A result is a folder with run.json, or a JSON file with the 
 
 
 def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
-    """Read all results in some folders, files and archives, each run once.
+    """Read all results in some folders, files and archives, each run once, and return an error for each damaged file.
 
-    A run that is in its own folder and in a benchmark file is read from its folder, unless that has lost steps. Unreadable files
-    are skipped and reported: a damaged one never hides the others.
-
-    Returns:
-        Results in the order of the paths, by name inside a folder; and an error for each damaged file, with the broken rule.
+    A run that is in its own folder and in a benchmark file is read from its folder, unless that has lost steps. Results come in
+    the order of the paths, by name inside a folder: a damaged one never hides the others.
     """
     results: dict[str, RunResult] = {}
     problems: list[RecordError] = []
@@ -95,11 +92,7 @@ def _in_archive(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
 
 
 def find_results(path: Path) -> Iterator[Path]:
-    """Yield the run folders and then the result files below a folder; or the one file that is given.
-
-    Raises:
-        RecordError: there is no such file or folder.
-    """
+    """Yield the run folders and then the result files below a folder; or the one file that is given, which must exist."""
     if os.path.isdir(path):  # noqa: PTH112 (a path that cannot be looked at is no folder)
         files = []
         for folder, folders, names in os.walk(path):
@@ -132,11 +125,7 @@ def _has_step_times(file: Path) -> bool:
 
 
 def read_result(place: Path) -> RunResult:
-    """Read one run: from a run folder, our own benchmark file, or that of another program.
-
-    Raises:
-        RecordError: damaged, or not a result.
-    """
+    """Read one run: from a run folder, our own benchmark file, or that of another program."""
     if place.is_dir():
         folder = RunDirectory(place)
         run, steps = folder.read_whole()
@@ -157,11 +146,7 @@ PROBES_FILE = "probes.jsonl"
 
 
 def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the given places after checking them.
-
-    Raises:
-        RecordError: one of them holds no probes.
-    """
+    """Return the given places, each of which must hold probes."""
     for place in named:
         if not any(file.is_file() for file in _files_of(place)) and not _is_packed(place):
             what = f"There is no {PROBES_FILE} in {place}."
@@ -216,9 +201,8 @@ def is_archive(path: Path) -> bool:
 def unpacked(path: Path, most: int | None = None) -> Iterator[Path]:
     """Unpack the results of an archive into a temporary folder: regular files only, and none outside the folder (PEP 706).
 
-    Raises:
-        RecordError: not an archive, damaged, too large (by default, for its size), or with a path that leads outside; or there is
-            no room.
+    `most` bytes; by default as its size allows. What is damaged, too large or leads outside is refused, as where there is no
+    room.
     """
     try:
         spare = tempfile.TemporaryDirectory(prefix="tprimat-")
@@ -252,11 +236,7 @@ def _extract_results(members: tarfile.TarFile, folder: Path, archive: Path, most
 
 
 def write_archive(target: Path, files: Iterable[tuple[str, str]]) -> None:
-    """Write names with their texts; the archive replaces the target when it is complete. The same files give the same bytes.
-
-    Raises:
-        RecordError: the target cannot be written.
-    """
+    """Write names with their texts; the archive replaces the target when it is complete. The same files give the same bytes."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as compressed,

@@ -32,10 +32,7 @@ MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen-2.5-7b"}
 def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> RunResult:
     """Read a run from a file's JSON object; the hash of its bytes becomes the run's id, so that a copy counts once.
 
-    The file's name may hold model and engine.
-
-    Raises:
-        RecordError: no step times, an unknown platform, or values of the wrong kind.
+    The file's name may hold model and engine. Without step times or a known platform it is refused.
     """
     reader, digest = _Reader(document, path), hashlib.sha256(content).hexdigest()
     steps, model = _steps(reader), _model(reader)

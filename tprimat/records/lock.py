@@ -26,11 +26,7 @@ HELD = "TPRIMAT_HELD"
 
 @contextlib.contextmanager
 def locked(folder: Path, job: str | None = None) -> Iterator[None]:
-    """Hold a results folder, which is created if it is missing.
-
-    Raises:
-        LaunchError: another launcher holds the folder, or it cannot be written.
-    """
+    """Hold a results folder, which is created if it is missing; refuse one that another launcher holds."""
     held = os.environ.get(HELD, "")
     if str(folder.resolve()) in held.split(os.pathsep):
         yield
@@ -61,12 +57,7 @@ def holder_of(folder: Path) -> str | None:
 
 
 def _take(folder: Path, job: str | None) -> int:
-    """Return the descriptor of the lock.
-
-    Raises:
-        LaunchError: another launcher holds it.
-        OSError: the folder cannot be written.
-    """
+    """Return the descriptor of the lock; a LaunchError if another launcher holds it."""
     file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     if not _lock(file):
         holder = _read(file)

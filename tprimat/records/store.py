@@ -48,11 +48,7 @@ def to_json(value: object, *, indent: int | None = None) -> str:
 
 
 def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
-    """Read a dataclass from JSON.
-
-    Raises:
-        RecordError: not JSON, unknown or missing keys, wrong types, numbers out of range; names the first few.
-    """
+    """Read a dataclass from JSON; a RecordError names the first few unknown or missing keys, wrong types and numbers."""
     try:
         return adapter(kind).validate_json(text)
     except (ValidationError, ConfigError) as error:
@@ -60,11 +56,7 @@ def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
 
 
 def checked(kind: type[T], values: object, path: Path) -> T:
-    """Check values that another reader took from a file, as `from_json` does: records, or dictionaries.
-
-    Raises:
-        RecordError: wrong types, or numbers out of range; names the first few.
-    """
+    """Check values that another reader took from a file, as `from_json` does: records, or dictionaries."""
     try:
         return adapter(kind).validate_python(adapter(type(values)).dump_python(values))
     except (ValidationError, ConfigError) as error:
@@ -73,11 +65,7 @@ def checked(kind: type[T], values: object, path: Path) -> T:
 
 
 def json_document(content: bytes, path: Path) -> Any:
-    """Parse JSON. Numbers of thousands of digits, nesting without end and text that is not Unicode are refused.
-
-    Raises:
-        RecordError: not JSON; names the line.
-    """
+    """Parse JSON; an error names the line. Numbers of thousands of digits and nesting without end are refused."""
     try:
         return pydantic_core.from_json(content.removeprefix(b"\xef\xbb\xbf"))
     except ValueError as error:
@@ -92,9 +80,6 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     """Replace a file atomically: readers and crashes leave the old text or the new one. Only this user may read a private one.
 
     A device or a pipe is written to, not replaced: root would replace /dev/null for everybody.
-
-    Raises:
-        RecordError: the folder cannot be written, or the disk is full.
     """
     data = content.encode("utf8") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -122,9 +107,6 @@ def append_line(path: Path, text: str) -> None:
     """Append one line, which then survives a kill -9 of this process.
 
     A partial line that an earlier writer left when it was killed is removed first.
-
-    Raises:
-        RecordError: the file cannot be written, or the disk is full.
     """
     try:
         with path.open("a+b", buffering=0) as file:
@@ -149,12 +131,9 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
 
 @contextlib.contextmanager
 def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
-    """Open a regular file, or a link to one, for reading; `most` is the largest size in bytes.
+    """Open a regular file, or a link to one, of at most `most` bytes for reading.
 
     A pipe or a device would never end, so it is refused without waiting.
-
-    Raises:
-        RecordError: missing, unreadable, not a regular file, or too large.
     """
     try:
         with open(path, "rb", opener=without_waiting) as file:
@@ -179,11 +158,7 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int = LARGEST_DOCUMENT) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        RecordError: missing, unreadable, not a regular file, or too large.
-    """
+    """Read a whole file; see `opened`."""
     with opened(path, most) as file:
         return file.read()  # `read(most)` would reserve that much memory first
 
@@ -206,11 +181,7 @@ def as_document(value: Any) -> Any:
 
 
 def rising(steps: tuple[StepRecord, ...], path: Path) -> tuple[StepRecord, ...]:
-    """Return the steps of a file, whose numbers rise.
-
-    Raises:
-        RecordError: they do not, as in a file that was appended to itself.
-    """
+    """Return the steps of a file, whose numbers must rise: those of a file that was appended to itself do not."""
     for former, later in pairwise(steps):
         if later.step <= former.step:
             what = f"{path} has step {later.step} after step {former.step}."
@@ -257,11 +228,7 @@ class RunDirectory:
         return tuple(read_lines(StepRecord, self.steps_file))
 
     def read_whole(self) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-        """Read the record and the steps of a run.
-
-        Raises:
-            RecordError: one of them is damaged, steps repeat, or are missing that the run had when it completed.
-        """
+        """Read the record and the steps of a run; refuse steps that repeat, or are fewer than when it completed."""
         run, steps = self.read_run(), rising(self.read_steps(), self.steps_file)
         if run.outcome == "completed" and len(steps) < (run.steps_recorded or 0):
             raise RecordError(
@@ -307,11 +274,7 @@ GZIP_START = b"\x1f\x8b"
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Read a file as a trace.
-
-    Raises:
-        RecordError: missing, too large, cut short, or not a trace.
-    """
+    """Read a file as a trace; refuse one that is too large, cut short, or none."""
     content, running = read_bytes(path, LARGEST_UNPACKED), gc.isenabled()
     gc.disable()  # the collector of cycles would walk millions of new objects again and again to no effect
     try:

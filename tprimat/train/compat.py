@@ -38,16 +38,9 @@ def changed(package: str, name: str, how: str) -> LaunchError:
 
 
 def require(package: str, owner: Any, name: str, parameters: tuple[str, ...] | None = None) -> Any:
-    """Return an attribute of a module or class.
+    """Return an attribute of a module or class of a package, as pip names it; a LaunchError where it is missing or another.
 
-    Args:
-        package: as pip names it.
-        owner: module or class.
-        name: of the attribute.
-        parameters: the first parameters of a function, by name; None does not look at them.
-
-    Raises:
-        LaunchError: the owner has no such attribute, or its parameters are others.
+    `parameters`: the first parameters of a function, by name; None does not look at them.
     """
     place = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
     attribute = getattr(owner, name, None)

@@ -74,11 +74,7 @@ class GlobalBatches(IterableDataset[list[Tensor]]):
 
 
 def open_sequences(plan: RunPlan, vocabulary: int) -> "Sequences":
-    """Open the sequences that a plan names.
-
-    Raises:
-        LaunchError: the text cannot be read, is too short, or has tokens outside the model's vocabulary.
-    """
+    """Open the sequences that a plan names."""
     if plan.dataset == "mock":
         return MockSequences(seed=plan.seed, sequence_tokens=plan.workload.sequence_tokens, vocabulary=vocabulary)
     return open_text(plan, vocabulary)
@@ -126,9 +122,7 @@ def _order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
 def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     """Open the dataset of a plan's `text:PATH`, whose tokens the first rank of each node writes into the run's folder.
 
-    Raises:
-        LaunchError: nothing to read, fewer tokens than one sequence, or tokens outside the model's vocabulary.
-        RecordError: the folder cannot be written.
+    Text without one whole sequence, or with tokens outside the model's vocabulary, is refused.
     """
     files = text_files(plan.dataset.removeprefix("text:"))
     file = Path(plan.run_directory) / f"tokens-{os.environ.get('GROUP_RANK', '0')}.npy"  # of torchrun's node
@@ -164,11 +158,7 @@ def _wait_for_all() -> None:
 
 
 def text_files(source: str) -> list[Path]:
-    """Return the files behind text:PATH, sorted; `stdlib` means the sources of Python's standard library.
-
-    Raises:
-        LaunchError: no such path, or an empty folder.
-    """
+    """Return the files behind text:PATH, sorted; `stdlib` means the sources of Python's standard library."""
     path = Path(sysconfig.get_paths()["stdlib"]) if source == "stdlib" else Path(source).expanduser()
     if path.is_file():
         return [path]

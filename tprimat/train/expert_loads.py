@@ -48,11 +48,9 @@ SUMS = 4
 def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor:
     """Sum up loads and dropped choices over this rank's layers and micro-batches, without waiting; forget the counts.
 
-    The ranks that share experts must all call it.
-
-    Returns:
-        shape (4,), fp64, the same on all of them: over layers and micro-batches the sums of the tokens of the busiest expert over
-        the mean, of the same of ranks, and of the share of dropped choices; and the number of layers times micro-batches.
+    The ranks that share experts must all call it. Returns (4,), fp64, the same on all of them: over layers and micro-batches the
+    sums of the tokens of the busiest expert over the mean, of the same of ranks, and of the share of dropped choices; and the
+    number of layers times micro-batches.
     """
     parts = (part for chunk in chunks for part in chunk.modules())
     layers = [layer for part in parts if (layer := getattr(part, "routing_counts", None)) is not None]
@@ -74,10 +72,9 @@ def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor
 
 
 def mean_loads(chunks: Iterable[torch.nn.Module], device: torch.device) -> dict[str, Tensor]:
-    """Return the means of `load_sums` over all ranks as the callback records them. Every rank must call it, after each step.
+    """Return expert_load, rank_load and dropped, the means of `load_sums` over all ranks, for the callback.
 
-    Returns:
-        expert_load, rank_load and dropped, each of shape (), fp64.
+    Every rank must call it, after each step.
     """
     sums = load_sums(chunks, device)
     dist.all_reduce(sums)

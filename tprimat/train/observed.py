@@ -45,13 +45,9 @@ def name_of_tokens(sequence: Tensor) -> str:
 def common_evidence(
     models: Sequence[torch.nn.Module], config: TransformerConfig, batch: ObservedBatch | None, **own: Any
 ) -> Evidence:
-    """Return what every trainer shows in the same way, with its own facts. Every rank must call it: parameters are summed.
+    """Return what every trainer shows in the same way, with its `own` facts, by field.
 
-    Args:
-        models: the chunks of this rank.
-        config: of the model.
-        batch: of the first step; None before it.
-        own: facts by field of the evidence.
+    Every rank must call it: parameters are summed. `models` are the chunks of this rank; before its first step there is no batch.
     """
     routes = config.num_moe_experts is not None
     routing: Routing = "balanced" if config.moe_router_force_load_balancing else "natural"
@@ -175,8 +171,7 @@ def te_precision(modules: Sequence[Any], weights: torch.dtype, *, fp8_asked: boo
 def scaling_and_attention(modules: Sequence[Any]) -> tuple[Fp8Scaling | None, str | None]:
     """Return how values were scaled to 8 bits, and fp8 if the recipe that the modules ran with has attention in it, too.
 
-    Returns:
-        None and None where nothing has multiplied in fp8.
+    None and None where nothing has multiplied in fp8.
     """
     ran = (part.fp8_meta.get("recipe") for part in modules if getattr(part, "fp8", False) and hasattr(part, "fp8_meta"))
     recipe = next((one for one in ran if one is not None), None)

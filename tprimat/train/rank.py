@@ -137,14 +137,7 @@ def note_ended(directory: RunDirectory, outcome: Outcome = "completed", cause: s
 
 
 def running_record(plan: RunPlan, evidence: Evidence, options: dict[str, Any], ignored: Iterable[str] = ()) -> RunRecord:
-    """Return the record of a run that trains, as its trainer has found it.
-
-    Args:
-        plan: what was asked for.
-        evidence: what runs.
-        options: of the engine, as resolved.
-        ignored: settings that were asked for and do not run, in words.
-    """
+    """Return the record of a run that trains, with its evidence and resolved options; `ignored` settings do not run."""
     return replace(
         launched_record(plan),
         software=software_versions(),

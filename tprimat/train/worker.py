@@ -20,11 +20,7 @@ from tprimat.train import startup
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the plan at `--plan PATH`.
-
-    Returns:
-        0 when training is done, 2 for a mistake that the user can correct.
-    """
+    """Train the plan at `--plan PATH`; return 0 when training is done, 2 for a mistake that the user can correct."""
     startup.reached("rank_started")
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, written by ./benchmark.py")
@@ -41,11 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def train(plan: RunPlan) -> None:
-    """Import the plan's trainer and let it train on this rank.
-
-    Raises:
-        UserError: the plan names no trainer, or the trainer cannot do what it asks for.
-    """
+    """Import the plan's trainer and let it train on this rank."""
     if plan.trainer is None:
         what = f"The plan of run {plan.run_id} names no trainer for the worker to import."
         why = f"The engine {plan.engine} brings its own processes, or an older version of TPrimat wrote the plan."

@@ -156,12 +156,6 @@ def settings_of(probes: Iterable[ProbeRecord]) -> list[Setting]:
     return list(dict.fromkeys(setting_of(probe.machine, probe.software) for probe in probes))
 
 
-def mean_rate(probes: Sequence[ProbeRecord]) -> float | None:
-    """Return the arithmetic mean of the FLOP rates, as the suite's tables average them."""
-    rates = [rate for probe in probes if (rate := flop_rate(probe))]
-    return sum(rates) / len(rates) if rates else None
-
-
 def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> float | None:
     """Return the FLOP/s of the fastest product in the run's dtype among probes of its accelerator, driver, torch and power limit.
 

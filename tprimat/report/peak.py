@@ -27,7 +27,7 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.comparison import REPEAT
 from tprimat.report.names import configurations
-from tprimat.report.tables import PLAIN, Screen, columns, filled, plural, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, plural, with_interval
 from tprimat.report.words import headline, not_counted_words, run_name, sentence, told
 
 MOST_MODELS = 3
@@ -84,8 +84,7 @@ def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int
     """Format columns of text, without those in which no row has a value."""
     per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
     names = [per_gpu if name == TOKENS.heading else name for name, _ in shown]
-    header, rows, left = filled(names, [[cell(entry) for _, cell in shown] for entry in entries], left)
-    return columns(header, rows, left=left, screen=screen, drop=DROP)
+    return columns(names, [[cell(entry) for _, cell in shown] for entry in entries], left=left, screen=screen, drop=DROP)
 
 
 def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> str:

@@ -194,8 +194,6 @@ def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: 
             ]
         )
     header = ["GPUs", "fastest layout", "tokens/s/GPU", "days", "$/billion tokens", "cost"]
-    kept = [place for place in range(len(header)) if place < 2 or any(row[place] for row in rows)]
-    header, *rows = ([row[place] for place in kept] for row in (header, *rows))
     return columns(header, rows, left=2, screen=screen)
 
 
@@ -272,8 +270,6 @@ def _table(layouts: Sequence[Candidate], question: Question, screen: Screen) -> 
             ]
         )
     header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "vs fastest", "memory"]
-    kept = [place for place, name in enumerate(header) if name != "recompute" or any(row[place] for row in rows)]
-    header, *rows = ([row[place] for place in kept] for row in (header, *rows))
     return columns(header, rows, left=2, screen=screen, drop=["vs fastest", "memory"])
 
 

@@ -9,17 +9,16 @@ from tprimat.core import units
 from tprimat.core.flops import SEED_SHAPES
 from tprimat.predict.rates import product_of, under_load
 from tprimat.records.schema import ProbeRecord
-from tprimat.report.tables import Screen, columns, filled, plural, table
+from tprimat.report.tables import Screen, columns, plural, table
 
 Probes = Sequence[ProbeRecord]
 
 DESCRIPTIONS = {shape: name for name, shape in SEED_SHAPES.items()}
 PLAIN = ("torch.matmul", "scaled_mm tensor-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
-PIECE_KINDS = ("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad", "region", "launch", "overlapped")
 OUT_OF_MEMORY = re.compile(r"(out of memory)\..*", re.DOTALL)
 """The sizes that the allocator adds differ from call to call."""
-LESS_IMPORTANT = ("n", "clock, power", "step", "memory", "algorithm bandwidth", "median time", "description")
+LESS_IMPORTANT = ("n", "clock, power", "memory", "bandwidth", "median time", "description")
 """Columns in the order in which a narrow terminal loses them."""
 
 
@@ -58,14 +57,10 @@ def _sides(probe: ProbeRecord) -> tuple[int, int, int]:
     return probe.shape["m"], probe.shape["k"], probe.shape["n"]
 
 
-def _bandwidth(probe: ProbeRecord) -> str:
-    return units.si(figures.bandwidth(probe), "B/s")
-
-
 def _speed(probe: ProbeRecord) -> str:
     if "launches" in probe.shape:
         return f"{units.count(figures.per_second(probe.shape['launches'], probe))} launches/s"
-    return _bandwidth(probe) if probe.bytes else rate_of(probe)
+    return units.si(figures.bus_bandwidth(probe) or figures.bandwidth(probe), "B/s") if probe.bytes else rate_of(probe)
 
 
 def _efficiency(probe: ProbeRecord, probes: Probes) -> float | None:
@@ -74,7 +69,7 @@ def _efficiency(probe: ProbeRecord, probes: Probes) -> float | None:
 
 
 def _size(name: str) -> "Cell":
-    return lambda probe, _: units.count(probe.shape[name])
+    return lambda probe, _: units.count(probe.shape.get(name))
 
 
 Cell = Callable[[ProbeRecord, Probes], str]
@@ -86,195 +81,212 @@ TEXT: dict[str, Cell] = {
     "dtype": lambda probe, _: probe.dtype,
     "pass": lambda probe, _: probe.kind.removeprefix("attention_"),
     "operation": lambda probe, _: probe.kind,
+    "TP": lambda probe, _: f"TP {probe.shape['tensor_parallel']}",
     **dict.fromkeys(("of", "library", "model", "product"), lambda probe, _: probe.variant or units.ABSENT),
 }
 CELLS: dict[str, Cell] = {
     **TEXT,
     **{name: _size(name) for name in ("batch", "sequence", "ranks", "parameters", "weights")},
-    "devices": _size("ranks"),
     "tokens": _size("m"),
     "array": lambda probe, _: units.message_size(probe.shape["array_bytes"]),
     "message": lambda probe, _: units.message_size(probe.shape["message_bytes"]),
-    "global batch": lambda probe, _: units.count(probe.shape["batch"] * probe.shape["ranks"]),
     "n": lambda probe, _: str(len(probe.seconds)),
-    **dict.fromkeys(("median time", "step"), lambda probe, _: time_of(probe)),
-    **dict.fromkeys(("rate", "rate, causal"), lambda probe, _: _speed(probe)),
-    **dict.fromkeys(("rate, 6N", "total rate, 6N"), lambda probe, _: units.teraflops(figures.six_n_rate(probe))),
-    "rate per device": lambda probe, _: units.teraflops((figures.six_n_rate(probe) or 0) / probe.shape["ranks"]),
-    "of dense peak": lambda probe, _: _share(probe),
+    "median time": lambda probe, _: time_of(probe),
+    "rate": lambda probe, _: _speed(probe),
+    "rate, 6N": lambda probe, _: units.teraflops(figures.six_n_rate(probe)),
+    "of dense peak": lambda probe, _: units.percent(figures.share_of_peak(probe)),
     "of fastest product": lambda probe, probes: units.percent(figures.share_of_fastest_product(probe, probes)),
     "scaling efficiency": lambda probe, probes: units.percent(_efficiency(probe, probes)),
-    **dict.fromkeys(("bandwidth", "algorithm bandwidth"), lambda probe, _: _bandwidth(probe)),
+    "bandwidth": lambda probe, _: units.si(figures.bandwidth(probe), "B/s"),
     "bus bandwidth": lambda probe, _: units.si(figures.bus_bandwidth(probe), "B/s"),
     "of data sheet": lambda probe, _: units.percent(figures.share_of_bandwidth(probe)),
     "samples/s": lambda probe, _: units.count(figures.samples_per_second(probe)),
     "tokens/s": lambda probe, _: units.count(figures.tokens_per_second(probe)),
-    **dict.fromkeys(("memory", "memory per device"), lambda probe, _: units.gibibytes(probe.peak_allocated_bytes)),
+    "memory": lambda probe, _: units.gibibytes(probe.peak_allocated_bytes),
     "clock, power": lambda probe, _: _clock(probe),
 }
 """Heading -> cell of a probe among all probes."""
 
 
-# Tables.
+def _with_share(probe: ProbeRecord) -> str:
+    share = figures.share_of_peak(probe)
+    return rate_of(probe) + ("" if share is None else f" ({units.percent(share)})")
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of text, the first `left` columns flush left; none where nothing was measured."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: int
+# Sections.
 
 
-def listed(chosen: Probes, probes: Probes, *headings: str) -> Table:
-    """Return a table with a row for each of the chosen probes that was measured."""
-    rows = [[CELLS[heading](probe, probes) for heading in headings] for probe in chosen if probe.seconds]
-    return Table(headings, rows, sum(heading in TEXT for heading in headings))
+def _fastest(probes: Probes) -> Probes:
+    """Choose the fastest of each operation in each dtype; on a CPU, which shows no speed, none."""
+    best = {}
+    for probe in sorted(probes, key=lambda probe: figures.bus_bandwidth(probe) or figures.flop_rate(probe) or 0.0):
+        dtype = (*DTYPES, probe.dtype).index(probe.dtype)
+        best[SUMMARIZED.index(probe.kind), dtype, probe.shape.get("ranks", 0)] = probe
+    return [best[key] for key in sorted(best) if best[key].machine.platform != "cpu"]
 
 
-def crossed(
-    probes: Probes, rows: Sequence[str], column: Callable[[ProbeRecord], str], cell: Callable[[ProbeRecord], str] = rate_of
-) -> Table:
-    """Return a table with a row for each choice of some headings, and a column for each choice of a trait."""
-    measured = [probe for probe in probes if probe.seconds]
-    cells = {(tuple(CELLS[heading](probe, probes) for heading in rows), column(probe)): cell(probe) for probe in measured}
-    names = dict.fromkeys(name for _, name in cells)
-    lines = [[*row, *(cells.get((row, name), units.ABSENT) for name in names)] for row in dict.fromkeys(row for row, _ in cells)]
-    return Table([*rows, *names], lines, sum(heading in TEXT for heading in rows) or 1)
+def _products(probes: Probes) -> Probes:
+    """Choose the plain call, fastest first in each dtype."""
+    chosen = [probe for probe in probes if probe.dtype in DTYPES and probe.variant in PLAIN]
+    return sorted(chosen, key=lambda probe: (DTYPES.index(probe.dtype), -(figures.flop_rate(probe) or 0.0)))
 
 
-def of_kinds(*kinds: str, headings: Sequence[str]) -> "Make":
-    """Return the function that lists probes of some kinds."""
-    return lambda probes: listed(of_kind(probes, *kinds), probes, *headings)
+def _in_several_libraries(probes: Probes) -> Probes:
+    """Choose the bf16 products of shapes that several calls or libraries computed."""
+    products = [probe for probe in probes if probe.dtype == "bf16" and not (probe.variant or "").endswith("ed")]
+    shapes = [_sides(probe) for probe in products]
+    return [probe for probe in products if shapes.count(_sides(probe)) > 1]
 
 
-def gemm(probes: Probes) -> Table:
-    """List the matrix products, fastest first in each dtype."""
-    chosen = [probe for probe in of_kind(probes, "gemm") if probe.dtype in DTYPES and probe.variant in PLAIN]
-    chosen.sort(key=lambda probe: (DTYPES.index(probe.dtype), -(figures.flop_rate(probe) or 0.0)))
-    headings = ("dtype", "(m, k, n)", "description", "median time", "n", "rate", "of dense peak", "clock, power")
-    return listed(chosen, probes, *headings)
+def _once(probes: Probes) -> Probes:
+    """Choose no burst of what was measured under load."""
+    loaded = {product_of(probe) for probe in probes if under_load(probe)}
+    return [probe for probe in probes if under_load(probe) or product_of(probe) not in loaded]
 
 
-def libraries(probes: Probes) -> Table:
-    """List the rate of each call and library at the shapes that several of them computed in bf16."""
-    products = [probe for probe in of_kind(probes, "gemm") if probe.dtype == "bf16" and not (probe.variant or "").endswith("ed")]
-    shapes = [_sides(probe) for probe in products if probe.seconds]
-    several = [probe for probe in products if shapes.count(_sides(probe)) > 1]
-    return crossed(several, ["(m, k, n)"], lambda probe: probe.variant or units.ABSENT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A table about probes of some kinds: a row for each one, or for each choice of `headings` where they are crossed."""
+
+    title: str
+    text: str
+    kinds: tuple[str, ...]
+    headings: tuple[str, ...]
+    crossed: str = ""
+    """A heading whose cells make a column each, with the rates in it."""
+    chosen: Callable[[Probes], Probes] = list
+    """Of those that were measured, which to show, in this order."""
+    cell: Callable[[ProbeRecord], str] = rate_of
+    """Of a crossed table."""
+    refused: tuple[str, ...] = ()
+    """More kinds whose refusals stand below the table."""
+    says_refusals: bool = True
+
+    def rows(self, probes: Probes) -> tuple[list[str], list[list[str]]]:
+        """Return the table's header and rows, none where nothing was measured."""
+        chosen = self.chosen([probe for probe in of_kind(probes, *self.kinds) if probe.seconds])
+        cells = [[CELLS[heading](probe, probes) for heading in self.headings] for probe in chosen]
+        if not self.crossed:
+            return [*self.headings], cells
+        crossed: dict[tuple[str, ...], dict[str, str]] = {}
+        for probe, row in zip(chosen, cells, strict=True):
+            crossed.setdefault(tuple(row), {})[CELLS[self.crossed](probe, probes)] = self.cell(probe)
+        names = list(dict.fromkeys(name for row in crossed.values() for name in row))
+        rows = [[*row, *(of.get(name, units.ABSENT) for name in names)] for row, of in crossed.items()]
+        return [*self.headings, *names], rows
+
+    def left(self) -> int:
+        """Return the number of columns of text."""
+        return sum(heading in TEXT for heading in self.headings) or 1
+
+    def refusals(self, probes: Probes) -> list[str]:
+        """Say what was refused, one line for each reason."""
+        reasons: dict[str, list[str]] = {}
+        for probe in of_kind(probes, *self.kinds, *self.refused):
+            if probe.error and self.says_refusals:
+                length = f" at {probe.shape['sequence']:,}" if "sequence" in probe.shape else ""
+                length += f" on {plural(probe.shape['ranks'], 'rank')}" if "ranks" in probe.shape else ""
+                reason = OUT_OF_MEMORY.sub(r"\1.", probe.error)
+                reasons.setdefault(reason, []).append(f"{probe.variant or probe.kind} {probe.dtype}{length}")
+        return [f"- not measured: {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
 
 
-def models(probes: Probes) -> Table:
-    """List the configured models' own products at each tensor-parallel degree."""
-    chosen = sorted(of_kind(probes, "model_gemm"), key=lambda probe: probe.shape["tensor_parallel"])
-
-    def with_share(probe: ProbeRecord) -> str:
-        return rate_of(probe) + ("" if figures.share_of_peak(probe) is None else f" ({_share(probe)})")
-
-    rows = ("product", "dtype", "tokens")
-    return crossed(chosen, rows, lambda probe: f"TP {probe.shape['tensor_parallel']}", with_share)
-
-
-def attention(probes: Probes) -> Table:
-    """List the rates of forward and backward by length and backend."""
-    chosen = of_kind(probes, "attention_forward", "attention_backward")
-    chosen.sort(key=lambda probe: (probe.kind != "attention_forward", probe.shape["sequence"]))
-    return crossed(chosen, ["pass", "sequence"], lambda probe: probe.variant or "")
-
-
-def ddp(probes: Probes) -> Table:
-    """List throughput by number of devices; efficiency is throughput over ranks times the throughput of one."""
-    chosen = sorted(of_kind(probes, "ddp_step"), key=lambda probe: (probe.shape["parameters"], probe.shape["ranks"]))
-    headings = ("model", "devices", "global batch", "tokens/s", "total rate, 6N", "rate per device", "memory per device")
-    return listed(chosen, probes, *headings, "scaling efficiency", "step")
-
-
-def pieces(probes: Probes) -> Table:
-    """List what predictions are composed of, in the order of measurement; no burst of what was measured under load."""
-    every = of_kind(probes, *PIECE_KINDS)
-    loaded = {product_of(probe) for probe in every if under_load(probe)}
-    chosen = [probe for probe in every if under_load(probe) or product_of(probe) not in loaded]
-    return listed(chosen, probes, "piece", "of", "size", "median time", "rate")
-
-
-def system(probes: Probes) -> Table:
-    """Describe the machine and its software, as recorded."""
-    newest = max(probes, key=lambda probe: probe.started_at)
-    machine = newest.machine
-    most = max((probe.machine.gpus or 1 for probe in probes), default=1)
-    rows = [
-        ["accelerator", machine.accelerator or units.ABSENT],
-        ["devices used (maximum)", units.count(most)],
-        ["memory per device", units.gibibytes(machine.memory_bytes)],
-        ["power limit", units.si(machine.power_limit_watts, "W")],
-        ["driver", machine.driver or units.ABSENT],
-        *([name, version] for name, version in sorted(newest.software.items())),
-        ["measured", f"{min(probe.started_at for probe in probes)} to {newest.started_at}"],
-    ]
-    return Table(["property", "value"], rows, 2)
+SUMMARIZED = ("gemm", "attention_forward", "attention_backward", "fill", "all_reduce", "transformer_step")
+SECTIONS = (
+    Section(
+        title="Summary",
+        text="The fastest of each operation; of an all-reduce its bus bandwidth.",
+        kinds=SUMMARIZED,
+        headings=("operation", "dtype", "of", "ranks", "rate", "of dense peak"),
+        chosen=_fastest,
+        says_refusals=False,
+    ),
+    Section(
+        title="Matrix multiplication at a language model's shapes",
+        text="(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in "
+        "SemiAnalysis's comparison of 2024-12-22; small sizes are about a 64th of each side.",
+        kinds=("gemm",),
+        headings=("dtype", "(m, k, n)", "description", "median time", "n", "rate", "of dense peak", "clock, power"),
+        chosen=_products,
+    ),
+    Section(
+        title="Calls and libraries",
+        text="The same product through several calls and libraries, in bf16.",
+        kinds=("gemm",),
+        headings=("(m, k, n)",),
+        crossed="library",
+        chosen=_in_several_libraries,
+        says_refusals=False,
+    ),
+    Section(
+        title="Products of the trained models",
+        text="Of one tensor-parallel rank, forward; in brackets: of the dense peak.",
+        kinds=("model_gemm",),
+        headings=("product", "dtype", "tokens"),
+        crossed="TP",
+        chosen=lambda probes: sorted(probes, key=lambda probe: probe.shape["tensor_parallel"]),
+        cell=_with_share,
+    ),
+    Section(
+        title="Attention",
+        text="Causal, bf16, 32 query heads, 8 key/value heads, head dimension 128; on a GPU 32,768 tokens at every sequence "
+        "length. FLOP count half the square; the backward pass counts 2.5 times the forward pass.",
+        kinds=("attention_forward", "attention_backward"),
+        headings=("pass", "sequence"),
+        crossed="library",
+        chosen=lambda probes: sorted(probes, key=lambda probe: (probe.kind != "attention_forward", probe.shape["sequence"])),
+    ),
+    Section(
+        title="Memory",
+        text="Each array that is read or written counts once, as in STREAM.",
+        kinds=("copy", "triad", "fill"),
+        headings=("operation", "array", "median time", "bandwidth", "of data sheet"),
+    ),
+    Section(
+        title="Collective operations",
+        text="Time of the slowest rank. Message sizes and bandwidths follow the definitions of nccl-tests.",
+        kinds=tuple(figures.BUS_FACTORS),
+        headings=("operation", "library", "ranks", "message", "median time", "bandwidth", "bus bandwidth"),
+        refused=("collectives",),
+    ),
+    Section(
+        title="Three-layer network",
+        text="On a GPU 4096 to 8192 to 8192 to 4096, with ReLU, in bf16 with AdamW. Each weight and sample counts six FLOP.",
+        kinds=("mlp_step",),
+        headings=("weights", "batch", "n", "samples/s", "median time", "rate"),
+    ),
+    Section(
+        title="Transformer training: results",
+        text="GPT-2's structure in plain PyTorch on one device, without compilation or recomputation, all states in bf16. 6N "
+        "counts six FLOP for each parameter and token; causal counts the weights that multiply a token and half the attention "
+        "square.",
+        kinds=("transformer_step",),
+        headings=(
+            *("model", "parameters", "batch", "sequence", "tokens/s", "rate, 6N", "rate", "of dense peak"),
+            *("of fastest product", "memory", "median time"),
+        ),
+    ),
+    Section(
+        title="Data-parallel scaling",
+        text="The same under DistributedDataParallel, with a constant batch per device.",
+        kinds=("ddp_step",),
+        headings=("model", "ranks", "batch", "tokens/s", "rate, 6N", "memory", "scaling efficiency", "median time"),
+        chosen=lambda probes: sorted(probes, key=lambda probe: (probe.shape["parameters"], probe.shape["ranks"])),
+        refused=("ddp",),
+    ),
+    Section(
+        title="Parts of a training step",
+        text="A step's prediction is the sum of these: products forward (fprop), of the input's gradient (dgrad) and of the "
+        "weight's with its fp32 sum (wgrad); grouped ones belong to experts. Regions and launches count both passes.",
+        kinds=("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad", "region", "launch", "overlapped"),
+        headings=("piece", "of", "size", "median time", "rate"),
+        chosen=_once,
+    ),
+)
+SMALL_SIZES = "Small sizes, as on a CPU, show that everything runs, not how fast it is."
 
 
 # The page.
-
-Make = Callable[[Probes], Table]
-TIMED = ("operation", "library", "ranks", "message", "median time", "algorithm bandwidth", "bus bandwidth")
-MOVED = ("operation", "array", "median time", "bandwidth", "of data sheet")
-SMALL_NETWORK = ("weights", "batch", "n", "samples/s", "step", "rate")
-TRAINED = (
-    *("model", "parameters", "batch", "sequence", "tokens/s", "rate, 6N", "rate, causal", "of dense peak", "of fastest product"),
-    *("memory", "step"),
-)
-SHAPES = (
-    "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
-    "comparison of 2024-12-22; small sizes are about a 64th of each side."
-)
-ATTENTION = (
-    "Causal, bf16, 32 query heads, 8 key/value heads, head dimension 128; on a GPU 32,768 tokens at every sequence length. "
-    "FLOP count half the square; the backward pass counts 2.5 times the forward pass."
-)
-NETWORK = "On a GPU 4096 to 8192 to 8192 to 4096, with ReLU, in bf16 with AdamW. Each weight and sample counts six FLOP."
-TRANSFORMER = (
-    "GPT-2's structure in plain PyTorch on one device, without compilation or recomputation, all states in bf16. 6N counts six "
-    "FLOP for each parameter and token; causal counts the weights that multiply a token and half the attention square."
-)
-PARTS = (
-    "A step's prediction is the sum of these: products forward (fprop), of the input's gradient (dgrad) and of the weight's with "
-    "its fp32 sum (wgrad); grouped ones belong to experts. Regions and launches count both passes."
-)
-COPIES = ("copy", "triad", "fill")
-ATTENTIONS = ("attention_forward", "attention_backward")
-SECTIONS: tuple[tuple[str, str, Make, tuple[str, ...]], ...] = (
-    ("Matrix multiplication at a language model's shapes", SHAPES, gemm, ("gemm",)),
-    ("Calls and libraries", "The same product through several calls and libraries, in bf16.", libraries, ()),
-    (
-        "Products of the trained models",
-        "Of one tensor-parallel rank, forward; in brackets: of the dense peak.",
-        models,
-        ("model_gemm",),
-    ),
-    ("Attention", ATTENTION, attention, ATTENTIONS),
-    ("Memory", "Each array that is read or written counts once, as in STREAM.", of_kinds(*COPIES, headings=MOVED), COPIES),
-    (
-        "Collective operations",
-        "Time of the slowest rank. Message sizes and bandwidths follow the definitions of nccl-tests.",
-        of_kinds(*figures.BUS_FACTORS, headings=TIMED),
-        (*figures.BUS_FACTORS, "collectives"),
-    ),
-    ("Three-layer network", NETWORK, of_kinds("mlp_step", headings=SMALL_NETWORK), ("mlp_step",)),
-    ("Transformer training: results", TRANSFORMER, of_kinds("transformer_step", headings=TRAINED), ("transformer_step",)),
-    (
-        "Data-parallel scaling",
-        "The same under DistributedDataParallel, with a constant batch per device.",
-        ddp,
-        ("ddp_step", "ddp"),
-    ),
-    ("Parts of a training step", PARTS, pieces, PIECE_KINDS),
-)
-"""Title, text, the function that makes the table, and the kinds whose refusals stand below it."""
-ON_REQUEST = "Parts of a training step"
-"""A page without it is complete."""
-SMALL_SIZES = "Small sizes, as on a CPU, show that everything runs, not how fast it is."
 
 
 def page(probes: Probes) -> str:
@@ -285,9 +297,8 @@ def page(probes: Probes) -> str:
 def page_of(chosen: Probes, preface: str = "", appendix: str = "") -> str:
     """Write the page from selected probes, one for each operation at each size, between a preface and an appendix."""
     machine = chosen[-1].machine
-    on_cpu = machine.platform == "cpu"
-    timer = "the host's clock" if on_cpu else "device events, and peaks are the dense peaks of the data sheet"
-    parts = [f"# What {machine.accelerator or machine.platform} reaches", preface, "## System", _markdown(system(chosen))]
+    timer = "the host's clock" if machine.platform == "cpu" else "device events, and peaks are the dense peaks of the data sheet"
+    parts = [f"# What {machine.accelerator or machine.platform} reaches", preface, "## System", _system(chosen)]
     others = [one for one in figures.settings_of(chosen) if one != figures.setting_of(chosen[-1].machine, chosen[-1].software)]
     parts += [f"Some figures were measured under driver {one.driver} with torch {one.torch}." for one in others]
     parts.append(
@@ -295,87 +306,44 @@ def page_of(chosen: Probes, preface: str = "", appendix: str = "") -> str:
         "± is half the width of the 95 % interval over consecutive repetitions."
     )
     parts += caution(chosen)
-    parts += [] if on_cpu else ["## Summary", "\n".join(f"- {line}" for line in summary(chosen))]
-    missing = []
-    for title, text, make, kinds in SECTIONS:
-        made, refused = make(chosen), refusals(of_kind(chosen, *kinds))
-        if made.rows or refused:
-            parts += [f"## {title}", text, _markdown(made), "\n".join(refused)]
-        elif title != ON_REQUEST:
-            missing.append(title)
-    parts += [f"Not measured yet: {', '.join(missing)}." if missing else "", appendix]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _markdown(made: Table) -> str:
-    return table(*filled(made.header, made.rows, made.left)) if made.rows else ""
+    for section in SECTIONS:
+        (header, rows), refused = section.rows(chosen), section.refusals(chosen)
+        if rows or refused:
+            shown = table(header, rows, section.left()) if rows else ""
+            parts += [f"## {section.title}", section.text, shown, "\n".join(refused)]
+    return "\n\n".join(filter(None, [*parts, appendix])) + "\n"
 
 
 def on_a_screen(probes: Probes, screen: Screen) -> str:
     """Write the tables for a terminal, from the newest of each operation."""
     newest = figures.newest_of_each(probes)
-    parts = [screen.prose(line.replace("`", "")) for line in caution(newest)]
-    for title, _, make, kinds in SECTIONS:
-        made, refused = make(newest), refusals(of_kind(newest, *kinds))
-        if made.rows or refused:
-            header, rows, left = filled(made.header, made.rows, made.left)
-            shown = [columns(header, rows, left=left, screen=screen, drop=LESS_IMPORTANT)] if rows else []
-            parts.append("\n".join([screen.paint(title, "heading"), *shown, *(screen.prose(line, 2) for line in refused)]))
+    parts = [screen.prose(line) for line in caution(newest)]
+    for section in SECTIONS:
+        (header, rows), refused = section.rows(newest), section.refusals(newest)
+        if rows or refused:
+            shown = [columns(header, rows, left=section.left(), screen=screen, drop=LESS_IMPORTANT)] if rows else []
+            parts.append(
+                "\n".join([screen.paint(section.title, "heading"), *shown, *(screen.prose(line, 2) for line in refused)])
+            )
     return "\n\n".join(parts)
 
 
-def refusals(probes: Iterable[ProbeRecord]) -> list[str]:
-    """Say what was refused, one line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for probe in probes:
-        if probe.error:
-            length = f" at {probe.shape['sequence']:,}" if "sequence" in probe.shape else ""
-            length += f" on {plural(probe.shape['ranks'], 'rank')}" if "ranks" in probe.shape else ""
-            reason = OUT_OF_MEMORY.sub(r"\1.", probe.error)
-            reasons.setdefault(reason, []).append(f"{probe.variant or probe.kind} {probe.dtype}{length}")
-    return [f"- not measured: {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
+def _system(probes: Probes) -> str:
+    """Describe the machine and its software, as recorded."""
+    newest = max(probes, key=lambda probe: probe.started_at)
+    machine = newest.machine
+    rows = [
+        ["accelerator", machine.accelerator or units.ABSENT],
+        ["devices used (maximum)", units.count(max(probe.machine.gpus or 1 for probe in probes))],
+        ["memory per device", units.gibibytes(machine.memory_bytes)],
+        ["power limit", units.si(machine.power_limit_watts, "W")],
+        ["driver", machine.driver or units.ABSENT],
+        *([name, version] for name, version in sorted(newest.software.items())),
+        ["measured", f"{min(probe.started_at for probe in probes)} to {newest.started_at}"],
+    ]
+    return table(["property", "value"], rows, left=2)
 
 
 def caution(probes: Probes) -> list[str]:
     """Say that small sizes measure no speed, where there are some."""
     return [SMALL_SIZES] if any(map(figures.is_small, probes)) else []
-
-
-def summary(probes: Probes) -> list[str]:
-    """Return a sentence for each kind of operation; none where nothing was measured."""
-    measured = [probe for probe in probes if probe.seconds]
-    lines = []
-    for name in DTYPES:
-        best = figures.fastest_product(measured, name)
-        if best is not None:
-            alike = [probe for probe in of_kind(measured, "gemm") if probe.dtype == name and probe.variant in PLAIN]
-            average = f"; {units.teraflops(figures.mean_rate(alike))} on average over the table's shapes" if alike else ""
-            what = f"Matrix products in {name} reach up to {rate_of(best)}, {_share(best)} of the dense peak, at {_sides(best)}"
-            lines.append(what + (f" ({_clock(best)})" if _clock(best) != units.ABSENT else "") + average + ".")
-    passes = {name: figures.fastest(of_kind(measured, f"attention_{name}")) for name in ("forward", "backward")}
-    lines += [
-        f"Attention {name} reaches up to {rate_of(best)}, with {best.variant} at {best.shape['sequence']:,} tokens."
-        for name, best in passes.items()
-        if best
-    ]
-    patterns = of_kind(measured, "copy", "triad", "fill")
-    best = max(patterns, key=lambda probe: figures.bandwidth(probe) or 0.0, default=None)
-    if best is not None:
-        part = units.percent(figures.share_of_bandwidth(best))
-        lines.append(f"Memory moves up to {_bandwidth(best)} ({best.kind}), {part} of the data sheet.")
-    by_size = sorted(of_kind(measured, "all_reduce"), key=lambda probe: probe.shape["message_bytes"])
-    for ranks, one in sorted({probe.shape["ranks"]: probe for probe in by_size}.items()):
-        message, rate = units.message_size(one.shape["message_bytes"]), units.si(figures.bus_bandwidth(one), "B/s")
-        lines.append(f"An all-reduce of {message} over {ranks} devices reaches a bus bandwidth of {rate} ({one.variant}).")
-    if best := figures.fastest(of_kind(measured, "transformer_step")):
-        of_product = units.percent(figures.share_of_fastest_product(best, measured))
-        what = f"A training step of the {best.variant} transformer reaches {rate_of(best)}, {_share(best)} of the dense peak"
-        lines.append(f"{what} and {of_product} of the fastest product above.")
-    steps = sorted(of_kind(measured, "ddp_step"), key=lambda probe: probe.shape["ranks"])
-    for most in {probe.variant: probe for probe in steps}.values():
-        ranks, kept = most.shape["ranks"], _efficiency(most, measured)
-        if kept is not None and ranks > 1:
-            lines.append(
-                f"Data-parallel training of {most.variant} scales to {ranks} devices at {units.percent(kept)} efficiency."
-            )
-    return lines

@@ -73,6 +73,13 @@ LABEL = 28
 """Columns that text may keep before other columns drop out for it."""
 
 
+def _with_values(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> tuple[list[tuple[str, ...]], int]:
+    """Return the columns of a table in which a row has a value, and how many of the first are of text."""
+    every = list(zip(header, *rows, strict=True))
+    kept = [number for number, column in enumerate(every) if not rows or {*column[1:]} - {units.ABSENT, ""}]
+    return [every[number] for number in kept], sum(number < left for number in kept)
+
+
 def columns(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -81,7 +88,7 @@ def columns(
     screen: Screen = PLAIN,
     drop: Sequence[str] = (),
 ) -> str:
-    """Format a table for a terminal; a pipe and a file get every column, and one line for each row.
+    """Format a table for a terminal, without columns that have no value; a pipe and a file get one line for each row.
 
     Args:
         header: of the columns.
@@ -90,7 +97,7 @@ def columns(
         screen: what the table must fit: columns drop out until it does, then text is broken between words.
         drop: headings in the order in which they drop out; then the last columns do.
     """
-    cells = [list(column) for column in zip(header, *rows, strict=True)]
+    cells, left = _with_values(header, rows, left)
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
     if screen.width is not None:
         _fit(widths, cells, left, screen.width, drop)
@@ -135,16 +142,11 @@ def _padded(cell: str, index: int, width: int, left: int, screen: Screen) -> str
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Format a Markdown table: the first `left` columns flush left, the others, of numbers, flush right."""
-    rule = [":--" if number < left else "--:" for number in range(len(header))]
-    return "\n".join("| " + " | ".join(map(escaped, row)) + " |" for row in (header, rule, *rows))
-
-
-def filled(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> tuple[Sequence[str], Sequence[Sequence[str]], int]:
-    """Return a table without the columns in which no row has a value."""
-    kept = [number for number in range(len(header)) if any(row[number] not in {units.ABSENT, ""} for row in rows)]
-    header, *rows = ([row[number] for number in kept] for row in (header, *rows))
-    return header, rows, sum(number < left for number in kept)
+    """Format a Markdown table likewise: the first `left` columns flush left, the others, of numbers, flush right."""
+    cells, left = _with_values(header, rows, left)
+    rule = [":--" if number < left else "--:" for number in range(len(cells))]
+    first, *rest = zip(*cells, strict=True)
+    return "\n".join("| " + " | ".join(map(escaped, row)) + " |" for row in (first, rule, *rest))
 
 
 def escaped(text: str) -> str:

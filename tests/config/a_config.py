@@ -18,7 +18,7 @@ models:
       {{{SHAPE}}}
 training:
   data: {{global_batch_size: 8, sequence_length: 64}}
-  tiny: {{data: {{sequence_length: 32}}}}
+  routing: natural
 parallelism:
   split:
     mine:

@@ -91,21 +91,12 @@ def test_a_merge_key_takes_over_keys_with_their_lines(layout, sizes, lines, tmp_
     assert loaded.config.parallelism["split"]["mine"]["amd"].micro_batch_size == 1
 
 
-def test_the_tiny_workload_lies_over_the_real_one_and_keeps_the_rest(tmp_path):
-    full, tiny = (read_config(written(tmp_path), size=size).config.training for size in ("full", "tiny"))
-    assert (full.data.sequence_length, tiny.data.sequence_length) == (64, 32)
-    assert full.data.global_batch_size == tiny.data.global_batch_size == 8
-    assert full.optimizer.learning_rate < tiny.optimizer.learning_rate
-
-
 def test_the_tiny_workload_lies_under_what_a_configuration_changes(tmp_path):
     text = DEFAULT_FILE.read_text()
     changed = text.replace("max_steps: 50", "max_steps: 5").replace("global_batch_size: 128", "global_batch_size: 8")
-    older = changed.replace("duration:", "tiny: {duration: {max_steps: 20}, data: {sequence_length: 32}}\n  duration:")
-    for one, sequence in ((changed, 64), (older, 32)):
-        tiny = read_config(written(tmp_path, one), size="tiny").config.training
-        assert (tiny.duration.max_steps, tiny.data.global_batch_size, tiny.data.micro_batch_size) == (5, 8, 1)
-        assert (tiny.data.sequence_length, tiny.optimizer.learning_rate) == (sequence, 3e-3)
+    tiny = read_config(written(tmp_path, changed), size="tiny").config.training
+    assert (tiny.duration.max_steps, tiny.data.global_batch_size, tiny.data.micro_batch_size) == (5, 8, 1)
+    assert (tiny.data.sequence_length, tiny.optimizer.learning_rate) == (64, 3e-3)
     with pytest.raises(ConfigError, match="sequence_length is '2k'"):
         read_config(written(tmp_path, text.replace("sequence_length: 2048", "sequence_length: 2k")), size="tiny")
 

@@ -74,7 +74,10 @@ def test_the_matmuls_of_a_layer_are_split_as_megatron_splits_them():
 
 
 def test_a_split_that_cuts_a_head_is_refused_with_the_reason():
-    with pytest.raises(LayoutError, match="28 attention heads"):
-        gemm_shapes(model_shape("qwen-2.5-7b"), 1, 2048, 8)
-    with pytest.raises(LayoutError, match="4 key/value heads"):
-        gemm_shapes(model_shape("qwen-2.5-7b"), 1, 2048, 7)
+    for degree in (7, 8):
+        with pytest.raises(LayoutError, match="cannot be split over") as caught:
+            gemm_shapes(model_shape("qwen-2.5-7b"), 1, 2048, degree)
+        assert (caught.value.why, caught.value.fix) == (
+            "Each needs whole heads, of 28 and 4, and equal shares of width and vocabulary.",
+            "1, 2, 4",
+        )

@@ -10,7 +10,8 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch._dynamo.utils import counters
 
 from tprimat.megatron import compat, optimizer
-from tprimat.megatron.optimizer import CompiledAdamW, _compiled
+from tprimat.megatron.compat import compiled_for_any_rows
+from tprimat.megatron.optimizer import CompiledAdamW
 
 SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 
@@ -31,9 +32,9 @@ def compiling():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TORCHDYNAMO_DISABLE", raising=False)
         patch.setattr(torch._dynamo.config, "disable", False)
-        _compiled.cache_clear()
+        compiled_for_any_rows.cache_clear()
         yield
-    _compiled.cache_clear()
+    compiled_for_any_rows.cache_clear()
 
 
 @pytest.fixture(scope="module")

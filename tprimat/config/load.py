@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -18,9 +18,6 @@ from tprimat.config.tree import KeyPath, Tree, leaves, parse_scalar, put, read_t
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import ModelShape, model_shape
 
-T = TypeVar("T")
-
-TINY = ("training", "tiny")
 OURS = "the tiny workload"
 """Where its keys stand that no file has."""
 DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
@@ -102,14 +99,15 @@ def read_config(
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment, file.name if file == DEFAULT_FILE else None)
-    _apply_tiny(tree, size)
+    if size == "tiny" and isinstance(tree.values.setdefault("training", {}), dict):
+        _apply_tiny(tree)
     for setting in settings:
         put(tree, setting.path, setting.value, setting.origin)
-    config, lowest = _checked(Config, tree), (*TINY[:1], "optimizer", "min_learning_rate")
+    config, lowest = _checked(tree), ("training", "optimizer", "min_learning_rate")
     rates = config.training.optimizer
     if rates.min_learning_rate > rates.learning_rate and tree.origins.get(lowest) == OURS:  # a flag sets the other alone
         put(tree, lowest, rates.learning_rate / 10, OURS)
-        config = _checked(Config, tree)
+        config = _checked(tree)
     _check_learning_rates(config, tree)
     return LoadedConfig(config=config, tree=tree, path=file)
 
@@ -146,27 +144,13 @@ def _check_learning_rates(config: Config, tree: Tree) -> None:
         )
 
 
-def _apply_tiny(tree: Tree, size: Size) -> None:
-    """Check the file's own tiny workload and remove it from the tree; if the size is tiny, apply it, and ours under the file."""
-    training = tree.values.setdefault("training", {})
-    if not isinstance(training, dict):
-        return
-    own: dict[KeyPath, Any] = {}
-    if "tiny" in training:
-        _checked(TrainingConfig, tree, TINY)
-        own = dict(leaves(training.pop("tiny")))
-    if size != "tiny":
-        return
-    given, usual = dict(leaves(training)), dict(leaves(dataclasses.asdict(TrainingConfig())))
-    ours: dict[KeyPath, Any] = {}
+def _apply_tiny(tree: Tree) -> None:
+    """Put the tiny workload in place of what the file leaves at its defaults."""
+    given, usual = dict(leaves(tree.values["training"])), dict(leaves(dataclasses.asdict(TrainingConfig())))
     for group in TINY_WORKLOAD:
-        ours |= group
         if all(given.get(path, usual[path]) == usual[path] for path in group):
-            for path in group:
-                put(tree, (*TINY[:1], *path), group[path], OURS)
-    for place, value in own.items():
-        if value != ours.get(place):  # an older file repeats ours
-            put(tree, (*TINY[:1], *place), value, tree.origins.get((*TINY, *place), ".".join(TINY)))
+            for path, value in group.items():
+                put(tree, ("training", *path), value, OURS)
 
 
 def added_models(loaded: LoadedConfig, names: Iterable[str]) -> Iterator[Setting]:
@@ -199,15 +183,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _checked(kind: type[T], tree: Tree, below: KeyPath = ()) -> T:
-    """Validate the values at a key path as a dataclass."""
-    values: Any = tree.values
-    for key in below:
-        values = values[key]
+def _checked(tree: Tree) -> Config:
+    """Validate the values of a tree."""
     try:
-        checked: T = _adapter(kind).validate_python(values)  # type: ignore[arg-type]  # mypy does not see that a class is hashable
+        checked: Config = _adapter(Config).validate_python(tree.values)
     except ValidationError as error:
-        raise _explained(error, tree, below) from error
+        raise _explained(error, tree) from error
     except ConfigError as error:
         raise ConfigError(error.what, where=error.where or _place_of_shape(tree), why=error.why, fix=error.fix) from error
     return checked
@@ -227,11 +208,11 @@ def _place_of_shape(tree: Tree) -> str | None:
     return None
 
 
-def _explained(error: ValidationError, tree: Tree, below: KeyPath = ()) -> ConfigError:
+def _explained(error: ValidationError, tree: Tree) -> ConfigError:
     """Turn the first mistake in the order of the file into an error that a user can act on."""
     wrong: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in _without_other_branches(error.errors(include_url=False)):
-        wrong.setdefault(_key_path((*below, *detail["loc"]), tree.values), []).append(detail)
+        wrong.setdefault(_key_path(detail["loc"], tree.values), []).append(detail)
     path, details = next(iter(wrong.items()))
     what, why, fix = _sentences(path, details)
     return ConfigError(what, where=tree.where(path), why=why, fix=fix)
@@ -315,7 +296,7 @@ def _shown(value: object) -> str:
 def _known_keys(path: KeyPath) -> list[str]:
     """Return the field names of the dataclass at a key path."""
     kind: Any = Config
-    for key in (TINY[0], *path[2:]) if path[:2] == TINY else path:
+    for key in path:
         kind = _field_type(kind, key)
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
 

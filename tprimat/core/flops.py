@@ -8,12 +8,11 @@ appendix B (weights plus the whole attention square); Megatron-LM, num_floating_
 megatron/training/training.py (half the square, since a causal mask never needs the other half).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tprimat.core.errors import ConfigError, LayoutError
-from tprimat.core.models import ModelShape, listed_divisors, padded_vocabulary
+from tprimat.core.models import ModelShape, padded_vocabulary, valid_tensor_degrees
 
 FlopConvention = Literal["causal", "full", "6n"]
 
@@ -243,18 +242,10 @@ def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_paral
 
 
 def _check_split(shape: ModelShape, ranks: int) -> None:
-    parts = {"attention heads": shape.heads}
-    if shape.kv_lora_rank is None:
-        parts["key/value heads"] = shape.kv_heads
-    parts |= {"feed-forward columns": shape.expert_ffn or shape.ffn, "vocabulary rows": shape.vocabulary}
-    common = math.gcd(*parts.values())
-    for what, size in parts.items():
-        if ranks < 1 or size % ranks:
-            raise LayoutError(
-                f"{shape.name} cannot be split over {ranks} tensor-parallel ranks.",
-                why=f"It has {size} {what}; each rank needs an equal, whole number of them.",
-                fix=listed_divisors(common),
-            )
+    if ranks not in (degrees := valid_tensor_degrees(shape)):
+        what = f"{shape.name} cannot be split over {ranks} tensor-parallel ranks."
+        why = f"Each needs whole heads, of {shape.heads} and {shape.kv_heads}, and equal shares of width and vocabulary."
+        raise LayoutError(what, why=why, fix=", ".join(map(str, degrees)))
 
 
 def _gemm(matrix: WeightMatrix, tokens: int, ranks: int) -> GemmShape:

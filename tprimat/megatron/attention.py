@@ -35,16 +35,9 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
     def __init__(self, config: TransformerConfig, *arguments: Any, rotary: Callable[[int], Rotation], **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         self.rotary = rotary
-        norms_are_fused = not config.qk_layernorm or isinstance(self.q_layernorm, NormScale)
-        self.fused = norms_are_fused and config.num_query_groups >= config.tensor_model_parallel_size
 
-    def get_query_key_value_tensors(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
+    def get_query_key_value_tensors(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
         """Project, split and rotate hidden states (tokens of this rank, sequences, hidden): three of (..., heads, head_dim)."""
-        if not self.fused:
-            query, key, value = super().get_query_key_value_tensors(hidden_states, *arguments, **options)
-            cos, sin = self._rotation(query)
-            rotated = compiled(rotate)
-            return rotated(query, cos, sin), rotated(key, cos, sin), value
         joint, _ = self.linear_qkv(hidden_states)
         groups = joint.unflatten(-1, (self.num_query_groups_per_partition, -1, self.hidden_size_per_attention_head))
         scales: tuple[Tensor | None, ...] = (None, None)
@@ -52,10 +45,8 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
         if isinstance(self.q_layernorm, NormScale):
             # Called as modules, so that hooks which wait for gathered weights fire.
             scales, epsilon = (self.q_layernorm(None), self.k_layernorm(None)), self.q_layernorm.eps
-        return SplitAndRotate.apply(groups, *scales, epsilon, *self._rotation(joint))  # type: ignore[no-untyped-call]
-
-    def _rotation(self, rows: Tensor) -> Rotation:
-        return self.rotary(rows.shape[0] * self.config.context_parallel_size)
+        rotation = self.rotary(joint.shape[0] * self.config.context_parallel_size)
+        return SplitAndRotate.apply(groups, *scales, epsilon, *rotation)  # type: ignore[no-untyped-call]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

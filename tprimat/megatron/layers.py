@@ -272,8 +272,7 @@ def _layer_spec(shape: ModelShape, linear: Linear, rotary: Callable[[int], Rotat
     else:
         attention.linear_qkv = column
     if shape.qk_norm:
-        fused = rotary is not None and shape.norm == "rmsnorm"
-        attention.q_layernorm = attention.k_layernorm = NormScale if fused else norm
+        attention.q_layernorm = attention.k_layernorm = norm if rotary is None else NormScale
     if experts:
         parts.mlp = compat.experts_spec(ExpertsLayer, {"shared": mlp, "feed_forward": feed_forward})
     return layer

@@ -215,7 +215,8 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: EngineOption
     if options.layers == "transformer_engine":
         spec = transformer_engine_spec(shape, experts)
     else:
-        if shape.position == "rope" and shape.kv_lora_rank is None:
+        norms_are_scales = shape.norm == "rmsnorm" or not shape.qk_norm
+        if shape.position == "rope" and shape.kv_lora_rank is None and norms_are_scales:
             rotary = _rotary(shape, config)
         products = Fp8Products if plan.workload.matmul_dtype == "fp8" else LinearProducts
         spec = block_spec(shape, experts, linear_types(products, overlapped=bool(options.overlap_tensor_parallel)), rotary)

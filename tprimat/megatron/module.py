@@ -54,11 +54,6 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.graphs: StepGraphs | None = None
         self.micro_batches_per_step = 0
 
-    @property
-    def micro_batch(self) -> int:
-        """Sequences in one micro-batch."""
-        return self.plan.workload.micro_batch
-
     def configure_model(self) -> None:
         """Build this rank's chunks, split over the replicas or with gradient buffers over them."""
         if self.chunks:
@@ -103,7 +98,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """Return this replica's micro-batches, step by step."""
         self.sequences = open_sequences(self.plan, self.plan.workload.shape.vocabulary)
         place = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-        batches = GlobalBatches(self.sequences, self.plan, self.micro_batch, place)
+        batches = GlobalBatches(self.sequences, self.plan, self.plan.workload.micro_batch, place)
         return DataLoader(batches, batch_size=None, pin_memory=self.device.type == "cuda")
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
@@ -142,7 +137,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             model=self.chunks,
             num_microbatches=len(batch),
             seq_length=self.plan.workload.sequence_tokens,
-            micro_batch_size=self.micro_batch,
+            micro_batch_size=self.plan.workload.micro_batch,
             forward_only=False,
         )
         check_all_received(self.overwritten)

@@ -5,7 +5,7 @@ MegatronOptimizer has fp32 master weights, PlainAdamW shards of them or none.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,13 +87,7 @@ def update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, sc
     if parameter.numel() % ROW:
         _update(*tensors, scalars)
     else:
-        _compiled()(*(tensor.view(-1, ROW) for tensor in tensors), scalars)
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    """Compile the update; torch makes it work for any number of rows when it meets the second one."""
-    return torch.compile(_update)
+        compat.compiled_for_any_rows(_update)(*(tensor.view(-1, ROW) for tensor in tensors), scalars)
 
 
 def _update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, scalars: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from math import lcm
 from typing import TypeVar
@@ -59,18 +59,10 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     settings = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     _check_settings(loaded, request.platform, settings)
     return RunPlan(
-        run_id=request.run_id,
-        model=request.model,
-        size=request.size,
+        **{one.name: getattr(request, one.name) for one in fields(request) if one.name != "gpus_found"},
         workload=_workload(loaded, request.platform, shape, layout, micro),
         nemo_recipe=model.nemo_recipe,
         primus_config=model.primus_config,
-        primus=request.primus,
-        strategy=request.strategy,
-        engine=request.engine,
-        engine_reason=request.engine_reason,
-        trainer=request.trainer,
-        platform=request.platform,
         nodes=nodes,
         gpus_per_node=gpus,
         steps=config.training.duration.max_steps,
@@ -82,9 +74,6 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         bridge=settings.bridge,
         profiling=config.profiling,
         environment=settings.environment,
-        run_directory=request.run_directory,
-        command=request.command,
-        output_directory=request.output_directory,
     )
 
 

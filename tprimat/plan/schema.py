@@ -35,8 +35,6 @@ __all__ = [
     "Scalar",
 ]
 
-PLAN_VERSION: Literal[2] = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimusStart(RefuseUnknownKeys):
@@ -55,7 +53,7 @@ class PrimusStart(RefuseUnknownKeys):
 class RunPlan(RefuseUnknownKeys):
     """Everything that a worker needs to know."""
 
-    plan_version: Literal[2] = PLAN_VERSION
+    plan_version: Literal[2] = 2
     run_id: str
     model: str
     """Key in config.yaml."""

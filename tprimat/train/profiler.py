@@ -4,7 +4,6 @@ OUTPUT/profiler/RUN_ID/rank_0.CYCLE.pt.trace.json   the names that TensorBoard's
 OUTPUT/profile_PLATFORM_MODEL_RUN_ID.json           the same file under a second name (a hard link)
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -19,7 +18,6 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tprimat.core.accelerators import BACKEND_OF
-from tprimat.core.errors import RecordError
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import cannot_write
 from tprimat.train.compat import callback_bases
@@ -79,14 +77,6 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         """Write the trace that is still recorded."""
         del trainer, pl_module
         self._finish()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Keep what was recorded before a failure, if the device still answers."""
-        del trainer, pl_module, exception
-        with contextlib.suppress(RuntimeError, RecordError):
-            if self._profile is not None and self._profile.current_action in RECORDING:
-                self._profile.add_metadata_json("tprimat_unfinished", str(self._profile.step_num))
-            self._finish()
 
     def _step_began(self, running: profile) -> None:
         """Label the trace of the step that begins."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from tprimat.core import units
 from tprimat.core.accelerators import Backend
 from tprimat.core.errors import RecordError
 from tprimat.records.schema import TelemetrySample
@@ -122,32 +123,23 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
-    """A program that holds memory of a GPU."""
-
-    gpu: int
-    """The vendor's number."""
-    pid: int
-    bytes: int | None
-
-
 LEAST_BYTES_IN_USE = 1 << 30
 """An idle notebook or a monitor holds less."""
 
 
-def users_of(gpus: Iterable[Gpu]) -> list[User]:
-    """Return the programs that compute on NVIDIA GPUs and hold much of their memory; none where the driver does not say."""
+def users_of(gpus: Iterable[Gpu]) -> list[str]:
+    """Name the programs that compute on NVIDIA GPUs and hold much of their memory; none where the driver does not say."""
     try:
         nvml = open_nvml()
     except LookupError:
         return []
-    found = []
+    users = []
     for index in (gpu.index for gpu in gpus if gpu.index is not None):
         device = query_nvml(nvml, "nvmlDeviceGetHandleByIndex", index)
         processes = query_nvml(nvml, "nvmlDeviceGetComputeRunningProcesses", device) or ()
-        found += [User(gpu=index, pid=process.pid, bytes=process.usedGpuMemory) for process in processes]
-    return [user for user in found if user.bytes is None or user.bytes >= LEAST_BYTES_IN_USE]
+        large = [one for one in processes if one.usedGpuMemory is None or one.usedGpuMemory >= LEAST_BYTES_IN_USE]
+        users += [f"GPU {index} by process {one.pid} ({units.gibibytes(one.usedGpuMemory)})" for one in large]
+    return users
 
 
 def amd_gpus() -> tuple[Gpu, ...]:
@@ -205,12 +197,6 @@ def to_bytes(size: Any) -> int | None:
     """Convert a tool's number with its unit."""
     value = number(nested(size, "value"), UNIT_BYTES.get(str(nested(size, "unit")), 1))
     return None if value is None else round(value)
-
-
-def common(values: Iterable[Any]) -> Any:
-    """Return the value that all share, else None."""
-    distinct = set(values)
-    return distinct.pop() if len(distinct) == 1 else None
 
 
 # Samples: the telemetry of a run, and what a probe was timed under. They never disturb a run: any problem ends them, and is told
@@ -297,9 +283,8 @@ def amd_smi_samples(text: str | None, at_seconds: float = 0.0) -> list[Telemetry
 
 def has_values(sample: TelemetrySample) -> bool:
     """Return whether anything was measured."""
-    return any(
-        value is not None for value in (sample.power_watts, sample.clock_hertz, sample.temperature_celsius, sample.utilization)
-    )
+    values = (sample.power_watts, sample.clock_hertz, sample.temperature_celsius, sample.utilization)
+    return any(value is not None for value in values)
 
 
 AMD_COMMAND = ("amd-smi", "metric", "--power", "--clock", "--temperature", "--usage", "--json")

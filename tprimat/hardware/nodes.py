@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 
 from tprimat.core.errors import LaunchError
-from tprimat.hardware.gpus import Gpu, common, visible_gpus
+from tprimat.hardware.gpus import Gpu, visible_gpus
 from tprimat.records.schema import Machine
 
 DEFAULT_PORT = 29500
@@ -25,7 +25,6 @@ ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
 INTERACTIVE_STEP = str(0xFFFFFFFA)
 """Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
-HOST_PIECES = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
 MOST_NODES = 100_000
 LONGEST_HOST = 253
 """Characters of a name in DNS."""
@@ -67,8 +66,8 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Machine | None:
         gpus_per_node=len(gpus),
         nodes=1,
         memory_bytes=min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None), default=None),
-        power_limit_watts=common(gpu.power_limit_watts for gpu in gpus),
-        driver=common(gpu.driver for gpu in gpus),
+        power_limit_watts=gpus[0].power_limit_watts if len({gpu.power_limit_watts for gpu in gpus}) == 1 else None,
+        driver=gpus[0].driver,  # one for all
     )
 
 
@@ -230,31 +229,29 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         LaunchError: brackets contain something other than numbers and ranges, or there are too many names.
     """
     names: list[str] = []
-    parts: list[list[str]] = []
-    for piece in [*HOST_PIECES.findall(text), ","]:
-        if piece == ",":
+    try:
+        for word in re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+|[\[\]]", text):
+            if word in "[]":
+                raise ValueError
+            pieces = re.split(r"\[(.*?)\]", word)  # every second one stood in brackets
+            parts = [_numbers(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
             if prod(map(len, parts)) + len(names) > MOST_NODES:
-                raise _unreadable(text)
-            names += map("".join, product(*parts)) if parts else ()
-            parts = []
-        elif piece.startswith("["):
-            parts.append([number for each in piece[1:-1].split(",") for number in _numbers(each, text)])
-        else:
-            parts.append([piece])
+                raise ValueError
+            names += map("".join, product(*parts))
+    except ValueError as error:
+        fix = "set MASTER_ADDR and NODE_RANK on every node"
+        raise LaunchError(f"Cannot parse the host list {text[:80]}.", fix=fix) from error
     return tuple(names)
 
 
-def _numbers(text: str, hosts: str) -> list[str]:
-    """Expand '01-03' to its numbers, or '7'."""
-    low, _, high = text.partition("-")
-    high = high or low
-    if not (low.isdecimal() and high.isdecimal()) or len(high) > len(str(MOST_NODES)) or int(high) - int(low) >= MOST_NODES:
-        raise _unreadable(hosts)
-    return [f"{value:0{len(low)}d}" for value in range(int(low), int(high) + 1)]
-
-
-def _unreadable(hosts: str) -> LaunchError:
-    return LaunchError(f"Cannot parse the host list {hosts[:80]}.", fix="set MASTER_ADDR and NODE_RANK on every node")
+def _numbers(text: str) -> list[str]:
+    """Expand '01-03,7' to its numbers."""
+    numbers: list[str] = []
+    for low, _, high in (one.partition("-") for one in text.split(",")):
+        if not low.isdecimal() or len(high) > len(str(MOST_NODES)) or len(numbers) > MOST_NODES:
+            raise ValueError
+        numbers += [f"{value:0{len(low)}d}" for value in range(int(low), int(high or low) + 1)]
+    return numbers
 
 
 def whole_number(environment: Mapping[str, str], name: str, most: int | None = None) -> int:
@@ -270,13 +267,6 @@ def whole_number(environment: Mapping[str, str], name: str, most: int | None = N
     return int(text)
 
 
-# The job of SLURM that this process belongs to.
-
-
-QUERY_SECONDS = 3.0
-"""For an answer while a job ends; SLURM kills it 30 s after its first signal."""
-
-
 def job_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the scheduler's name of this job, such as slurm 4711, or slurm 4711_3 for a task of an array; None outside one."""
     if "SLURM_ARRAY_JOB_ID" in environment:
@@ -284,22 +274,21 @@ def job_name(environment: Mapping[str, str] = os.environ) -> str | None:
     return f"slurm {environment['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in environment else None
 
 
-def job_ends_at(known: float | None = None, environment: Mapping[str, str] = os.environ) -> float | None:
-    """Return when this job's time limit is, in seconds since 1970; None: no job, or no limit.
+QUERY_SECONDS = 3.0
+"""For an answer while a job ends; SLURM kills it 30 s after its first signal."""
 
-    Args:
-        known: what this returned before. A job that is cancelled ends now, so what counts is the limit that it had before.
-        environment: with what SLURM 23.02 and later said at the start of the job.
+
+def job_ends_at(known: float | None = None, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return when this job's time limit is, in seconds since 1970; None: no job of SLURM, or no limit.
+
+    `known` is what this returned before: a job that is cancelled ends now, so what counts is the limit that it had before.
     """
-    job, end = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_END_TIME", "")
-    if known is None and end.isdigit():
-        known = float(end)
-    if not job.isdigit():
-        return known
+    job = environment.get("SLURM_JOB_ID", "")
     command = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T %e"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True)
-        state, now = done.stdout.split()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True) if job else None
+        state, now = done.stdout.split() if done else ("", "")
         return datetime.fromisoformat(now).timestamp() if state == "RUNNING" else known  # in local time, without a zone
     except (OSError, subprocess.SubprocessError, ValueError):  # no squeue here, or no limit
-        return known
+        end = environment.get("SLURM_JOB_END_TIME", "")  # since SLURM 23.02
+        return float(end) if known is None and end.isdigit() else known

@@ -184,7 +184,7 @@ def wait_until_free(plan: RunPlan) -> None:
     gpus, began, said = gpus_of_ranks(plan.gpus_per_node), time.monotonic(), False
     with Interrupts() as interrupts:  # a stop is recorded by the run, which ends at once
         while (users := users_of(gpus)) and not interrupts.count:
-            listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
+            listed = "; ".join(users)
             if time.monotonic() > began + FREE_WITHIN_SECONDS:
                 why, fix = "Its load would distort the measurement.", "end it, or choose others with CUDA_VISIBLE_DEVICES"
                 raise LaunchError(f"In use: {listed}.", where="the GPUs", why=why, fix=fix)

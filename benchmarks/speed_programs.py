@@ -98,7 +98,7 @@ def program_named(name: str, options: argparse.Namespace) -> Program:
 
 
 def _this_python(name: str, options: argparse.Namespace) -> Program:
-    if (error := engine_named(name).available(Here(platform=options.platform)).error) is not None:
+    if isinstance(error := engine_named(name).available(Here(platform=options.platform)), UserError):
         raise error
     return Program(name=name, engine=name, software=software_versions())
 

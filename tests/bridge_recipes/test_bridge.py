@@ -90,7 +90,7 @@ def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
     }
     plan = make_plan(tmp_path, "llama", settings, engine="bridge", layers=None)
     plan = replace(plan, shape=model_shape(name))
-    cfg = build_config(plan, on_gpu=True, transformer_engine=True)
+    cfg = build_config(plan)
     assert {key: getattr(cfg.model, key) for key in model_fields(model_shape(name))} == model_fields(model_shape(name))
     assert (cfg.train.train_iters, cfg.train.micro_batch_size, cfg.rng.seed, cfg.optimizer.lr) == (7, 2, 3, 5e-4)
     assert cfg.checkpoint.save is None
@@ -121,7 +121,7 @@ def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path)
     tuned = "perf_recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config"
     settings = {"models.llama.architecture": "qwen3-30b-a3b", "platform_optimizations.cpu.bridge.recipe": tuned}
     plan = make_plan(tmp_path, "llama", settings, engine="bridge", layers=None)
-    cfg = build_config(plan, on_gpu=True, transformer_engine=True)
+    cfg = build_config(plan)
     assert cfg.comm_overlap.overlap_moe_expert_parallel_comm is False
     assert cfg.model.moe_router_force_load_balancing is False  # natural routing was asked for
 
@@ -133,6 +133,6 @@ def test_scales_of_blocks_are_bridges_own(tmp_path, precision, field, recipe):
 
     settings = {"platform_optimizations.nvidia.precision": precision}
     plan = make_plan(tmp_path, "llama", settings, engine="bridge", platform="nvidia", layers=None)
-    mixed = build_config(plan, on_gpu=True, transformer_engine=True).mixed_precision
+    mixed = build_config(plan).mixed_precision
     assert getattr(mixed, field)
     assert getattr(mixed, f"{field}_recipe") == recipe

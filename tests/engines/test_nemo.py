@@ -10,7 +10,7 @@ from plans import request_of
 from tprimat.config.load import Setting, read_config
 from tprimat.core.errors import LaunchError
 from tprimat.engines import nemo
-from tprimat.engines.base import Here, Settings, choose
+from tprimat.engines.base import Here, choose
 from tprimat.plan.build import build_plan
 from tprimat.predict.memory import predict_memory
 
@@ -23,11 +23,11 @@ def test_what_nemo_lacks_here_is_named_and_auto_goes_on_without_it(monkeypatch):
     monkeypatch.setattr(nemo, "REQUIRED_MODULES", ("json", "no_such_module_a", "no_such_parent.part"))
     with pytest.raises(LaunchError) as caught:
         choose("nemo", Here(platform="nvidia"))
-    assert caught.value.what.startswith("The engine nemo needs no_such_module_a, no_such_parent.part, not installed for")
+    assert caught.value.what.startswith("The engine nemo needs no_such_module_a, no_such_parent.part, not installed here")
     assert "make nemo" in caught.value.fix
     engine, reason = choose("auto", Here(platform="nvidia"))
     assert engine.name == "megatron"
-    assert reason == "NeMo needs no_such_module_a, no_such_parent.part, not installed here"
+    assert reason == "The engine nemo needs no_such_module_a, no_such_parent.part, not installed here"
 
 
 def test_the_extra_and_the_requirements_file_ask_for_the_same():
@@ -92,7 +92,7 @@ def test_memory_is_predicted_with_the_loss_that_is_asked_for():
             **{f"platform_optimizations__nvidia__nemo__{name}": value for name, value in options.items()},
             training__data__micro_batch_size=4,
         )
-        settings = Settings(shape=plan.workload.shape, options=nemo.ENGINE.options(plan), transformer_engine=True)
-        return predict_memory(replace(plan.workload, implementation=nemo.ENGINE.implementation(settings))).parts
+        code = nemo.ENGINE.implementation(plan.workload.shape, nemo.ENGINE.options(plan), transformer_engine=True)
+        return predict_memory(replace(plan.workload, implementation=code)).parts
 
     assert predicted(cross_entropy_fusion_impl="te")["loss"] < predicted()["loss"] / 2

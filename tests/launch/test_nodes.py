@@ -245,7 +245,7 @@ def test_strangers_and_nodes_of_other_runs_do_not_take_a_place(place):
         with pytest.raises(LaunchError, match=reason):
             late.join(3, lambda: False)
         late.close()
-    assert (right.join(5, lambda: False), right.read(str, "stop/1")) == (True, None)
+    assert (right.join(5, lambda: False), right.orders().stop) == (True, None)
     right.close()
     group.close()
 

@@ -4,6 +4,8 @@ import os
 import sys
 from importlib.util import find_spec
 
+from tprimat.core.errors import LaunchError
+from tprimat.engines.bridge import ENGINE
 from tprimat.megatron import bootstrap
 from tprimat.plan.schema import RunPlan
 from tprimat.train import startup
@@ -16,28 +18,25 @@ def train(plan: RunPlan) -> None:
     """Train a plan on this rank of torchrun.
 
     Raises:
-        LaunchError: this Bridge lacks the recipe.
+        LaunchError: Transformer Engine does not load, or this Bridge lacks the recipe.
     """
     # Before anything imports megatron.core.
-    usable = find_spec(startup.TRANSFORMER_ENGINE) is not None and startup.transformer_engine_is_usable()
+    if find_spec(startup.TRANSFORMER_ENGINE) is not None and not startup.transformer_engine_is_usable():
+        raise LaunchError("Transformer Engine cannot be imported.", why="Bridge's layers are made of it.", fix=ENGINE.install)
     bootstrap.offer_wgrad_extension()  # NVIDIA's container has Apex's
-    redirected = bootstrap.redirect_to_cpu()
     from tprimat.bridge import compat
 
     compat.skip_dataset_helpers()
-    if redirected:
-        compat.redirect_to_cpu()
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
     from tprimat.bridge.callback import Reporter
     from tprimat.bridge.recipe import build_config
 
-    cfg = build_config(plan, on_gpu=not redirected, transformer_engine=usable)
-    if not redirected:
-        restart_with({name: str(value) for name, value in cfg.env_vars.items()})
+    cfg = build_config(plan)
+    restart_with({name: str(value) for name, value in cfg.env_vars.items()})
     startup.resume_garbage_collection()
-    pretrain(cfg, forward_step, callbacks=[Reporter(plan, cfg, redirected=redirected)])
+    pretrain(cfg, forward_step, callbacks=[Reporter(plan, cfg)])
 
 
 def restart_with(variables: dict[str, str]) -> None:

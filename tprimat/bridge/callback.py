@@ -9,7 +9,6 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core import parallel_state
 
 from tprimat.plan.schema import RunPlan
-from tprimat.records.evidence import REDIRECTED
 from tprimat.records.schema import RunRecord
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.expert_loads import mean_loads
@@ -24,15 +23,14 @@ LOSS = "lm loss"
 class Reporter(Callback):  # type: ignore[misc]
     """Hands Bridge's events on to the callbacks that a plan wants, as if a Lightning Trainer called them."""
 
-    def __init__(self, plan: RunPlan, cfg: Any, *, redirected: bool) -> None:
+    def __init__(self, plan: RunPlan, cfg: Any) -> None:
         self.plan = plan
         self.cfg = cfg
-        self.redirected = redirected
         self.batch = FirstBatchHook()
         benchmark = BenchmarkCallback(plan.run_directory, describe=self._what_runs, log=StepLog(plan))
         self.benchmark = benchmark
         self.callbacks = [benchmark, *profiling_callbacks(plan)]
-        device = torch.device("cpu") if redirected else torch.device("cuda", local_rank())
+        device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
         self.module = SimpleNamespace(device=device, automatic_optimization=False)
         self.trainer = _Trainer(plan.steps)
 
@@ -80,13 +78,8 @@ class Reporter(Callback):  # type: ignore[misc]
 
     def _what_runs(self, trainer: Any, module: Any) -> RunRecord:
         del trainer, module
-        notes = (REDIRECTED,) if self.redirected else ()
-        evidence = self.batch.evidence(
-            self.context.optimizer,
-            fp8_asked=self.plan.workload.narrow,
-            data=self.cfg.dataset.description,
-            notes=notes,
-        )
+        data = self.cfg.dataset.description
+        evidence = self.batch.evidence(self.context.optimizer, fp8_asked=self.plan.workload.narrow, data=data)
         return running_record(self.plan, evidence, self.batch.running_options(self.context.model[0].ddp_config))
 
 

@@ -42,7 +42,7 @@ PRECISIONS = {
 """bf16, or how products in 8 or 4 bits scale -> Bridge's name."""
 
 
-def build_config(plan: RunPlan, *, on_gpu: bool, transformer_engine: bool) -> Any:
+def build_config(plan: RunPlan) -> Any:
     """Return the ConfigContainer that trains a plan.
 
     Raises:
@@ -51,18 +51,13 @@ def build_config(plan: RunPlan, *, on_gpu: bool, transformer_engine: bool) -> An
     cfg, layout = recipe_of(plan), plan.workload.layout
     _set_model(cfg.model, plan)
     cfg.mixed_precision = _precision(plan, cfg)
-    _set_training(cfg, plan, on_gpu=on_gpu)
+    _set_training(cfg, plan)
     _set_optimizer(cfg, plan)
     overlaps = layout.expert > 1 and (layout.pipeline == 1 or layout.virtual_pipeline) and plan.workload.recompute != "full"
     if cfg.comm_overlap is not None and not overlaps:  # what Bridge asserts
         cfg.comm_overlap.overlap_moe_expert_parallel_comm = cfg.comm_overlap.delay_wgrad_compute = False
     if cfg.model.moe_token_dispatcher_type == "flex" and find_spec("deep_ep") is None:
-        _exchange_tokens_by_nccl(cfg.model)
-    if not transformer_engine:
-        _without_transformer_engine(cfg)
-    if not on_gpu:
-        cfg.model.use_cpu_initialization = True
-        cfg.dist.distributed_backend, cfg.dist.use_gloo_process_groups = "gloo", True
+        exchange_tokens_by_nccl(cfg.model)
     return cfg
 
 
@@ -169,7 +164,7 @@ def _precision(plan: RunPlan, cfg: Any) -> Any:
     return precision
 
 
-def _set_training(cfg: Any, plan: RunPlan, *, on_gpu: bool) -> None:
+def _set_training(cfg: Any, plan: RunPlan) -> None:
     work = plan.workload
     cfg.train.train_iters = plan.steps
     cfg.train.micro_batch_size, cfg.train.global_batch_size = work.micro_batch_sequences, work.global_batch_sequences
@@ -180,7 +175,7 @@ def _set_training(cfg: Any, plan: RunPlan, *, on_gpu: bool) -> None:
     cfg.rng.seed = plan.seed
     cfg.tokenizer.tokenizer_type, cfg.tokenizer.tokenizer_model = "NullTokenizer", None
     cfg.tokenizer.vocab_size, cfg.tokenizer.use_tokenizer_vocab_size = work.shape.vocabulary, False
-    cfg.dataset = PlannedSequences(plan=plan, pin_memory=on_gpu)
+    cfg.dataset = PlannedSequences(plan=plan, pin_memory=torch.cuda.is_available())
 
 
 def _set_optimizer(cfg: Any, plan: RunPlan) -> None:
@@ -192,39 +187,9 @@ def _set_optimizer(cfg: Any, plan: RunPlan) -> None:
     schedule.lr_warmup_iters, schedule.lr_decay_iters = names.warmup_steps(plan), plan.steps
 
 
-def _exchange_tokens_by_nccl(model: Any) -> None:
+def exchange_tokens_by_nccl(model: Any) -> None:
     """Exchange the experts' tokens as Megatron-Core itself does: DeepEP and HybridEP are packages apart."""
     model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend = "alltoall", None
-
-
-def _without_transformer_engine(cfg: Any) -> None:
-    """Take Megatron-Core's local layers and no kernel of Transformer Engine or Apex."""
-    from megatron.bridge.models.gpt_provider import local_layer_spec
-
-    model = cfg.model
-    model.transformer_layer_spec, model.transformer_impl, model.attention_backend = local_layer_spec, "local", None
-    for name in (
-        "apply_rope_fusion",
-        "persist_layer_norm",
-        "masked_softmax_fusion",
-        "gradient_accumulation_fusion",
-        "bias_activation_fusion",
-        "bias_dropout_fusion",
-        "cross_entropy_loss_fusion",
-        "use_te_rng_tracker",
-        "moe_permute_fusion",
-        "moe_grouped_gemm",
-        "moe_router_fusion",
-    ):
-        setattr(model, name, False)
-    model.cross_entropy_fusion_impl, model.cuda_graph_impl = "native", "none"
-    if model.num_moe_experts:
-        _exchange_tokens_by_nccl(model)
-    cfg.rng.te_rng_tracker, cfg.comm_overlap = False, None
-    optimizer = cfg.optimizer
-    optimizer.use_precision_aware_optimizer = False
-    optimizer.main_grads_dtype = optimizer.main_params_dtype = torch.float32
-    optimizer.exp_avg_dtype = optimizer.exp_avg_sq_dtype = torch.float32
 
 
 # The sequences of the embedded engine, in the same order.

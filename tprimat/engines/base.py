@@ -47,27 +47,6 @@ class Here:
     primus: PrimusOptions = field(default_factory=PrimusOptions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What decides how an engine's layers use memory: of a plan, or of the record of a run."""
-
-    shape: ModelShape
-    options: Mapping[str, Any]
-    """Switches of the engine; from a record as they were resolved."""
-    transformer_engine: bool | None = None
-    """Whether Transformer Engine's layers run; None: not known yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Availability:
-    """Whether an engine is installed here."""
-
-    reason: str
-    """For --engine auto: why this engine, or why not."""
-    error: UserError | None = None
-    """What is missing and how to get it; None: nothing."""
-
-
 class Engine(ABC):
     """A framework that can be started. Nothing outside this package compares engine names."""
 
@@ -84,6 +63,8 @@ class Engine(ABC):
     """Whether plans ask what its framework can do at its best, beyond what a run of ours sets."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """What of LIMITS it cannot do."""
+    layers: ClassVar[Implementation | None] = None
+    """What `implementation` returns, where it is always the same."""
     always_shards: ClassVar[bool] = False
     """Whether it always shares weights among the replicas, as fully_shard does."""
 
@@ -93,8 +74,8 @@ class Engine(ABC):
         return self.trainer is not None
 
     @abstractmethod
-    def available(self, here: Here) -> Availability:
-        """Say what is missing here. Heavy packages are looked for, never imported."""
+    def available(self, here: Here) -> str | UserError:
+        """Return how it is installed here, or what is missing and how to get it. Heavy packages are never imported."""
 
     @abstractmethod
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
@@ -132,9 +113,17 @@ class Engine(ABC):
         """Return what a dry run says of a choice that the engine makes by itself; None: nothing."""
         return None
 
-    def implementation(self, settings: Settings) -> Implementation | None:
-        """Return how the engine's layers use memory on a GPU, for predictions; None: not known."""
-        return None
+    def implementation(
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+    ) -> Implementation | None:
+        """Return how the engine's layers use memory on a GPU, for predictions; None: not known.
+
+        Args:
+            shape: of the model.
+            options: switches of the engine; from a record as they were resolved.
+            transformer_engine: whether its layers run; None: not known yet.
+        """
+        return self.layers
 
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the log; None for a line without information, as all are where a worker writes the steps itself."""
@@ -178,8 +167,7 @@ def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> 
         transformer_engine: whether it is installed where the plan runs; None: as here.
     """
     engine = engine_named(plan.engine)
-    settings = Settings(shape=plan.workload.shape, options=engine.options(plan), transformer_engine=transformer_engine)
-    return engine.implementation(settings)
+    return engine.implementation(plan.workload.shape, engine.options(plan), transformer_engine)
 
 
 def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engine, str]:
@@ -190,17 +178,16 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engi
     """
     if requested != AUTO:
         engine = engine_named(requested)
-        availability = engine.available(here)
-        if availability.error is not None and not elsewhere:
-            raise availability.error
+        if not elsewhere and isinstance(error := engine.available(here), UserError):
+            raise error
         return engine, "asked for"
     reason = "the only engine that runs on a CPU"
     for engine in map(engine_named, ENGINE_NAMES):
         if engine.automatic_on == here.platform:
-            availability = engine.available(here)
-            if availability.error is None:
-                return engine, availability.reason
-            reason = availability.reason
+            answer = engine.available(here)
+            if isinstance(answer, str):
+                return engine, answer
+            reason = answer.what.removesuffix(".")
     return engine_named(FALLBACK), reason
 
 
@@ -339,14 +326,12 @@ class RecipesEngine(WorkerEngine):
     def modules(self, here: Here) -> Sequence[str]:
         """Return what the recipes and their layers import."""
 
-    def available(self, here: Here) -> Availability:
+    def available(self, here: Here) -> str | UserError:
         """Look for the modules that the recipes import."""
-        missing = ", ".join(name for name in self.modules(here) if not is_installed(name))
-        if not missing:
-            return Availability(reason=f"{self.title} is installed")
-        what = f"The engine {self.name} needs {missing}, not installed for {sys.executable}."
-        error = LaunchError(what, why="Its recipes import it.", fix=self.install)
-        return Availability(reason=f"{self.title} needs {missing}, not installed here", error=error)
+        if missing := ", ".join(name for name in self.modules(here) if not is_installed(name)):
+            what = f"The engine {self.name} needs {missing}, not installed here."
+            return LaunchError(what, where=sys.executable, why="Its recipes import it.", fix=self.install)
+        return f"{self.title} is installed"
 
 
 def beyond_recipes(shape: ModelShape) -> dict[str, bool]:

@@ -1,13 +1,13 @@
-"""Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; redirected to the CPU to check that they run."""
+"""Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; shrunk ones train on a CPU in tests alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import BRIDGE, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Settings, Where, beyond, beyond_recipes
+from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Where, beyond, beyond_recipes
 from tprimat.plan.schema import RunPlan
 
 RECIPES = {
@@ -39,14 +39,15 @@ class BridgeEngine(RecipesEngine):
         """Refuse what no recipe can express."""
         return next(beyond(self, plan, where), None) or inexpressible(plan)
 
-    def implementation(self, settings: Settings) -> Implementation | None:
+    def implementation(
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+    ) -> Implementation | None:
         """Return how Transformer Engine's layers use memory under a recipe.
 
         Tuned recipes reduce gradients in bf16, and Qwen 2.5's plain one has Megatron-Core's loss.
         """
-        options = settings.options
         tuned = str(options.get("recipe")).startswith("perf_")
-        plain_loss = "native" if model_kind(settings.shape) == "qwen2" and not tuned else "te"
+        plain_loss = "native" if model_kind(shape) == "qwen2" and not tuned else "te"
         in_place = options.get("cross_entropy_fusion_impl", plain_loss) == "te"
         return replace(
             BRIDGE,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
-from tprimat.core.models import padded_vocabulary
+from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.core.workload import graph_obstacle
-from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine, beyond_limits, too_new
+from tprimat.engines.base import Here, Where, WorkerEngine, beyond_limits, too_new
 from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
@@ -30,9 +30,9 @@ class EmbeddedEngine(WorkerEngine):
     trainer: ClassVar[str | None] = "tprimat.megatron"
     lacks: ClassVar[frozenset[str]] = frozenset({"blocks"})
 
-    def available(self, here: Here) -> Availability:
+    def available(self, here: Here) -> str | UserError:
         """Always: a plan needs no package."""
-        return Availability(reason="always there")
+        return "always there"
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse before the start what the worker would refuse."""
@@ -60,13 +60,15 @@ class EmbeddedEngine(WorkerEngine):
         seconds = f"about {row.recording_seconds:g} s" if row else "about a second"
         return f"CUDA graphs: on, {gain}; recording makes step {STEPS_WITHOUT_GRAPHS} {seconds} longer"
 
-    def implementation(self, settings: Settings) -> Implementation | None:
+    def implementation(
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+    ) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
-        on = {name: value is not False for name, value in settings.options.items()}
-        in_fp32 = settings.options.get("gradients", "fp32") == "fp32"
-        if settings.options.get("layers") == "transformer_engine":
+        on = {name: value is not False for name, value in options.items()}
+        in_fp32 = options.get("gradients", "fp32") == "fp32"
+        if options.get("layers") == "transformer_engine":
             # Its Adam updates fp32 states alone, and the switch is torch's.
-            by_torch = settings.options.get("optimizer_states") == "bf16"
+            by_torch = options.get("optimizer_states") == "bf16"
             return replace(
                 TRANSFORMER_ENGINE,
                 loss="in_place",
@@ -75,7 +77,7 @@ class EmbeddedEngine(WorkerEngine):
                 reduces_in_fp32=in_fp32,
             )
         compiled = on.get("compiled_regions", True)
-        sharded = settings.options.get("fully_shard") is True
+        sharded = options.get("fully_shard") is True
         accumulates = on.get("accumulate_weight_gradients", True) and not sharded
         return replace(
             EMBEDDED,
@@ -92,7 +94,7 @@ class EmbeddedEngine(WorkerEngine):
             balanced_stages=on.get("balanced_stages", True),
             reduces_in_fp32=in_fp32,
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
-            fp8_output_layer=settings.options.get("fp8_output_layer") is True,
+            fp8_output_layer=options.get("fp8_output_layer") is True,
         )
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import OTHER_ENGINE, Availability, Command, Engine, Here, Settings, Where, beyond, is_installed
+from tprimat.engines.base import OTHER_ENGINE, Command, Engine, Here, Where, beyond, is_installed
 from tprimat.engines.primus import version_of
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron import MEGATRON_LM
@@ -50,26 +50,23 @@ class MegatronLmEngine(Engine):
     name: ClassVar[str] = "megatron-lm"
     planned_as_tuned: ClassVar[bool] = True
     lacks: ClassVar[frozenset[str]] = frozenset({"cpu", "text", "profiles"})
+    layers: ClassVar[Implementation | None] = TRANSFORMER_ENGINE
+    """With Megatron-Core's loss."""
 
-    def available(self, here: Here) -> Availability:
+    def available(self, here: Here) -> str | UserError:
         """Look for the script and for Transformer Engine, of which it makes its layers."""
         del here
         path = os.environ.get(PATH)
         if path is None or not (Path(path) / SCRIPT).is_file():
             what = f"There is no {SCRIPT} in {path}." if path else f"{PATH} names no clone of Megatron-LM."
-            return Availability(reason="Megatron-LM was not found", error=LaunchError(what, where=PATH, fix=INSTALL))
+            return LaunchError(what, where=PATH, fix=INSTALL)
         if not is_installed("transformer_engine"):
-            error = LaunchError("Transformer Engine is not installed.", why=f"{SCRIPT} makes its layers of it.", fix=OTHER_ENGINE)
-            return Availability(reason="Transformer Engine is not installed", error=error)
-        return Availability(reason=f"Megatron-LM is at {path}")
+            return LaunchError("Transformer Engine is not installed.", why=f"{SCRIPT} makes its layers of it.", fix=OTHER_ENGINE)
+        return f"Megatron-LM is at {path}"
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what TPrimat does not tell Megatron-LM, or what it cannot do."""
         return next(chain(beyond(self, plan, where), _refusals(plan)), None)
-
-    def implementation(self, settings: Settings) -> Implementation | None:
-        """Transformer Engine's layers, with Megatron-Core's loss."""
-        return TRANSFORMER_ENGINE
 
     def software(self, plan: RunPlan) -> dict[str, str]:
         """Return this Python's packages, and the version of the clone."""

@@ -3,7 +3,7 @@
 A recipe is a kind of model whose dimensions can be set; its kind of layer cannot. NeMo 2.7.3 is the last release with recipes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Settings, Where, beyond, beyond_recipes, is_installed
+from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Where, beyond, beyond_recipes, is_installed
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import captures_layers
 
@@ -54,19 +54,20 @@ class NemoEngine(RecipesEngine):
         """Return NeMo's own."""
         return asdict(plan.nemo)
 
-    def implementation(self, settings: Settings) -> Implementation | None:
+    def implementation(
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+    ) -> Implementation | None:
         """Tell Transformer Engine's layers from the torch's of older records; Qwen's recipe leaves the fused activation off."""
-        fused = not settings.shape.name.startswith("qwen")
-        in_fp32 = settings.options.get("grad_reduce_in_fp32") is not False
-        known = settings.transformer_engine
-        if not (is_installed(TRANSFORMER_ENGINE) if known is None else known):
+        fused = not shape.name.startswith("qwen")
+        in_fp32 = options.get("grad_reduce_in_fp32") is not False
+        if not (is_installed(TRANSFORMER_ENGINE) if transformer_engine is None else transformer_engine):
             return replace(NEMO_ON_TORCH, fused_activation=fused, reduces_in_fp32=in_fp32)
         return replace(
             NEMO,
-            loss="in_place" if settings.options.get("cross_entropy_fusion_impl") == "te" else NEMO_ON_TORCH.loss,
+            loss="in_place" if options.get("cross_entropy_fusion_impl") == "te" else NEMO_ON_TORCH.loss,
             fused_activation=fused,
             reduces_in_fp32=in_fp32,
-            captures_layers=captures_layers(settings.options),
+            captures_layers=captures_layers(options),
         )
 
 

@@ -19,7 +19,7 @@ import yaml
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.workload import ATTENTION_ALONE
-from tprimat.engines.base import LIMITS, Availability, Command, Engine, Here, Settings, Where, beyond
+from tprimat.engines.base import LIMITS, Command, Engine, Here, Where, beyond
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.plan.megatron_names import Value, parser_arguments
@@ -167,19 +167,16 @@ class PrimusEngine(Engine):
     name: ClassVar[str] = "primus"
     automatic_on: ClassVar[PlatformName | None] = "amd"
     lacks: ClassVar[frozenset[str]] = frozenset(LIMITS) - {"cpu"}
+    layers: ClassVar[Implementation | None] = replace(TRANSFORMER_ENGINE, loss="in_place")
+    """As the settings for MI300X ask."""
 
-    def implementation(self, settings: Settings) -> Implementation | None:
-        """Transformer Engine's layers, with its loss, as the settings for MI300X ask."""
-        return replace(TRANSFORMER_ENGINE, loss="in_place")
-
-    def available(self, here: Here) -> Availability:
+    def available(self, here: Here) -> str | UserError:
         """Look for the user's checkout, or for primus-cli on PATH."""
         path = here.primus_path
         if (place := find_primus(path)) is not None:
-            return Availability(reason=f"Primus is at {place}")
+            return f"Primus is at {place}"
         what = f"There is no folder {path} (PRIMUS_PATH)." if path else "Primus was not found."
-        error = LaunchError(what, why="The engine primus starts AMD's Primus.", fix=INSTALL)
-        return Availability(reason="Primus was not found", error=error)
+        return LaunchError(what, why="The engine primus starts AMD's Primus.", fix=INSTALL)
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what has no counterpart in Primus, and keys that contradict the plan."""

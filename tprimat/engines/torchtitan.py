@@ -23,11 +23,9 @@ from tprimat.engines.base import (
     LIMITS,
     OTHER_ENGINE,
     ROOT,
-    Availability,
     Command,
     Engine,
     Here,
-    Settings,
     Where,
     beyond,
     is_installed,
@@ -69,21 +67,20 @@ class TorchtitanEngine(Engine):
     lacks: ClassVar[frozenset[str]] = frozenset(LIMITS)
     """Its device is one of torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
     always_shards: ClassVar[bool] = True
+    layers: ClassVar[Implementation | None] = FSDP
 
-    def available(self, here: Here) -> Availability:
+    def available(self, here: Here) -> str | UserError:
         """Look for the package."""
         if not is_installed(self.name):
-            error = LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
-            return Availability(reason="torchtitan is not installed", error=error)
+            return LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
         titan, torch = installed_version(self.name), installed_version("torch")
         if titan >= BY_A_MODULE and torch < LEAST_TORCH:
             what = (
                 f"torchtitan {_dotted(titan)} needs torch {_dotted(LEAST_TORCH)} or newer; torch {_dotted(torch)} is installed."
             )
             why = "It imports names of torch.distributed that older ones lack."
-            error = LaunchError(what, why=why, fix=f"pip install torchtitan=={KNOWN[0]}, or a newer torch; or {OTHER_ENGINE}")
-            return Availability(reason="torchtitan needs a newer torch", error=error)
-        return Availability(reason="torchtitan is installed")
+            return LaunchError(what, why=why, fix=f"pip install torchtitan=={KNOWN[0]}, or a newer torch; or {OTHER_ENGINE}")
+        return "torchtitan is installed"
 
     def untried(self) -> UserError | None:
         """Refuse a torchtitan newer than all known ones."""
@@ -91,16 +88,11 @@ class TorchtitanEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
-        of_titan = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
-        return next(chain(beyond(self, plan, where), of_titan), None)
+        return next(chain(beyond(self, plan, where), _unsupported_model(plan, where), _unsupported_layout(plan, where)), None)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Refuse how it splits a step differently, in any of its models."""
         return next(_unsupported_layout(plan, where), None)
-
-    def implementation(self, settings: Settings) -> Implementation | None:
-        """FSDP2."""
-        return FSDP
 
     def command(self, plan: RunPlan) -> Command:
         """Return torchtitan.train on every rank, with the console of local rank 0 only, and its inputs.
@@ -138,13 +130,16 @@ def _dotted(release: tuple[int, ...]) -> str:
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    """Yield an error for each way in which the model or the machine is not torchtitan's."""
+    """Yield an error for each way in which the model or its optimizer is not torchtitan's."""
     place = where("models", plan.model, "architecture")
     if plan.workload.shape.name not in FLAVORS:
         why = f"TPrimat starts it for {', '.join(FLAVORS)}."
         yield LaunchError(f"torchtitan has no {plan.workload.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
     elif plan.workload.shape != model_shape(plan.workload.shape.name):
         yield LaunchError(f"The shape {plan.workload.shape.name} differs from torchtitan's.", where=place, fix=OTHER_ENGINE)
+    if plan.optimizer.gradient_clipping == 0:
+        key = where("training", "optimizer", "gradient_clipping")
+        yield LaunchError("torchtitan always clips gradients.", where=key, fix=f"gradient_clipping: 1.0, or {OTHER_ENGINE}")
 
 
 def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
@@ -166,15 +161,6 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if plan.workload.recompute_layers is not None:
         place = where(*settings, "recompute_layers")
         yield LaunchError("torchtitan recomputes all layers, or none.", where=place, fix="recompute_layers: null")
-
-
-def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    """Yield an error for each setting that has no counterpart in torchtitan."""
-    if plan.nodes > 1:
-        yield LaunchError("torchtitan is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
-    if plan.optimizer.gradient_clipping == 0:
-        key = where("training", "optimizer", "gradient_clipping")
-        yield LaunchError("torchtitan always clips gradients.", where=key, fix=f"gradient_clipping: 1.0, or {OTHER_ENGINE}")
 
 
 def arguments(plan: RunPlan, *, by_a_module: bool = False) -> tuple[str, ...]:

@@ -1,18 +1,17 @@
 """Several nodes as one run: the launcher of the first node decides, those of the others start their ranks when it says so.
 
 They agree through a store of torch that the first one opens at MASTER_ADDR:MASTER_PORT. It holds JSON documents, under the name
-of the job: hello/RANK (who joins), run/1, run/2, ... (what to start), stop/N (why to stop run N), ended/N/RANK (how its ranks
-ended on a node), leave (how all exit), and beat/RANK, which counts up while a launcher lives.
+of the job: hello/RANK (who joins), orders (what all do now), ended/N/RANK (how its ranks of run N ended on a node), and
+beat/RANK, which counts up while a launcher lives.
 """
 
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import LOOPBACK, Nodes
@@ -22,7 +21,6 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Failure, NodeRecord
 from tprimat.records.store import from_json, to_json
 
-T = TypeVar("T")
 GONE = "gone"
 """In place of a beat: the launcher has ended."""
 POLL_SECONDS = 0.1
@@ -51,24 +49,22 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What a node starts."""
+class Orders:
+    """What the first node says."""
 
-    number: int
-    plan: RunPlan
-    started_at: str | None
+    number: int = 0
+    """Of the run that all start, once it is a new one, counted from 1."""
+    plan: RunPlan | None = None
+    started_at: str | None = None
     """Of the run, ISO 8601."""
-    place: Nodes
+    place: Nodes = field(default_factory=Nodes)
     """With the address of torchrun's store; `rank` is the first node's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    """The end."""
-
-    status: int
+    stop: str | None = None
+    """Why to stop it."""
+    leave: int | None = None
+    """The exit status of all, when no further run starts."""
     error: tuple[str, str | None, str | None] | None = None
-    """What went wrong, why, and the way out."""
+    """What keeps all from running together, why, and the way out."""
 
 
 class LostNodeError(LaunchError):
@@ -123,17 +119,14 @@ class Group:
         self._seconds = seconds
         self._store, self._address = open_store(nodes)
         self._hellos = {0: own}
-        self._number = 0
-        """Of the run, counted from 1."""
-        self._next = ""
-        """What the other nodes start next: a Part as JSON."""
+        self._orders = Orders()
+        self._next = Orders()
         self._beats: dict[int, tuple[bytes, float]] = {}
         """The last one, and when it was new."""
         self._lost: dict[int, str] = {}
         self._ended: dict[int, Ending] = {}
         self._failed_at: float | None = None
         """When the ranks of another node had failed by themselves."""
-        self._stopping = False
         self._store.write("hello/0", to_json(own))
 
     def meet(self, check: Callable[[Sequence[Hello]], None]) -> None:
@@ -177,7 +170,7 @@ class Group:
         """Return the first node's place in the next run, with a fresh port for torchrun's store."""
         address, port = self._address or self.nodes.master_address, free_port(self._address or "")
         place = replace(self.nodes, master_address=address, master_port=port)
-        self._next = to_json(Part(number=self._number + 1, plan=plan, started_at=started_at, place=place))
+        self._next = Orders(number=self._orders.number + 1, plan=plan, started_at=started_at, place=place)
         return place
 
     def begin(self) -> None:
@@ -186,13 +179,12 @@ class Group:
         Raises:
             LostNodeError: a node was lost.
         """
-        self._number += 1
-        self._ended, self._failed_at, self._stopping = {}, None, False
+        self._ended, self._failed_at = {}, None
         self._poll()
         if self._lost:
             fix = "the same call with --resume continues from here"
             raise LostNodeError(f"{self._loss()} No further run can start.", fix=fix)
-        self._store.write(f"run/{self._number}", self._next)
+        self._say(self._next)
 
     def check(self) -> Failure | None:
         """Return why the run must end: a node is lost, or its ranks have failed and those of this node go on."""
@@ -206,9 +198,8 @@ class Group:
 
     def stop(self, cause: str) -> None:
         """Let the other nodes stop their ranks; a second call changes nothing."""
-        if not self._stopping:
-            self._stopping = True
-            self._store.write(f"stop/{self._number}", to_json(cause))
+        if self._orders.stop is None:
+            self._say(replace(self._orders, stop=cause))
 
     def finish(self, seconds: float) -> Failure | None:
         """Wait until the ranks of all nodes have ended; return which node was lost or late."""
@@ -226,12 +217,16 @@ class Group:
     def close(self, error: LaunchError | None = None) -> None:
         """Let the other nodes go: with `status`, or with what keeps all of them from running together."""
         told = None if error is None else (error.what, error.why, error.fix)
-        self._store.write("leave", to_json(Leave(status=self.status, error=told)))
+        self._say(replace(self._orders, leave=self.status, error=told))
         ends = time.monotonic() + LEAVE_SECONDS
         while self._others() and time.monotonic() < ends:
             time.sleep(POLL_SECONDS)
             self._poll()
         del self._store  # closes it
+
+    def _say(self, orders: Orders) -> None:
+        self._orders = orders
+        self._store.write("orders", to_json(orders))
 
     def _others(self) -> set[int]:
         return self._hellos.keys() - {0} - self._lost.keys()
@@ -246,9 +241,9 @@ class Group:
     def _poll(self) -> None:
         now = time.monotonic()
         for rank in sorted(self._others()):
-            if rank not in self._ended and (text := self._store.read(f"ended/{self._number}/{rank}")):
+            if rank not in self._ended and (text := self._store.read(f"ended/{self._orders.number}/{rank}")):
                 ended = self._ended[rank] = from_json(Ending, text, where="ended")
-                if (ended.exit_code or ended.stopped) and not self._stopping:
+                if (ended.exit_code or ended.stopped) and self._orders.stop is None:
                     self._failed_at = self._failed_at or now
             beat = self._store.read(f"beat/{rank}") or b""
             last, since = self._beats.get(rank, (b"", now))
@@ -302,8 +297,8 @@ class Member:
         self._nodes = nodes
         self._own = own
         self._joined, self._leaving = Event(), Event()
-        self._wanted: dict[str, bytes | None] = {}
-        self._said: deque[tuple[str, str]] = deque()
+        self._orders = Orders()
+        self._said: tuple[str, str] | None = None
         self._problem = ""
         self._heard_at = time.monotonic()
         self._thread = Thread(target=self._work, name="first node", daemon=True)
@@ -330,22 +325,20 @@ class Member:
                 )
         return True
 
-    def read(self, kind: type[T], key: str) -> T | None:
-        """Return a document of the first node; None where there is none yet.
+    def orders(self) -> Orders:
+        """Return what the first node said last.
 
         Raises:
             LostNodeError: the first node is gone.
         """
-        if (text := self._wanted.setdefault(key, None)) is not None:
-            return from_json(kind, text, where=key)
         silence = time.monotonic() - self._heard_at
-        if self._problem or silence > LOST_SECONDS:
+        if self._orders.leave is None and (self._problem or silence > LOST_SECONDS):
             raise LostNodeError(f"the first node was lost: {self._problem or f'no answer for {silence:.0f} s'}.")
-        return None
+        return self._orders
 
-    def write(self, key: str, value: object) -> None:
-        """Tell the first node something."""
-        self._said.append((f"{key}/{self._nodes.rank}", to_json(value)))
+    def report(self, number: int, ended: Ending) -> None:
+        """Tell the first node how the ranks of a run ended here."""
+        self._said = f"ended/{number}/{self._nodes.rank}", to_json(ended)
 
     def close(self) -> None:
         """Tell the first node that this launcher ends."""
@@ -373,11 +366,14 @@ class Member:
             return
         self._problem, self._heard_at = "", time.monotonic()
         self._joined.set()
+        heard: bytes | None = None
         while not self._leaving.wait(POLL_SECONDS) or self._said:
-            while self._said:
-                store.write(*self._said.popleft())
+            said, self._said = self._said, None
+            if said is not None:
+                store.write(*said)
             store.count(f"beat/{rank}")
-            for key in [key for key, text in list(self._wanted.items()) if text is None]:
-                self._wanted[key] = store.read(key)
+            before, heard = heard, store.read("orders")
+            if heard is not None and heard != before:
+                self._orders = from_json(Orders, heard, where="orders")
             self._heard_at = time.monotonic()
         store.write(f"beat/{rank}", GONE)

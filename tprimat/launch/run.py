@@ -20,7 +20,7 @@ from tprimat.launch.hang import culprit, missing_ranks
 from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
 from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
-from tprimat.records.schema import Failure, RunRecord, StepRecord
+from tprimat.records.schema import Failure, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
 
 MAX_ERROR_LOG_BYTES = 1 << 20
@@ -173,19 +173,13 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, tuple[StepRecord, 
         try:
             with telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
                 attempt.run()
-        except BaseException as error:
-            attempt.failure = launcher_failure(error)
+        except UserError as error:  # a launcher that found a node gone began nothing
+            outcome: Outcome = "interrupted" if isinstance(error, LostNodeError) else "failed"
+            attempt.failure = Failure(outcome=outcome, cause=error.what, hint=error.fix)
             raise
         finally:
             ended = attempt.write_end()
     return ended
-
-
-def launcher_failure(error: BaseException) -> Failure:
-    """Return why a run could not be started, or how its launcher failed. One that found a node gone never began."""
-    if not isinstance(error, UserError):
-        return Failure(outcome="failed", cause=f"The launcher failed: {error!r}.")
-    return Failure(outcome="interrupted" if isinstance(error, LostNodeError) else "failed", cause=error.what, hint=error.fix)
 
 
 def with_outcome(record: RunRecord, failure: Failure | None) -> RunRecord:
@@ -250,7 +244,7 @@ class Attempt:
         self._launch = launch
         self._interrupts = interrupts
         self._watcher = watcher
-        self.failure: Failure | None = None
+        self.failure: Failure | None = Failure(outcome="failed", cause="The launcher failed; its traceback says how.")
         """Why the run did not complete; None: it did."""
         self._exit_code: int | None = None
         self._job_ends_at = job_ends_at()

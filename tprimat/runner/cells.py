@@ -1,5 +1,6 @@
 """One list for every call that makes runs: an entry a configuration, planned or refused, with a cell for each of its runs."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -112,11 +113,10 @@ RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "t
 """Fields of a plan that differ between two runs of the same configuration, and what older plans lack."""
 
 
-def configuration(plan: RunPlan) -> dict[str, Any]:
-    """Return what two plans must share for their runs to be repetitions of each other."""
-    fields = asdict(plan)
-    fields["environment"] = masked_environment(plan.environment)  # as plan.json has it
-    return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
+def configuration(plan: RunPlan) -> str:
+    """Return what two plans must share for their runs to be repetitions of each other, as JSON."""
+    fields = {**asdict(plan), "environment": masked_environment(plan.environment)}  # as plan.json has it
+    return json.dumps({key: value for key, value in fields.items() if key not in RUN_FIELDS}, sort_keys=True)
 
 
 Twins = list[tuple[Cell, Cell]]
@@ -125,19 +125,13 @@ Twins = list[tuple[Cell, Cell]]
 
 def without_twins(entries: Iterable[Entry]) -> tuple[list[Cell], Twins]:
     """Return the cells to run, and those that an earlier strategy's run answers, because it splits the model alike."""
-    cells: list[Cell] = []
+    firsts: dict[tuple[str, int], Cell] = {}
     twins: Twins = []
-    kinds: list[tuple[dict[str, Any], int, Cell]] = []
-    for entry in entries:
-        for number, cell in enumerate(entry.cells):
-            kind = configuration(replace(cell.plan, strategy=""))
-            first = next((one for wanted, place, one in kinds if (wanted, place) == (kind, number)), None)
-            if first is None:
-                kinds.append((kind, number, cell))
-                cells.append(cell)
-            else:
-                twins.append((cell, first))
-    return cells, twins
+    for number, cell in (numbered for entry in entries for numbered in enumerate(entry.cells)):
+        first = firsts.setdefault((configuration(replace(cell.plan, strategy="")), number), cell)
+        if first is not cell:
+            twins.append((cell, first))
+    return list(firsts.values()), twins
 
 
 def named_twice(results: Sequence[CellResult], twins: Twins) -> list[CellResult]:

@@ -48,8 +48,9 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
     """Look at what a run of these plans needs here: GPUs, nodes, data, memory, and a place for results."""
     plan = session.plans[0]
     yield _gpus(session, plan)
-    if not session.is_here and (error := engine_named(plan.engine).available(Here(platform=plan.platform)).error) is not None:
-        yield Check("engine", "absent", f"{error.what} The machine that runs this needs it.")
+    here = engine_named(plan.engine).available(Here(platform=plan.platform))
+    if not session.is_here and isinstance(here, UserError):
+        yield Check("engine", "absent", f"{here.what} The machine that runs this needs it.")
     if plan.nodes > 1:
         yield _nodes(plan, environment)
     yield Check("data", "ok", plan.dataset)

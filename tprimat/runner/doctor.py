@@ -121,9 +121,8 @@ def _version(package: str) -> str | None:
 def check_engines(here: Here) -> Iterator[Check]:
     """Ask every engine that needs its own framework whether it can start."""
     for engine in (engine_named(name) for name in ENGINE_NAMES if name != FALLBACK):
-        answer = engine.available(here)
-        name = f"engine {engine.name}"
-        if answer.error is None:
-            yield Check(name, "ok", answer.reason)
+        answer, name = engine.available(here), f"engine {engine.name}"
+        if isinstance(answer, str):
+            yield Check(name, "ok", answer)
         else:
-            yield Check(name, "absent", answer.reason, answer.error.fix)
+            yield Check(name, "absent", answer.what.removesuffix("."), answer.fix)

@@ -14,7 +14,7 @@ from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
 from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Layout, Workload, graph_obstacle
 from tprimat.engines import MODULES
-from tprimat.engines.base import Settings, engine_named
+from tprimat.engines.base import engine_named
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import Rates
 from tprimat.predict.stages import FELT, busiest_rank
@@ -224,8 +224,7 @@ def recorded_workload(run: RunRecord) -> FullWorkload | None:
     if run.engine not in MODULES or ran.shape is None or layout is None or None in (ran.accumulation_steps, ran.sequence_tokens):
         return None
     te = run.evidence.transformer_engine if run.evidence is not None else None
-    settings = Settings(shape=ran.shape, options=run.engine_options, transformer_engine=te)
-    code = engine_named(run.engine).implementation(settings)
+    code = engine_named(run.engine).implementation(ran.shape, run.engine_options, te)
     dtype = PRECISIONS.get(ran.matmul_dtype or "")
     if code is None or dtype is None:
         return None

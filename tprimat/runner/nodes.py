@@ -15,7 +15,7 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.gpus import telemetry
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
-from tprimat.launch.agreement import POLL_SECONDS, Group, Hello, Leave, LostNodeError, Member, Part
+from tprimat.launch.agreement import POLL_SECONDS, Group, Hello, LostNodeError, Member, Orders
 from tprimat.launch.process import Ending, Interrupts, Output, Supervisor, torchrun
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
@@ -118,19 +118,22 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
         try:
             if member.join(seconds, lambda: interrupts.count > 0):
                 notify(f"{name} follows {nodes.master_address}")
-                number = 1
+            number = 0
             while not interrupts.count:
-                if (leave := member.read(Leave, "leave")) is not None:
-                    if leave.error is None:
-                        return leave.status
-                    what, why, fix = leave.error
+                orders = member.orders()
+                if orders.leave is not None:
+                    if orders.error is None:
+                        return orders.leave
+                    what, why, fix = orders.error
                     raise LaunchError(what, where="the first node", why=why, fix=fix)
-                if (part := member.read(Part, f"run/{number}")) is None:
+                if orders.plan is None or orders.number == number:
                     time.sleep(POLL_SECONDS)
                     continue
-                ended = follow_run(part, nodes, member, interrupts, lambda text: notify(f"{name}: {text}"))
-                member.write(f"ended/{number}", ended)
-                number += 1
+                number = orders.number
+                # One writer per folder: this node's plan, log and telemetry have their own, on a shared disk or on its own.
+                plan = dataclasses.replace(orders.plan, run_directory=f"{orders.plan.run_directory}/node-{nodes.rank}")
+                here = dataclasses.replace(orders, place=dataclasses.replace(orders.place, rank=nodes.rank))
+                member.report(number, follow_run(plan, here, member, interrupts, lambda text: notify(f"{name}: {text}")))
         except LostNodeError as error:
             notify(f"{name}: {error.what}")
             return 1
@@ -139,24 +142,21 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     return 128 + (interrupts.first or signal.SIGINT)
 
 
-def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts, notify: Notify) -> Ending:
+def follow_run(plan: RunPlan, orders: Orders, member: Member, interrupts: Interrupts, notify: Notify) -> Ending:
     """Start the ranks of a run on this node, stop them when the first node says so, and return how they ended."""
-    # One writer per folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.
-    plan = dataclasses.replace(part.plan, run_directory=str(Path(part.plan.run_directory) / f"node-{nodes.rank}"))
     directory = RunDirectory(Path(plan.run_directory))
-    began, stop = time.monotonic(), f"stop/{part.number}"
+    began = time.monotonic()
     gpus = () if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node)
 
     def tick(now: float) -> Failure | None:
-        cause = member.read(str, stop)
+        cause = member.orders().stop
         return None if cause is None else Failure(outcome="interrupted", cause=cause)
 
     try:
         write_plan(directory.plan_file, plan)
         output = Output((directory.log_file,), lambda _: None, notify)
-        with telemetry(directory, part.started_at, gpus, notify):
-            command = command_on(plan, dataclasses.replace(part.place, rank=nodes.rank))
-            ending = Supervisor(command, output, interrupts, folder=directory.path).run(tick)
+        with telemetry(directory, orders.started_at, gpus, notify):
+            ending = Supervisor(command_on(plan, orders.place), output, interrupts, folder=directory.path).run(tick)
     except LostNodeError:
         raise
     except UserError as error:
@@ -167,7 +167,7 @@ def follow_run(part: Part, nodes: Nodes, member: Member, interrupts: Interrupts,
     text = "\n".join(output.tail)[-TAIL_CHARACTERS:] if ending.exit_code != 0 else ""
     return dataclasses.replace(
         ending,
-        stopped=ending.stopped if member.read(str, stop) is None else None,
+        stopped=ending.stopped if member.orders().stop is None else None,
         lines=tuple(re.sub(r"[\ud800-\udfff]", "?", text).split("\n")),
     )
 

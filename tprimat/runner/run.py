@@ -111,10 +111,14 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
 def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) -> RunRecord:
     """Return the first record of a run, with what its engine knows."""
     engine = engine_named(plan.engine)
-    record = first_record(plan, machine, datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
-    variables = variables_of_run(plan.environment)
-    known = dataclasses.replace(record, clock=engine.clock, software=engine.software(plan), environment=variables)
-    return dataclasses.replace(known, nodes=nodes, job=job_name())
+    return dataclasses.replace(
+        first_record(plan, machine, datetime.now(timezone.utc).isoformat(timespec="milliseconds")),
+        clock=engine.clock,
+        software=engine.software(plan),
+        environment=variables_of_run(plan.environment),
+        nodes=nodes,
+        job=job_name(),
+    )
 
 
 def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:

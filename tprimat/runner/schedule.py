@@ -8,10 +8,9 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError, UserError
@@ -87,7 +86,7 @@ def run_in_order(
     several times (repetitions) gets a run for each cell. Without `retry_failed`, a cell whose newest run failed is not made
     again: a failure is a result too.
     """
-    earlier = earlier_runs(cells) if resume else []
+    earlier = earlier_runs(cells) if resume else {}
     pause = max((cooldown(cell) for cell in cells), default=0.0)
     results: list[CellResult] = []
     seconds: list[float] = []
@@ -125,9 +124,11 @@ def run_in_order(
     return results
 
 
-def earlier_of(cell: Cell, earlier: list[tuple[RunPlan, RunRecord]]) -> RunRecord | None:
+def earlier_of(cell: Cell, earlier: dict[str, list[RunRecord]]) -> RunRecord | None:
     """Return the newest earlier run of a plan that says something about this machine, and remove it from the others."""
-    while (record := take_first(earlier, cell.plan)) is not None:
+    same = earlier.get(configuration(cell.plan), [])
+    while same:
+        record = same.pop(0)
         if (why := differs_here(cell, record)) is None:
             return record
         if record.counts:
@@ -201,15 +202,10 @@ def is_result(record: RunRecord) -> bool:
 
 def interleaved(cells: Sequence[Cell]) -> list[Cell]:
     """Return cells in the order A B C, C B A, A B C: what drifts over hours (heat, other users) then falls on all alike."""
-    kinds: list[tuple[dict[str, Any], list[Cell]]] = []
+    kinds: dict[str, list[Cell]] = {}
     for cell in cells:
-        wanted = configuration(cell.plan)
-        same = next((repetitions for kind, repetitions in kinds if kind == wanted), None)
-        if same is None:
-            kinds.append((wanted, [cell]))
-        else:
-            same.append(cell)
-    rounds = itertools.zip_longest(*(repetitions for _, repetitions in kinds))
+        kinds.setdefault(configuration(cell.plan), []).append(cell)
+    rounds = itertools.zip_longest(*kinds.values())
     ordered = (one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds))
     return [cell for one in ordered for cell in one if cell is not None]
 
@@ -251,26 +247,18 @@ def end_abandoned(output: Path) -> list[str]:
     return ended
 
 
-def earlier_runs(cells: Iterable[Cell]) -> list[tuple[RunPlan, RunRecord]]:
-    """Return the runs in the cells' output folders whose plan, record and steps are whole: those that count, the newest first."""
-    folders = dict.fromkeys(Path(cell.plan.output_directory) / "runs" for cell in cells)
-    files = (path for folder in folders for path in folder.glob("*/run.json"))
-    pairs = [pair for path in files for pair in read_pair(RunDirectory(path.parent))]
-    # Runs that count come first, whatever the clock said: it may have been set back since.
-    return sorted(pairs, key=lambda pair: (pair[1].counts, pair[1].started_at or ""), reverse=True)
+def earlier_runs(cells: Iterable[Cell]) -> dict[str, list[RunRecord]]:
+    """Return the runs in the cells' output folders by configuration: those that count, the newest first.
 
-
-def read_pair(directory: RunDirectory) -> Iterator[tuple[RunPlan, RunRecord]]:
-    """Yield plan and record, or nothing where one is missing or damaged: such a run is repeated."""
-    with contextlib.suppress(RecordError):
-        yield read_plan(directory.plan_file), directory.read_whole()[0]
-
-
-def take_first(earlier: list[tuple[RunPlan, RunRecord]], plan: RunPlan) -> RunRecord | None:
-    """Remove the first of the earlier runs of a plan from the list and return its record."""
-    wanted = configuration(plan)
-    for index, (former, record) in enumerate(earlier):
-        if configuration(former) == wanted:
-            del earlier[index]
-            return record
-    return None
+    One whose plan, record or steps are missing or damaged is left out, and so repeated.
+    """
+    runs: dict[str, list[RunRecord]] = {}
+    for folder in dict.fromkeys(Path(cell.plan.output_directory) / "runs" for cell in cells):
+        for path in folder.glob("*/run.json"):
+            directory = RunDirectory(path.parent)
+            with contextlib.suppress(RecordError):
+                record = directory.read_whole()[0]
+                runs.setdefault(configuration(read_plan(directory.plan_file)), []).append(record)
+    for same in runs.values():  # those that count come first, whatever the clock said: it may have been set back since
+        same.sort(key=lambda record: (record.counts, record.started_at or ""), reverse=True)
+    return runs

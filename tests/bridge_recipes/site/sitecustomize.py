@@ -84,6 +84,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+class Redirection(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "tprimat.bridge.compat":
+            importlib.import_module("on_a_cpu").redirect()
+
+
+sys.meta_path.insert(0, Redirection())
 sys.meta_path.append(Finder())
 if importlib.util.find_spec("tensorboard") is None:
     for module in ("torch.utils.tensorboard", "torch.utils.tensorboard.writer"):

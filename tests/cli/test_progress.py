@@ -11,10 +11,9 @@ from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions, StepRates
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import load_results
-from tprimat.records.schema import StartUp, StepRecord
+from tprimat.records.schema import StepRecord
 from tprimat.report.tables import Screen
-from tprimat.runner.progress import AWAITED, Progress, outcome_line, step_line
-from tprimat.train import startup
+from tprimat.runner.progress import Progress, outcome_line, step_line
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -33,20 +32,19 @@ def lines_after(progress, capsys, *seconds):
 def test_without_a_terminal_a_line_comes_after_ten_seconds_and_then_each_minute(plan, capsys):
     progress = Progress(plan, None)
     assert lines_after(progress, capsys, 0.1, 5.0, 9.9) == []
-    assert lines_after(progress, capsys, 10.0, 10.1, 59.9) == [
-        "  llama waits for torchrun to start the ranks, 10 s since the start"
-    ]
+    assert lines_after(progress, capsys, 10.0, 10.1, 59.9) == ["  llama waits for its first step, 10 s since the start"]
     (line,) = lines_after(progress, capsys, 60.0, 60.1, 119.9)
     assert re.fullmatch(r".* 60 s since the start; its log: .*training\.log", line)
     assert len(lines_after(progress, capsys, 120.0, 121.0, 180.0, 200.0)) == 2
 
 
-def test_the_line_names_what_the_log_says_is_next(plan, capsys):
-    progress = Progress(replace(plan, platform="nvidia"), None)
+def test_the_line_shows_what_the_log_said_last(plan, capsys):
+    progress = Progress(plan, None)
     progress.on_line("[rank0]: tprimat start-up: imported")
-    progress.on_line("a line of a library")
-    (line,) = lines_after(progress, capsys, 12.0)
-    assert "waits for the ranks to connect" in line
+    progress.on_line("")
+    assert lines_after(progress, capsys, 12.0) == [
+        "  llama waits for its first step ([rank0]: tprimat start-up: imported), 12 s since the start"
+    ]
 
 
 STEP = StepRecord(step=3, step_seconds=2.65, tokens=131072, loss=6.4, peak_allocated_bytes=110_700_000_000)
@@ -69,11 +67,3 @@ def test_the_end_of_a_run_is_one_line_with_its_speed_or_its_cause():
     )
     (failed,), _ = load_results([RUNS / "h100" / "runs" / "h100-qwen-oom"])
     assert outcome_line(failed.run, None).endswith(": out of memory: CUDA out of memory on rank 3")
-
-
-def test_every_stage_that_is_announced_is_understood(capsys):
-    for stage in (stage for stage in AWAITED if stage):
-        startup.announce(stage)
-        assert startup.stage_of_line(capsys.readouterr().out) == stage
-    assert set(AWAITED) == {None, *StartUp.__args__}
-    assert startup.stage_of_line("tprimat start-up: nonsense") is None

@@ -15,11 +15,7 @@ RESTARTED = "TPRIMAT_RECIPE_VARIABLES"
 
 
 def train(plan: RunPlan) -> None:
-    """Train a plan on this rank of torchrun.
-
-    Raises:
-        LaunchError: Transformer Engine does not load, or this Bridge lacks the recipe.
-    """
+    """Train a plan on this rank of torchrun."""
     # Before anything imports megatron.core.
     if find_spec(startup.TRANSFORMER_ENGINE) is not None and not startup.transformer_engine_is_usable():
         raise LaunchError("Transformer Engine cannot be imported.", why="Bridge's layers are made of it.", fix=ENGINE.install)

@@ -62,11 +62,7 @@ def build_config(plan: RunPlan) -> Any:
 
 
 def recipe_of(plan: RunPlan) -> Any:
-    """Return the container of the plan's recipe as Bridge makes it, but for the dimensions of the model.
-
-    Raises:
-        LaunchError: this Bridge has no such recipe.
-    """
+    """Return the container of the plan's recipe as Bridge makes it, but for the dimensions of the model."""
     module, _, function = recipe_name(plan).partition(":")
     try:
         recipe = getattr(import_module(f"megatron.bridge.{module}"), function)

@@ -147,11 +147,7 @@ class Engine(ABC):
 
 
 def engine_named(name: str) -> Engine:
-    """Return the engine with a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the engine with a name."""
     if name not in MODULES:
         raise ConfigError(f"There is no engine {name!r}.", where="--engine", fix=f"one of: {', '.join((AUTO, *ENGINE_NAMES))}")
     engine = import_module(MODULES[name]).ENGINE
@@ -255,11 +251,7 @@ INSTALL = "make install, or pip install -r requirements.txt"
 
 
 def require_worker_modules() -> None:
-    """Check that this Python has what the worker needs, without importing it.
-
-    Raises:
-        LaunchError: a module is missing; names the first one.
-    """
+    """Check that this Python has what the worker needs, without importing it."""
     missing = [name for name in WORKER_MODULES if not is_installed(name)]
     if not any(is_installed(name) for name in LIGHTNING):
         missing.append(LIGHTNING[0])

@@ -123,11 +123,7 @@ def find_primus(primus_path: str | None) -> str | None:
 
 
 def find_installation(options: PrimusOptions, primus_path: str | None) -> PrimusStart:
-    """Find primus-cli in the user's checkout or on PATH, and the checkout around it.
-
-    Raises:
-        LaunchError: there is neither, or its version lacks the launcher.
-    """
+    """Find primus-cli in the user's checkout or on PATH, and the checkout around it."""
     place = find_primus(primus_path)
     if place is None:
         raise LaunchError("Primus was not found.", fix=INSTALL)
@@ -198,11 +194,7 @@ class PrimusEngine(Engine):
         return (str(folder / "logs" / MODULE / "rank-*" / "error.log"),)
 
     def command(self, plan: RunPlan) -> Command:
-        """Return primus-cli with the generated experiment.
-
-        Raises:
-            LaunchError: the plan has no Primus to start.
-        """
+        """Return primus-cli with the generated experiment."""
         if plan.primus is None:
             raise LaunchError("The plan does not say which Primus to start.", fix="plan again with --engine primus")
         experiment = str(PurePath(plan.run_directory) / "primus.yaml")

@@ -73,11 +73,7 @@ def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
 
 
 def open_nvml() -> Any:
-    """Return NVIDIA's management library (the package nvidia-ml-py, module pynvml), initialised.
-
-    Raises:
-        LookupError: the package is not installed, or the driver's library is missing or does not answer.
-    """
+    """Return NVIDIA's management library (the package nvidia-ml-py, module pynvml), initialised."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
@@ -232,11 +228,7 @@ class NvmlReader:
     """Read NVIDIA GPUs through NVML: a few system calls each, no process."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        """Open the library and find the GPUs.
-
-        Raises:
-            LookupError: NVML does not answer, or does not know one of the GPUs.
-        """
+        """Open the library and find the GPUs."""
         self._nvml = open_nvml()
         try:
             self._devices = [self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]

@@ -99,11 +99,7 @@ def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] |
 
 
 def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes:
-    """Find this machine's place in a run on `count` nodes.
-
-    Raises:
-        LaunchError: this is one process of several on a node, nothing describes the nodes, or what does contradicts `count`.
-    """
+    """Find this machine's place in a run on `count` nodes."""
     refuse_ranks(environment)
     told = told_nodes(environment)
     if told is not None and told[0] != count:
@@ -121,11 +117,7 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
 
 
 def refuse_ranks(environment: Mapping[str, str]) -> None:
-    """Refuse a start as one of several processes of a node: torchrun starts the ranks itself.
-
-    Raises:
-        LaunchError: torchrun, srun or another launcher started several.
-    """
+    """Refuse a start as one of several processes of a node: torchrun starts the ranks itself."""
     why = "TPrimat starts torchrun once on each node, and torchrun starts the ranks."
     if "TORCHELASTIC_RUN_ID" in environment or (environment.get("WORLD_SIZE", "1") != "1" and "LOCAL_RANK" in environment):
         fix = (
@@ -169,11 +161,7 @@ JOBS = ("PET_RDZV_ID", "SLURM_JOB_ID")
 
 
 def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
-    """Read the address of the first node and this node's rank.
-
-    Raises:
-        LaunchError: one of them is missing, or no rank of `count` nodes.
-    """
+    """Read the address of the first node and this node's rank."""
     address, port, rank_name, job = (
         next((name for name in names if environment.get(name)), None) for names in (ADDRESSES, PORTS, RANKS, JOBS)
     )
@@ -199,11 +187,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
 
 
 def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
-    """Read the variables that srun sets in each task.
-
-    Raises:
-        LaunchError: sbatch or a person started this, not srun; or the list of hosts cannot be read.
-    """
+    """Read the variables that srun sets in each task."""
     if not in_slurm_step(environment):
         given = environment.get("SLURM_NNODES", "1")
         what = f"srun did not start this: it runs on one node of the {given} in the job, and the run is on {count}."
@@ -223,11 +207,7 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Expand 'gpu[01-03,7],login' to node names; scontrol is missing in containers.
-
-    Raises:
-        LaunchError: brackets contain something other than numbers and ranges, or there are too many names.
-    """
+    """Expand 'gpu[01-03,7],login' to node names; scontrol is missing in containers."""
     names: list[str] = []
     try:
         for word in re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+|[\[\]]", text):
@@ -255,11 +235,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def whole_number(environment: Mapping[str, str], name: str, most: int | None = None) -> int:
-    """Read an environment variable that must be a whole number.
-
-    Raises:
-        LaunchError: it is absent or something else, or no number from 1 to `most`.
-    """
+    """Read an environment variable that must be a whole number."""
     text = environment.get(name)
     if text is None or not text.isdigit() or (most is not None and not 0 < int(text) <= most):
         limits = "" if most is None else f" from 1 to {most}"

@@ -130,11 +130,7 @@ class Group:
         self._store.write("hello/0", to_json(own))
 
     def meet(self, check: Callable[[Sequence[Hello]], None]) -> None:
-        """Wait until all others have joined. `check` raises a LaunchError for nodes that cannot run together.
-
-        Raises:
-            LaunchError: a node did not come, or does not fit; the nodes that came know it too.
-        """
+        """Wait until all others have joined. `check` raises a LaunchError for nodes that cannot run together."""
         ends = time.monotonic() + self._seconds
         try:
             while missing := set(range(1, self.nodes.count)) - self._hellos.keys():
@@ -174,13 +170,9 @@ class Group:
         return place
 
     def begin(self) -> None:
-        """Let the other nodes start their ranks of the run that was prepared.
-
-        Raises:
-            LostNodeError: a node was lost.
-        """
-        self._ended, self._failed_at = {}, None
+        """Let the other nodes start their ranks of the run that was prepared."""
         self._poll()
+        self._ended, self._failed_at = {}, None
         if self._lost:
             fix = "the same call with --resume continues from here"
             raise LostNodeError(f"{self._loss()} No further run can start.", fix=fix)
@@ -262,9 +254,6 @@ def open_store(nodes: Nodes) -> tuple[Store, str | None]:
 
     Returns:
         the store, and its IP address; None for all addresses.
-
-    Raises:
-        LaunchError: the name does not resolve, or the port is in use.
     """
     host, port = nodes.master_address or "", nodes.master_port or 0
     try:
@@ -305,11 +294,7 @@ class Member:
         self._thread.start()
 
     def join(self, seconds: float, stopped: Callable[[], bool]) -> bool:
-        """Wait for the first node. False: `stopped` has ended the wait.
-
-        Raises:
-            LaunchError: it does not answer in time.
-        """
+        """Wait for the first node. False: `stopped` has ended the wait."""
         ends, host = time.monotonic() + seconds, self._nodes.master_address or ""
         while not self._joined.wait(POLL_SECONDS):
             if stopped():
@@ -326,11 +311,7 @@ class Member:
         return True
 
     def orders(self) -> Orders:
-        """Return what the first node said last.
-
-        Raises:
-            LostNodeError: the first node is gone.
-        """
+        """Return what the first node said last."""
         silence = time.monotonic() - self._heard_at
         if self._orders.leave is None and (self._problem or silence > LOST_SECONDS):
             raise LostNodeError(f"the first node was lost: {self._problem or f'no answer for {silence:.0f} s'}.")

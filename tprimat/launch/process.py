@@ -163,11 +163,7 @@ class Ending:
 
 
 def write_files(command: Command) -> None:
-    """Write the files that a command needs.
-
-    Raises:
-        LaunchError: one of them cannot be written.
-    """
+    """Write the files that a command needs."""
     for name, text in command.files.items():
         try:
             Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -32,10 +32,10 @@ class PlanRequest:
     platform: PlatformName
     size: Size
     engine: str
-    engine_reason: str
+    engine_reason: str = ""
     trainer: str | None = None
     """The module that trains on each rank of our worker; None where the engine brings its own processes."""
-    gpus_found: int | None
+    gpus_found: int | None = None
     """Accelerators on this node, or cores for its processes; None if there are none to count."""
     run_id: str = ""
     run_directory: str = ""

@@ -126,11 +126,7 @@ def _nearest(found: Explanation) -> PublishedResult:
 
 
 def published_named(name: str) -> PublishedResult:
-    """Return a published row by its id.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return a published row by its id."""
     row = next((row for row in results() if row.name == name), None)
     if row is None:
         what = f"There is no run and no published row {name!r}."
@@ -139,11 +135,7 @@ def published_named(name: str) -> PublishedResult:
 
 
 def published_side(row: PublishedResult) -> Side:
-    """Return a published row as a side.
-
-    Raises:
-        ConfigError: it states too little for a FLOP/s.
-    """
+    """Return a published row as a side."""
     flops, full, accelerator = rebase(row).flops_per_second_per_gpu, published_workload(row), find_accelerator(row.accelerator)
     if flops is None:
         raise ConfigError(f"{row.name} states no FLOP/s, and too little to count them.", where=row.name, fix="another row")

@@ -53,11 +53,7 @@ class Results:
 
 
 def result_folders() -> list[Path]:
-    """Return the folders in which ./benchmark.py and ./run_all_configs.sh leave results, as far as they exist here.
-
-    Raises:
-        RecordError: none exists.
-    """
+    """Return the folders in which ./benchmark.py and ./run_all_configs.sh leave results, as far as they exist here."""
     folders = [path for pattern in RESULT_FOLDERS for path in sorted(Path().glob(pattern)) if path.is_dir()]
     if not folders:
         raise RecordError(
@@ -140,9 +136,6 @@ def compare_runs(
     """Compare every configuration with the baseline, or with the fastest of its workload.
 
     A baseline is a folder, archive or file of results.
-
-    Raises:
-        ConfigError: no run of the baseline counts.
     """
     lost = tuple(item for item in measured if not item.counts)
     if baseline is None:
@@ -204,11 +197,7 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
 
 
 def scaling_of(measured: Sequence[Measured]) -> list[Series]:
-    """Find every scaling series among some runs.
-
-    Raises:
-        MetricError: no configuration ran on two numbers of GPUs.
-    """
+    """Find every scaling series among some runs."""
     series = series_of(group_runs(measured))
     if not series:
         counted = sum(item.counts for item in measured)

@@ -27,11 +27,7 @@ RACE = Question(even_if_different=True)
 
 
 def layouts_to_measure(request: RunRequest) -> int | None:
-    """Return how many layouts `--parallel auto:N` measures; None for auto alone, which takes the first.
-
-    Raises:
-        ConfigError: the request leaves nothing to choose, or too much to measure.
-    """
+    """Return how many layouts `--parallel auto:N` measures; None for auto alone, which takes the first."""
     fields = [*(degree.name for degree in DEGREES), "micro_batch_size"]
     if given := [option_of(name).flag for name in fields if getattr(request, name) is not None]:
         what = f"--parallel auto chooses {given[0]} itself."

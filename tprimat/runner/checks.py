@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tprimat.config.load import LoadedConfig, Setting, read_config
+from tprimat.config.load import Setting, read_config
 from tprimat.config.schema import Size
 from tprimat.core import units
 from tprimat.core.accelerators import BACKEND_OF, PlatformName
@@ -151,26 +151,14 @@ def check_configuration(config: Path | None, gpus: int | None, gpu: str | None =
         if platform in loaded.config.hardware.platforms:
             for strategy in loaded.config.parallelism:
                 for model in loaded.config.models:
-                    plan = _planned(loaded, model, platform, strategy, size)
-                    if isinstance(plan, RunPlan) and machine is not None:
-                        plan = predicted(plan, machine, ())
+                    asked = PlanRequest(model=model, strategy=strategy, platform=platform, size=size, engine=FALLBACK)
+                    plan: RunPlan | UserError
+                    try:
+                        plan = plan_run(loaded, asked)
+                        plan = predicted(plan, machine, ()) if machine is not None else plan
+                    except UserError as error:
+                        plan = error
                     yield ConfiguredRun(model=model, platform=platform, strategy=strategy, plan=plan, machine=machine)
-
-
-def _planned(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: str, size: Size) -> RunPlan | UserError:
-    request = PlanRequest(
-        model=model,
-        strategy=strategy,
-        platform=platform,
-        size=size,
-        engine=FALLBACK,
-        engine_reason="",
-        gpus_found=None,
-    )
-    try:
-        return plan_run(loaded, request)
-    except UserError as error:
-        return error
 
 
 def faster_than_best(plans: Iterable[RunPlan], machine: Machine | None) -> Iterator[str]:

@@ -12,7 +12,7 @@ from tprimat.analyze.trace import ProfileSummary, summarise
 from tprimat.analyze.waterfall import REPEATED, Expected, LossName, Waterfall, waterfall
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
-from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Layout, Workload, graph_obstacle
+from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, graph_obstacle
 from tprimat.engines import MODULES
 from tprimat.engines.base import engine_named
 from tprimat.predict.memory import predict_memory
@@ -34,11 +34,7 @@ MOST_EXPLAINED = 6
 
 
 def newest(measured: Sequence[Measured], place: Path) -> Measured:
-    """Return the newest run that has metrics.
-
-    Raises:
-        MetricError: none has.
-    """
+    """Return the newest run that has metrics."""
     speeds = [one for one in measured if one.metrics is not None]
     if not speeds:
         why = next(map(not_counted_words, measured), None)
@@ -47,11 +43,7 @@ def newest(measured: Sequence[Measured], place: Path) -> Measured:
 
 
 def explained(measured: Measured, probes: Sequence[ProbeRecord], trace: ProfileSummary | None = None) -> Explanation:
-    """Return where the time of a run went, by the summary of its trace if there is one, and by probes of its accelerator.
-
-    Raises:
-        MetricError: it has no steady steps.
-    """
+    """Return where the time of a run went, by the summary of its trace if there is one, and by probes of its accelerator."""
     if measured.metrics is None:
         raise MetricError("There is no step to explain.", where=str(measured.result.path), why=not_counted_words(measured))
     run = measured.result.run
@@ -208,41 +200,40 @@ def _could_launch_graphs(run: RunRecord) -> bool:
 # What a record says of its workload, in full.
 
 
-def known_layout(ran: Workload) -> Layout | None:
-    """Return how a model was split; None where TP, PP or DP is not known. Other degrees are 1 where nothing is said."""
-    if None in (ran.tensor_parallel, ran.pipeline_parallel, ran.data_parallel):
-        return None
-    facts = {attribute: value for name, attribute in DEGREES.items() if (value := getattr(ran, name)) is not None}
-    if facts.get("virtual_pipeline") == 1:
-        del facts["virtual_pipeline"]
-    return Layout(**{"sequence_parallel": (ran.tensor_parallel or 1) > 1, **facts})
+RECORDED = (
+    *DEGREES,
+    "shape",
+    "micro_batch_sequences",
+    "global_batch_sequences",
+    "sequence_tokens",
+    "distributed_optimizer",
+    "recompute",
+    "recompute_modules",
+    "recompute_layers",
+)
+"""Facts that a prediction takes as they ran; a degree that no record names is 1."""
 
 
 def recorded_workload(run: RunRecord) -> FullWorkload | None:
     """Return the workload of a run that was measured; None where its record does not say all of it."""
-    ran, layout = run.ran, known_layout(run.ran)
-    if run.engine not in MODULES or ran.shape is None or layout is None or None in (ran.accumulation_steps, ran.sequence_tokens):
+    ran, dtype = run.ran, PRECISIONS.get(run.ran.matmul_dtype or "")
+    needed = (ran.tensor_parallel, ran.pipeline_parallel, ran.accumulation_steps, ran.sequence_tokens, dtype)
+    if run.engine not in MODULES or ran.shape is None or None in needed:
         return None
     te = run.evidence.transformer_engine if run.evidence is not None else None
     code = engine_named(run.engine).implementation(ran.shape, run.engine_options, te)
-    dtype = PRECISIONS.get(ran.matmul_dtype or "")
-    if code is None or dtype is None:
+    if code is None:
         return None
-    if layout.tensor == 1:  # a switch without effect must not tell two runs apart
+    if ran.tensor_parallel == 1:  # a switch without effect must not tell two runs apart
         code = replace(code, overlaps_tensor_parallel=False)
-    return FullWorkload(
-        **layout.facts,
-        shape=ran.shape,
-        micro_batch_sequences=ran.micro_batch_sequences,
-        global_batch_sequences=ran.global_batch_sequences or 1,
-        sequence_tokens=ran.sequence_tokens or 1,
-        matmul_dtype=dtype,
-        recompute=ran.recompute or "none",
-        recompute_modules=ran.recompute_modules,
-        recompute_layers=ran.recompute_layers,
-        optimizer_states="bf16" if run.engine_options.get("optimizer_states") == "bf16" else "fp32",
-        distributed_optimizer=ran.distributed_optimizer is not False,
-        routing=ran.routing if ran.shape.experts else None,
-        expert_tensor_parallel=1 if ran.shape.experts else None,
-        implementation=code,
-    )
+    facts = {name: value for name, value in ran.facts.items() if name in RECORDED}
+    if ran.virtual_pipeline == 1:
+        del facts["virtual_pipeline"]
+    own: dict[str, Any] = {
+        "matmul_dtype": dtype,
+        "optimizer_states": "bf16" if run.engine_options.get("optimizer_states") == "bf16" else "fp32",
+        "routing": ran.routing if ran.shape.experts else None,
+        "expert_tensor_parallel": 1 if ran.shape.experts else None,
+        "implementation": code,
+    }
+    return FullWorkload(**{"sequence_parallel": ran.tensor_parallel != 1, **facts, **own})

@@ -108,9 +108,6 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
 
     Returns:
         the first node's exit status; 1 if it was lost; 128 and the number of the signal that stopped this node.
-
-    Raises:
-        LaunchError: the first node does not answer, or refuses.
     """
     name = f"node {nodes.rank} of {nodes.count}"
     with Interrupts() as interrupts:

@@ -64,11 +64,7 @@ class LayoutsAsked:
 
 
 def configured(request: LayoutsAsked) -> LayoutsAsked:
-    """Return a request for a model of config.yaml, with its batch and sequence length where none was asked.
-
-    Raises:
-        ConfigError: config.yaml has no such model.
-    """
+    """Return a request for a model of config.yaml, with its batch and sequence length where none was asked."""
     loaded, name = read_config(), str(request.architecture)
     if name not in loaded.config.models:
         known = ", ".join(loaded.config.models)
@@ -170,11 +166,7 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
 
 
 def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = None) -> Question:
-    """Return the layouts that a plan could have instead; where an accelerator is `named`, on a machine that may be elsewhere.
-
-    Raises:
-        ConfigError: its engine cannot be predicted.
-    """
+    """Return the layouts that a plan could have instead; where an accelerator is `named`, on a machine that may be elsewhere."""
     machine = this_machine()
     elsewhere = named is not None and (machine is None or find_accelerator(machine.accelerator) is not accelerator)
     # Elsewhere a plan may count on Transformer Engine, as NeMo's container has it; None: look here.
@@ -274,11 +266,7 @@ def rates_of(accelerator: Accelerator, gpus_per_node: int, probes: Sequence[Prob
 
 
 def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accelerator, int | None]:
-    """Return the accelerator of a name that a flag gives, or for None this machine's and how many of it are here.
-
-    Raises:
-        ConfigError: it is not in the table.
-    """
+    """Return the accelerator of a name that a flag gives, or for None this machine's and how many of it are here."""
     if name is not None:
         accelerator = find_accelerator(name)
         if accelerator is None:

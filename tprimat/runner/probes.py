@@ -54,11 +54,7 @@ class ProbeRequest:
 
 
 def named(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names; of probes, `all` is KINDS.
-
-    Raises:
-        ConfigError: one of them does not exist, or there is none.
-    """
+    """Split a comma-separated list of names; of probes, `all` is KINDS."""
     names = KINDS if text == "all" else tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     wrong = [name for name in names if name not in known]
     if wrong or not names:
@@ -129,11 +125,7 @@ def measure_on_ranks(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
 
 
 def rank_counts(kind: str, requested: int | None) -> list[int]:
-    """Return the numbers of ranks to measure: all of them for collectives and overlap; 1, 2, 4 and so on, and all for DDP.
-
-    Raises:
-        ConfigError: there are more ranks than GPUs, or only one rank for a collective.
-    """
+    """Return the numbers of ranks to measure: all of them for collectives and overlap; 1, 2, 4 and so on, and all for DDP."""
     from tprimat.probe.case import visible_gpus
 
     gpus = visible_gpus()

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from tprimat.analyze.metrics import StepRates, step_rates
@@ -10,11 +10,10 @@ from tprimat.core import units
 from tprimat.engines.base import engine_named
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import captures_layers
-from tprimat.records.schema import RunMetrics, RunRecord, StartUp, StepRecord
+from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.catalogue import STEP_TIME, TOKENS_OF_ALL
 from tprimat.report.tables import PLAIN, Screen, screen_of
-from tprimat.train.startup import stage_of_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
 SILENT_SECONDS = 10.0
@@ -22,16 +21,6 @@ SILENT_SECONDS = 10.0
 SUSPICIOUS_SECONDS = 60.0
 """When to say where the log is; without a terminal also the time between lines."""
 MAX_LOG_CHARACTERS = 60
-
-AWAITED: Mapping[StartUp | None, str] = {
-    None: "torchrun to start the ranks",
-    "rank_started": "the imports of torch and Megatron-Core",
-    "imported": "the ranks to connect",
-    "process_group": "the model to be built",
-    "model_built": "the data",
-    "training": "the first step, in which kernels are compiled",
-}
-"""Last stage that rank 0 has reached -> what comes next. None: no rank runs yet."""
 
 
 class Progress:
@@ -44,25 +33,21 @@ class Progress:
         self.terminal = self._screen.width is not None
         self._last_plain = 0.0
         self._line_open = False
-        self._reports_stages = engine_named(plan.engine).runs_worker
-        self._stage: StartUp | None = None
         self._last_line = ""
         self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
 
     def on_line(self, text: str) -> None:
-        """Note how far the start has come. The framework's own output goes to the log."""
-        self._stage = stage_of_line(text) or self._stage
+        """Note how far the start has come: our worker prints each stage. The rest of the output goes to the log alone."""
         self._last_line = text.strip() or self._last_line
 
     def on_wait(self, seconds: float) -> None:
-        """Show what is awaited: each second on a terminal, else once and then each minute; after a minute with the log."""
+        """Show the last line of the log: each second on a terminal, else once and then each minute; after a minute its path."""
         if seconds < self._next_wait:
             return
         minutes, _ = divmod(seconds, SUSPICIOUS_SECONDS)
         self._next_wait = seconds + 1.0 if self.terminal else (minutes + 1) * SUSPICIOUS_SECONDS
         said = f" ({self._last_line[:MAX_LOG_CHARACTERS]})" if self._last_line else ""
-        awaited = AWAITED[self._stage] if self._reports_stages else f"{self.plan.engine}'s first step{said}"
-        text = f"  {self.plan.model} waits for {awaited}, {seconds:.0f} s since the start"
+        text = f"  {self.plan.model} waits for its first step{said}, {seconds:.0f} s since the start"
         text += f"; its log: {RunDirectory(Path(self.plan.run_directory)).log_file}" if minutes else ""
         if self.terminal:
             self._show(text[: (self._screen.width or 0) - 1])

@@ -117,11 +117,7 @@ def settings_of(request: RunRequest, platform: PlatformName) -> Iterator[Setting
 
 
 def layout_name(request: RunRequest) -> str | None:
-    """Return the name of the request's own layout, such as tp2_pp2; None where it names a strategy instead.
-
-    Raises:
-        ConfigError: it does both.
-    """
+    """Return the name of the request's own layout, such as tp2_pp2; None where it names a strategy instead."""
     given = [degree for degree in DEGREES if getattr(request, degree.name) is not None]
     if given and request.strategy:
         raise ConfigError(
@@ -154,11 +150,7 @@ STRATEGIES = (BEST, "truly_identical", "memory_optimized", "minimal_communicatio
 
 
 def sweep_requests(request: RunRequest, words: Sequence[str]) -> Iterator[tuple[str, RunRequest]]:
-    """Yield a request for each combination of the values of --sweep KEY=a,b, in their order.
-
-    Raises:
-        ConfigError: a word is not KEY=a,b, a key is none, or there are too many.
-    """
+    """Yield a request for each combination of the values of --sweep KEY=a,b, in their order."""
     values = dict(map(_varied, words))
     if prod(map(len, values.values())) > MOST_CELLS:
         raise ConfigError(f"--sweep has more than {MOST_CELLS:,} combinations.", where="--sweep", fix="fewer values")

@@ -175,11 +175,7 @@ def differs_here(cell: Cell, record: RunRecord) -> str | None:
 
 
 def wait_until_free(plan: RunPlan) -> None:
-    """Wait until no other program holds memory of the GPUs of a run here, such as the rest of an earlier run.
-
-    Raises:
-        LaunchError: a program does not end: its load would distort the measurement.
-    """
+    """Wait until no other program holds memory of the GPUs of a run here, such as the rest of an earlier run."""
     if plan.platform != "nvidia":  # AMD's tools list processes by GPU only on some systems
         return
     gpus, began, said = gpus_of_ranks(plan.gpus_per_node), time.monotonic(), False

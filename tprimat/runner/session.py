@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import get_args
 
 from tprimat.config.load import (
-    DEFAULT_STRATEGY,
     EnvironmentChoices,
     LoadedConfig,
     Setting,
@@ -69,11 +68,6 @@ class Session:
         """Whether this machine is of the kind that the plans are for."""
         like = self.machine is not None and not self.is_named and BACKEND_OF[self.platform] == self.machine.platform
         return self.platform == "cpu" or like
-
-    @property
-    def gpus_found(self) -> int | None:
-        """How many GPUs are here; None where there are none to count."""
-        return self.machine.gpus_per_node if self.machine else None
 
     def machine_of(self, plan: RunPlan) -> Machine:
         """Return the machine as a record names it before a worker has looked closer."""
@@ -210,8 +204,13 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
         raise LaunchError(what, where=loaded.where("hardware", "platforms", "cpu", "gpus_per_node"), fix=fix)
     optimizations = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     here = Here(platform=platform, primus_path=session.choices.primus_path, primus=optimizations.primus)
-    strategies = [own] if own else _strategies(session, request)
-    cores = None if request.compared or len(strategies) > 1 else cpu_cores()  # to compare, all take the same number of processes
+    strategies = [own] if own else words(request.strategy or session.choices.strategy)
+    if not strategies:
+        place = "--parallel" if request.strategy else "the variable PARALLEL"
+        raise ConfigError(f"{place} names no strategy.", where=place, fix=f"one of: {', '.join(loaded.config.parallelism)}")
+    gpus = session.machine.gpus_per_node if session.machine else None
+    if platform == "cpu":  # to compare, all take the same number of processes
+        gpus = None if request.compared or len(strategies) > 1 else cpu_cores()
     engine, reason = choose(request.engine, here, elsewhere=elsewhere)
     start = engine.prepare(None if elsewhere else here)
     plans: list[RunPlan] = []
@@ -224,7 +223,7 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
             size=session.size,
             engine=engine.name,
             engine_reason=reason,
-            gpus_found=cores if platform == "cpu" else session.gpus_found,
+            gpus_found=gpus,
             output_directory=str(session.output),
             primus=start,
             command=request.command,
@@ -234,8 +233,7 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
         try:
             for number in range(1, request.runs + 1):
                 run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
-                folder = str(session.output / "runs" / run_id)
-                one = replace(planned, run_id=run_id, run_directory=folder)
+                one = replace(planned, run_id=run_id, run_directory=str(session.output / "runs" / run_id))
                 plans.append(plan_run(loaded, one))
         except MissingLayoutError as error:
             missing.append(error)
@@ -244,28 +242,13 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
     return plans, [f"left out: {error}" for error in missing]
 
 
-def _strategies(session: Session, request: RunRequest) -> list[str]:
-    """Return the strategies that a request or the variable PARALLEL names."""
-    place = "--parallel" if request.strategy else "the variable PARALLEL"
-    strategies, known = words(request.strategy or session.choices.strategy), session.loaded.config.parallelism
-    unknown = [name for name in strategies if name not in {*known, DEFAULT_STRATEGY} and not request.strategy]
-    if unknown or not strategies:
-        what = f"There is no strategy {unknown[0]!r}." if unknown else f"{place} names no strategy."
-        raise ConfigError(what, where=place, fix=f"one of: {', '.join(known)}")
-    return strategies
-
-
 def words(text: str) -> list[str]:
     """Split 'a, b' at the commas, each word once."""
     return list(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
 
 
 def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
-    """Return the models that a request names.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the models that a request names."""
     known = loaded.config.models
     every = request.model == ALL_MODELS
     models = [name for name, model in known.items() if model.in_all] if every else words(request.model)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
-from typing import Any, get_args
+from typing import Any
 
 from tprimat.records.schema import StartUp
 
@@ -17,7 +17,7 @@ ANNOUNCEMENT = "tprimat start-up: "
 
 
 def announce(stage: StartUp) -> None:
-    """Print a stage, from which the launcher knows what this rank waits for."""
+    """Print a stage, which the launcher shows while the run starts."""
     sys.stdout.write(f"{ANNOUNCEMENT}{stage}\n")
     sys.stdout.flush()
 
@@ -28,12 +28,6 @@ def reached(stage: StartUp) -> None:
         _reached[stage] = datetime.now(timezone.utc)
         if "rank_started" in _reached and os.environ.get("RANK", "0") == "0":  # our worker's first stage
             announce(stage)
-
-
-def stage_of_line(text: str) -> StartUp | None:
-    """Return the stage that a line of the log announces."""
-    name = text.partition(ANNOUNCEMENT)[2].strip()
-    return next((stage for stage in get_args(StartUp) if stage == name), None)
 
 
 def seconds_since(started_at: str) -> dict[StartUp, float]:

@@ -9,10 +9,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from commands import ROOT, fake_nvml, run_command
+from commands import ROOT, run_command
 
 from tprimat.hardware import health
-from tprimat.hardware.gpus import open_nvml, visible_gpus
 from tprimat.runner.doctor import check_stack, check_torch
 
 FAKE_PACKAGES = ROOT / "tests" / "fake_packages"
@@ -111,18 +110,3 @@ def test_a_missing_or_small_shared_memory_and_a_missing_folder(tmp_path, monkeyp
     assert health.check_disk(tmp_path / "a" / "b").finding.endswith(f" at {tmp_path}")
     (tmp_path / "file").touch()
     assert health.check_disk(tmp_path / "file" / "b").finding == f"{tmp_path / 'file'} is no folder to write to"
-
-
-def test_memory_errors_are_named_with_the_gpu(monkeypatch):
-    with fake_nvml():
-        faulty = [{}, {"uncorrected_errors": 3}, {"remapped_rows": [0, 2, True, False]}, {"remapped_rows": [0, 9, True, True]}]
-        monkeypatch.setenv("FAKE_GPUS", json.dumps([*faulty, {"uncorrected_errors": None, "remapped_rows": None}]))
-        check = health.check_errors(open_nvml(), visible_gpus({}))
-        assert (check.status, check.finding) == (
-            "problem",
-            "GPU 1: 3 uncorrected memory errors since the driver was loaded; "
-            "GPU 2: a faulty row of its memory is replaced at the next reset; "
-            "GPU 3: a faulty row of its memory could not be replaced",
-        )
-        monkeypatch.setenv("FAKE_GPUS", json.dumps([{}]))
-        assert health.check_errors(open_nvml(), visible_gpus({})).status == "ok"

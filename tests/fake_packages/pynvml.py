@@ -18,10 +18,6 @@ GPU = {
     "utilization_percent": 99,
     "links": 18,
     "processes": [],
-    "uncorrected_errors": 0,
-    "remapped_rows": [0, 0, False, False],
-    "pci": [0, 0x1B, 0],
-    "pcie_width": 16,
     "reasons": 0,
 }
 
@@ -122,28 +118,6 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(device):  # noqa: N802
 
 def nvmlDeviceGetComputeRunningProcesses(device):  # noqa: N802
     return [Numbers(pid=pid, usedGpuMemory=used) for pid, used in value(device, "processes")]
-
-
-def nvmlDeviceGetTotalEccErrors(device, kind, counter):  # noqa: N802
-    assert (kind, counter) == (1, 0)
-    return supported(value(device, "uncorrected_errors"))
-
-
-def nvmlDeviceGetRemappedRows(device):  # noqa: N802
-    return supported(value(device, "remapped_rows"))
-
-
-def nvmlDeviceGetPciInfo(device):  # noqa: N802
-    domain, bus, number = value(device, "pci")
-    return Numbers(domain=domain, bus=bus, device=number)
-
-
-def nvmlDeviceGetCurrPcieLinkWidth(device):  # noqa: N802
-    return value(device, "pcie_width")
-
-
-def nvmlDeviceGetMaxPcieLinkWidth(device):  # noqa: N802
-    return 16
 
 
 def nvmlDeviceGetNvLinkState(device, link):  # noqa: N802

@@ -32,13 +32,20 @@ class Reporter(Callback):  # type: ignore[misc]
         self.callbacks = [benchmark, *profiling_callbacks(plan)]
         device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
         self.module = SimpleNamespace(device=device, automatic_optimization=False)
-        self.trainer = _Trainer(plan.steps)
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Begin to observe, and start the clock."""
         self.context = context
         self.batch.attach(context.model)
-        self.trainer.begin(context.state.train_state.step, context.optimizer)
+        self.trainer = SimpleNamespace(  # what the callbacks ask of a Lightning Trainer
+            accumulate_grad_batches=1,
+            callback_metrics={},
+            global_rank=dist.get_rank(),
+            global_step=context.state.train_state.step,
+            max_steps=self.plan.steps,
+            optimizers=(context.optimizer,),
+            strategy=SimpleNamespace(broadcast=_broadcast),
+        )
         for callback in self.callbacks:
             callback.on_train_start(self.trainer, self.module)
 
@@ -83,33 +90,8 @@ class Reporter(Callback):  # type: ignore[misc]
         return running_record(self.plan, evidence, self.batch.running_options(self.context.model[0].ddp_config))
 
 
-class _Trainer:
-    """What the callbacks ask of a Lightning Trainer."""
-
-    accumulate_grad_batches = 1
-    callback_metrics: dict[str, Any] = {}  # noqa: RUF012 - never written
-
-    def __init__(self, max_steps: int) -> None:
-        self.max_steps = max_steps
-        self.global_step = 0
-        self.optimizers: tuple[Any, ...] = ()
-
-    def begin(self, step: int, optimizer: Any) -> None:
-        """Take the place where training starts."""
-        self.global_step, self.optimizers = step, (optimizer,)
-
-    @property
-    def global_rank(self) -> int:
-        """This process among all ranks."""
-        return dist.get_rank()
-
-    @property
-    def strategy(self) -> "_Trainer":
-        """The part of a Trainer that speaks to other ranks."""
-        return self
-
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank."""
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
+def _broadcast(value: Any) -> Any:
+    """Return rank 0's value on every rank."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,6 @@ ENOUGH_SHARED_MEMORY_BYTES = GIB
 """NCCL and the data loaders take some hundred MiB of it on eight GPUs; Docker gives a container 64 MiB."""
 ENOUGH_DISK_BYTES = GIB
 """Records and logs of some hundred runs, and a trace."""
-UNCORRECTED, SINCE_BOOT = 1, 0
-"""NVML's kinds of ECC errors and of counters."""
 MAX_LINKS = 18
 """NVLinks of one GPU (H100, H200, B200)."""
 
@@ -41,15 +39,11 @@ def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) ->
     """Look at everything but the software; `output` is where results would go."""
     gpus = visible_gpus(environment)
     yield check_gpus(gpus)
-    if gpus and gpus[0].platform == "cuda":
+    if len(gpus) > 1 and gpus[0].platform == "cuda":
         try:
-            nvml = open_nvml()
+            yield check_links(open_nvml(), gpus)
         except LookupError as error:
             yield Check("NVLink", "absent", str(error))
-        else:
-            if len(gpus) > 1:
-                yield check_links(nvml, gpus)
-            yield check_errors(nvml, gpus)
     yield check_shared_memory(SHARED_MEMORY)
     yield check_disk(output)
     yield check_slurm(environment)
@@ -75,7 +69,7 @@ def check_gpus(gpus: tuple[Gpu, ...]) -> Check:
 def check_links(nvml: Any, gpus: tuple[Gpu, ...]) -> Check:
     """Count the NVLinks of each NVIDIA GPU."""
     counts = []
-    for _, device in devices_of(nvml, gpus):
+    for device in [query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) for gpu in gpus]:
         states = [query_nvml(nvml, "nvmlDeviceGetNvLinkState", device, link) for link in range(MAX_LINKS)]
         counts.append(states.count(1))
     if not any(counts):
@@ -85,29 +79,6 @@ def check_links(nvml: Any, gpus: tuple[Gpu, ...]) -> Check:
         fix = "nvidia-smi nvlink --status names the links that are down"
         return Check("NVLink", "problem", f"active links differ: {', '.join(map(str, counts))}", fix)
     return Check("NVLink", "ok", f"{counts[0]} active links on each GPU")
-
-
-def check_errors(nvml: Any, gpus: tuple[Gpu, ...]) -> Check:
-    """Look at each NVIDIA GPU for memory errors since the driver was loaded that could not be corrected."""
-    errors = []
-    for gpu, device in devices_of(nvml, gpus):
-        if count := query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT):
-            errors.append(f"GPU {gpu.index}: {count} uncorrected memory errors since the driver was loaded")
-        _, _, pending, failed = query_nvml(nvml, "nvmlDeviceGetRemappedRows", device) or (0, 0, 0, 0)
-        if failed:
-            errors.append(f"GPU {gpu.index}: a faulty row of its memory could not be replaced")
-        elif pending:
-            errors.append(f"GPU {gpu.index}: a faulty row of its memory is replaced at the next reset")
-    if errors:
-        fix = "nvidia-smi -q -d ECC,ROW_REMAPPER; reset the GPU or leave it out"
-        return Check("GPU errors", "problem", "; ".join(errors), fix)
-    return Check("GPU errors", "ok", "no uncorrected memory errors reported")
-
-
-def devices_of(nvml: Any, gpus: Iterable[Gpu]) -> list[tuple[Gpu, Any]]:
-    """Return NVML's handle of each GPU that it knows."""
-    pairs = ((gpu, query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)) for gpu in gpus if gpu.uuid is not None)
-    return [(gpu, device) for gpu, device in pairs if device is not None]
 
 
 def check_shared_memory(place: Path) -> Check:

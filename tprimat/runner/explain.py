@@ -126,10 +126,10 @@ def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:
 PROFILE = "--set profiling.enabled=true times the kernels"
 KERNELS = "the kernels below take it"
 LOOKS: Mapping[LossName, str] = {
-    "clock": "python3 -m tprimat doctor shows heat and the power limit; what needs less energy a token keeps a higher clock",
+    "clock": "nvidia-smi or amd-smi shows heat and the power limit; what needs less energy a token keeps a higher clock",
     "products": "python3 -m tprimat probe gemm measures products alone",
     "attention": "python3 -m tprimat probe attention measures the kernels that could compute it",
-    "uneven": "python3 -m tprimat doctor checks the GPUs; between experts, the router decides",
+    "uneven": "nvidia-smi or amd-smi shows a GPU that is held back; between experts, the router decides",
     "host": PROFILE,
     "data": "--set data=mock shows the speed without loading",
 }

@@ -245,6 +245,14 @@ def test_a_record_from_before_a_switch_equals_one_with_the_switch_off(switch, kn
     assert len(groups_of(known, on)) == 2
 
 
+def test_a_switch_that_a_log_says_is_off_is_recorded_and_one_that_it_does_not_name_is_not(known):
+    said = {}
+    for name, options in (("off", {"cuda_graphs": False}), ("on", {"cuda_graphs": True}), ("silent", {})):
+        evidence = replace(known.run.evidence, source="log")
+        said[name] = TRAITS["options"].value(replace(known.run, engine_options=options, evidence=evidence))
+    assert said == {"off": "cuda_graphs=False", "on": "cuda_graphs=True", "silent": None}
+
+
 @pytest.mark.parametrize("key", FORGOTTEN)
 def test_what_one_side_does_not_record_is_not_equal(key, known):
     found = judged(known, FORGOTTEN[key])

@@ -43,6 +43,8 @@ RISE_IN_NOISE = 5.0
 """The same in standard deviations of a step's loss in the first half."""
 RISE_IN_ERRORS = 5.0
 """The same of the medians of two thirds, over the error of a mean: four standard errors of a median."""
+OF_ONE_PAIR = 0.08
+"""Difference over the last third by which one of several pairs shows that two sides reach different losses."""
 FEWEST_LOSSES = 6
 LATE_CONFIDENCE = 0.99
 """Of the test of the last third, which is made besides that of the later half."""
@@ -131,9 +133,10 @@ def judge(pairs: Pairs, within: float) -> LossCheck:
     Several pairs of one seed count as their mean.
     """
     steps = sorted(set.intersection(*(set(curve) for several in pairs.values() for pair in several for curve in pair)))
-    rows = np.array([np.mean([_difference(pair, steps) for pair in several], axis=0) for several in pairs.values()])
+    of_seeds = [np.array([_difference(pair, steps) for pair in several]) for several in pairs.values()]
+    rows = np.array([several.mean(axis=0) for several in of_seeds])
     late = rows[:, len(steps) // 2 :]
-    apart = None if np.isnan(rows).any() else _apart_at_the_end(rows, within)
+    apart = None if np.isnan(rows).any() else _apart_at_the_end(np.concatenate(of_seeds), within)
     if np.isnan(rows).any():
         interval = NOT_A_NUMBER
     elif apart is not None:
@@ -159,26 +162,25 @@ def _last_third(count: int) -> int:
 def _apart_at_the_end(rows: Array, within: float) -> Interval | None:
     """Return the difference over the last third where it exceeds the margin beyond the noise of the first half.
 
-    A late divergence inflates the variance of the steps that it is in, and of many seeds only one may diverge: so seeds are
-    tested one by one, of several seeds against RISE.
+    A late divergence inflates the variance of the steps that it is in, and of many pairs only one may diverge: so from three on
+    each is tested, against the noise of all, and differs if it is OF_ONE_PAIR off.
 
     Args:
-        rows: relative differences, shape (seeds, steps).
+        rows: relative differences, shape (pairs, steps).
         within: the margin.
     """
-    several, count = len(rows) >= FEWEST_SEEDS, rows.shape[1]
+    least = OF_ONE_PAIR if len(rows) >= FEWEST_SEEDS else 0.0
+    tested, count = rows if least else rows.mean(axis=0, keepdims=True), rows.shape[1]
     early, late = count // 2, _last_third(count)
     if early < 3:
         return None
-    for row in rows if several else rows.mean(axis=0, keepdims=True):
-        before, after = row[:early], float(row[-late:].mean())
-        inflation = max(variance_inflation(before), LEAST_INFLATION)
-        freedom = max(FEWEST_FREEDOM, round(early / inflation) - 1)
-        error = float(before.std(ddof=1)) * math.sqrt(inflation / late)
-        arm = t_quantile(freedom, LATE_CONFIDENCE) * error
-        if abs(after) - arm > (max(within, RISE) if several else within):
-            return Interval(value=after, low=after - arm, high=after + arm)
-    return None
+    noise = tested[:, :early] - tested[:, :early].mean(axis=1, keepdims=True)
+    inflation = max(float(np.mean([variance_inflation(row) for row in noise])), LEAST_INFLATION)
+    freedom = max(FEWEST_FREEDOM, round(len(tested) * (early / inflation - 1)))
+    error = math.sqrt(float((noise**2).sum()) / (len(tested) * (early - 1)) * inflation / late)
+    arm = t_quantile(freedom, LATE_CONFIDENCE) * error
+    apart = [float(after) for after in tested[:, -late:].mean(axis=1) if abs(after) >= least and abs(after) - arm > within]
+    return Interval(value=apart[0], low=apart[0] - arm, high=apart[0] + arm) if apart else None
 
 
 def _difference(pair: tuple[Curve, Curve], steps: Sequence[int]) -> Array:

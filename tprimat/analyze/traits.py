@@ -221,10 +221,10 @@ DEFAULT_OPTIONS = "default options"
 
 def _options(run: RunRecord) -> str | None:
     """Return the options of an engine; None where a log prints none, which does not make them the default ones."""
+    log = run.evidence is not None and run.evidence.source == "log"
     named = [(name, value) for name, value in sorted(run.engine_options.items()) if name not in IN_THE_DTYPE]
-    words = ", ".join(f"{name}={value}" for name, value in named if value is not False or name not in LATER_SWITCHES)
-    unknown = run.evidence is not None and run.evidence.source == "log"
-    return words or (None if unknown else DEFAULT_OPTIONS)
+    words = ", ".join(f"{name}={value}" for name, value in named if log or value is not False or name not in LATER_SWITCHES)
+    return words or (None if log else DEFAULT_OPTIONS)
 
 
 def _software(run: RunRecord) -> str | None:

@@ -94,6 +94,8 @@ that they are independent, and the cut of warm-up takes slow ones. So intervals 
 cases and more up to AR(1) of 0.5, and in 97 % and more where steps are independent (benchmarks/results/statistics.md)."""
 TOO_ALIKE = 0.8
 """Autocorrelation above which a series says too little about its mean for an interval."""
+ENOUGH_TO_TELL = 25
+"""Values from which the error of an autocorrelation counts; with fewer, it would cost independent steps their interval."""
 
 
 def variance_inflation(values: Array, evidence: float = CAUTIOUS) -> float:
@@ -105,6 +107,15 @@ def variance_inflation(values: Array, evidence: float = CAUTIOUS) -> float:
 def _inflation_of_steps(values: Array, floor: float = FLOOR) -> float:
     """Return the variance inflation over the steps of a run, of which short runs have at least a floor."""
     return max(variance_inflation(values), min(floor, 1 + 8 * floor / len(values)))
+
+
+def too_alike(values: Array) -> bool:
+    """Whether the steps of a run are so much alike that they give no interval; of many, whether they may be.
+
+    Many: the upper end of a one-sided 90 % interval exceeds TOO_ALIKE, with Bartlett's error of an AR(1) estimate (1946).
+    """
+    rho, n = autocorrelation(values, CAUTIOUS), len(values)
+    return rho + (1.28 * math.sqrt((1 - rho**2) / n) if n >= ENOUGH_TO_TELL else 0.0) > TOO_ALIKE
 
 
 @lru_cache(maxsize=4096)
@@ -124,11 +135,11 @@ def median_ranks(n: int) -> tuple[int, float]:
 def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
     """Return the median of positive values and its 95 % interval: distribution-free from 6 on, Student's t from 2 to 5.
 
-    Autocorrelation widens both arms by the square root of the variance inflation, which the steps of a run have by a floor; above
-    TOO_ALIKE they have no interval. Arms are factors (lengths on the log scale), so that a duration stays positive.
+    Autocorrelation widens both arms by the square root of the variance inflation, which the steps of a run have by a floor; where
+    they are too alike, they have no interval. Arms are factors (lengths on the log scale), so that a duration stays positive.
     """
     n, centre = len(values), median(values)
-    if n < 2 or (of_steps and autocorrelation(values, CAUTIOUS) > TOO_ALIKE):
+    if n < 2 or (of_steps and too_alike(values)):
         return Interval(value=centre, low=None, high=None)
     wider = math.sqrt(_inflation_of_steps(values, FLOOR_OF_MEDIAN) if of_steps else variance_inflation(values))
     if n < 6:
@@ -143,11 +154,10 @@ def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     """Return sum(numerator) / sum(denominator) and its 95 % interval by the delta method on the log scale (Cochran 1977, 6.4).
 
-    Shapes are (n,); the denominator, such as seconds, is positive. No interval where each value is much like the one before
-    (TOO_ALIKE).
+    Shapes are (n,); the denominator, such as seconds, is positive. No interval where each value is much like the one before.
     """
     ratio = float(numerator.sum()) / float(denominator.sum())
-    if len(numerator) < 2 or ratio <= 0 or autocorrelation(numerator - ratio * denominator, CAUTIOUS) > TOO_ALIKE:
+    if len(numerator) < 2 or ratio <= 0 or too_alike(numerator - ratio * denominator):
         return Interval(value=ratio, low=None, high=None)
     error, freedom = _log_ratio_error(numerator, denominator)
     arm = t_quantile(freedom) * error

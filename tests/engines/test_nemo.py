@@ -47,11 +47,11 @@ def plan_of(name="llama", **settings):
 
 
 REFUSED = {
-    "qwen3-8b": "qk_norm: true of qwen3-8b.",
-    "mixtral-8x7b": "experts: 8 of mixtral-8x7b.",
+    "qwen3-8b": "qk_norm of qwen3-8b.",
+    "mixtral-8x7b": "experts of mixtral-8x7b.",
     "gpt-3-175b": "norm: layernorm, position: learned, gated: false, linear_bias: true of gpt-3-175b.",
-    "deepseek-v3": "shared_experts: 1, dense_first_layers: 3, kv_lora_rank: 512 (latent attention), experts: 256, "
-    "router_score: sigmoid, router_normalized: true of deepseek-v3.",
+    "deepseek-v3": "shared_experts: 1, dense_first_layers: 3, kv_lora_rank: 512 (latent attention), "
+    "router_score: sigmoid, router_normalized: true, experts of deepseek-v3.",
     "llama-3.1-8b": "rope_scaling of llama-3.1-8b.",
 }
 
@@ -72,7 +72,11 @@ def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architec
         ({"models__llama__nemo_recipe": None}, "The model llama names no NeMo recipe."),
         (
             {"models__llama__architecture": "qwen-2.5-7b"},
-            "NeMo's recipe llama31_8b rescales rotary frequencies, and qwen-2.5-7b has no rope_scaling.",
+            "NeMo's recipe llama31_8b has rope_scaling, which qwen-2.5-7b has not.",
+        ),
+        (
+            {"models__llama__nemo_recipe": "gemma2_2b"},
+            "NeMo's recipe gemma2_2b may have layers of another kind than llama-3.1-8b.",
         ),
         ({"experiment__seed": 5}, "NeMo always trains with seed 1234."),
         ({"training__data__dataset": "text:/a"}, "The engine nemo trains on mock data, not on text:/a."),

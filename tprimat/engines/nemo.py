@@ -23,12 +23,18 @@ INSTALL = (
     f".venv-nemo/bin/python benchmark.py --engine nemo; or {OTHER_ENGINE}"
 )
 LAYERS = "TPrimat sets a recipe's dimensions. Its layers stay as they are: RMSNorm, SwiGLU, rotary positions, no biases."
-RESCALING_RECIPES = ("llama31_", "llama32_")
-"""Their models have Llama 3.1's rescaling of rotary frequencies (nemo/collections/llm/gpt/model/llama.py, Llama31Config)."""
-NORMS_ON_HEADS = ("qwen3_",)
-"""Their models normalise queries and keys (nemo/collections/llm/gpt/model/qwen3.py)."""
-MIXTURES = ("mixtral_", "qwen3_30b_a3b", "qwen3_235b_a22b")
-"""Their models have experts, chosen by softmax (nemo/collections/llm/gpt/model/mixtral.py, qwen3.py)."""
+FAMILIES: Mapping[str, frozenset[str]] = {
+    "llama3_": frozenset(),
+    "llama31_": frozenset({"rope_scaling"}),
+    "llama32_": frozenset({"rope_scaling"}),
+    "qwen2_": frozenset(),
+    "qwen25_": frozenset(),
+    "qwen3_30b_a3b": frozenset({"qk_norm", "experts"}),
+    "qwen3_235b_a22b": frozenset({"qk_norm", "experts"}),
+    "qwen3_": frozenset({"qk_norm"}),
+    "mixtral_": frozenset({"experts"}),
+}
+"""Beginning of a recipe's name -> what its model has besides such layers (nemo/collections/llm/gpt/model); the first counts."""
 SEED = 1234
 """NeMo's own, of weights and data, which no recipe can change (nemo/lightning/megatron_init.py)."""
 
@@ -77,11 +83,18 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if recipe is None:
         yield LaunchError(f"The model {plan.model} names no NeMo recipe.", where=place, fix=OTHER_ENGINE)
         return
-    if features := ", ".join(_missing_features(shape, recipe)):
-        what = f"NeMo's recipe {recipe} cannot express {features} of {shape.name}."
+    family = next((name for name in FAMILIES if recipe.startswith(name)), None)
+    if family is None:
+        what = f"NeMo's recipe {recipe} may have layers of another kind than {shape.name}."
+        yield LaunchError(what, where=place, why=LAYERS, fix=f"a recipe named {'..., '.join(FAMILIES)}...; or {OTHER_ENGINE}")
+        return
+    wanted = {name for name in ("qk_norm", "rope_scaling", "experts") if getattr(shape, name)}
+    lacking = [words for words, so in _beyond_all(shape).items() if so] + sorted(wanted - FAMILIES[family])
+    if lacking:
+        what = f"NeMo's recipe {recipe} cannot express {', '.join(lacking)} of {shape.name}."
         yield LaunchError(what, where=where("models", plan.model, "architecture"), why=LAYERS, fix=OTHER_ENGINE)
-    if recipe.startswith(RESCALING_RECIPES) and shape.rope_scaling is None:
-        what = f"NeMo's recipe {recipe} rescales rotary frequencies, and {shape.name} has no rope_scaling."
+    if surplus := ", ".join(sorted(FAMILIES[family] - wanted)):
+        what = f"NeMo's recipe {recipe} has {surplus}, which {shape.name} has not."
         yield LaunchError(what, where=place, fix=f"another recipe, or {OTHER_ENGINE}")
     if plan.optimizer.schedule == "linear":
         place = where("training", "optimizer", "schedule")
@@ -91,18 +104,11 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError(f"NeMo always trains with seed {SEED}.", where=place, fix=f"experiment.seed: {SEED}")
 
 
-def _missing_features(shape: ModelShape, recipe: str) -> Iterator[str]:
-    """Features of a shape that a recipe lacks, in the words of config.yaml."""
-    normalized = str(shape.router_normalized).lower()
-    has = {
-        **beyond_recipes(shape),
-        "qk_norm: true": shape.qk_norm and not recipe.startswith(NORMS_ON_HEADS),
-        "rope_scaling": shape.rope_scaling is not None and not recipe.startswith(RESCALING_RECIPES),
-        f"experts: {shape.experts}": shape.experts is not None and not recipe.startswith(MIXTURES),
-        f"router_score: {shape.router_score}, router_normalized: {normalized}": shape.experts is not None
-        and (shape.router_score != "softmax" or not shape.router_normalized),
-    }
-    return (words for words, lacks in has.items() if lacks)
+def _beyond_all(shape: ModelShape) -> dict[str, bool]:
+    """Return features that no recipe of NeMo has, in the words of config.yaml -> whether a shape has them."""
+    router = f"router_score: {shape.router_score}, router_normalized: {str(shape.router_normalized).lower()}"
+    other_router = shape.experts is not None and (shape.router_score != "softmax" or not shape.router_normalized)
+    return {**beyond_recipes(shape), router: other_router}
 
 
 ENGINE = NemoEngine()

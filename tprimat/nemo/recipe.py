@@ -19,8 +19,7 @@ from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import OTHER_ENGINE
-from tprimat.engines.nemo import INSTALL, LAYERS
+from tprimat.engines.nemo import INSTALL
 from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 
@@ -38,12 +37,11 @@ def build_recipe(plan: RunPlan, callbacks: Sequence[Any] = ()) -> Any:
         nemo_run.Partial of nemo.collections.llm.pretrain; fiddle.build makes the function that trains.
 
     Raises:
-        LaunchError: NeMo has no such recipe, or its model is of another kind.
+        LaunchError: NeMo has no such recipe.
     """
     recipe = pretrain_recipe(plan)(
         name="nemo", dir=plan.run_directory, num_nodes=plan.nodes, num_gpus_per_node=plan.gpus_per_node
     )
-    check_model_kind(recipe.model.config, plan)
     recipe.trainer.plugins = _precision(plan)
     _set_parallelism(recipe.trainer.strategy, plan)
     _set_model(recipe.model.config, plan)
@@ -71,33 +69,6 @@ def pretrain_recipe(plan: RunPlan) -> Any:
         what = f"NeMo's recipe {name} cannot be imported: {error}."
         raise LaunchError(what, where=f"models.{plan.model}.nemo_recipe", fix=INSTALL) from error
     return module.pretrain_recipe
-
-
-REQUIRED_FIELDS = {
-    "normalization": "RMSNorm",
-    "gated_linear_unit": True,
-    "position_embedding_type": "rope",
-    "add_bias_linear": False,
-    "multi_latent_attention": False,
-    "layernorm_zero_centered_gamma": False,
-}
-"""What a recipe's model must have for `model_fields` to describe it; engines/nemo.py refuses other shapes."""
-
-
-def check_model_kind(config: Any, plan: RunPlan) -> None:
-    """Refuse a recipe whose layers differ from those of the plan's shape."""
-    shape = plan.workload.shape
-    checks = [(name, getattr(config, name, wanted), wanted) for name, wanted in REQUIRED_FIELDS.items()]
-    checks.append(("activation_func", getattr(config.activation_func, "__name__", None), "silu"))
-    # A recipe for heads with norms, for experts, or for rescaled positions knows more about them than `model_fields` sets.
-    checks.append(("qk_layernorm", bool(getattr(config, "qk_layernorm", False)), shape.qk_norm))
-    checks.append(("experts", getattr(config, "num_moe_experts", None) is not None, shape.experts is not None))
-    checks.append(("rope_scaling", hasattr(config, "scale_factor"), shape.rope_scaling is not None))
-    for name, value, wanted in checks:
-        if value != wanted:
-            what = f"NeMo's recipe {plan.nemo_recipe} builds another kind of model than {shape.name}: {name} is {value}."
-            place = f"models.{plan.model}.nemo_recipe"
-            raise LaunchError(what, where=place, why=LAYERS, fix=f"another recipe, or {OTHER_ENGINE}")
 
 
 def model_fields(shape: ModelShape) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tprimat.cli.common import doing, positive, print_json
 from tprimat.core.errors import ConfigError
+from tprimat.core.models import model_shape
 from tprimat.core.workload import FORMATS, Routing
 from tprimat.engines import ENGINE_NAMES
 
@@ -79,19 +80,19 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report.tables import screen_of
     from tprimat.runner.planning import LayoutsAsked, answer, configured, enough_gpus, price_per_hour
 
+    shape, batch, tokens = configured(options.model) if options.model else (model_shape(options.architecture), None, None)
     request = LayoutsAsked(
-        architecture=options.model or options.architecture,
+        shape=shape,
         accelerator=options.accelerator,
         gpus=options.gpus[0] if options.gpus else None,
         nodes=options.nodes,
-        global_batch=options.global_batch_size,
-        sequence_tokens=options.sequence_length,
+        global_batch=options.global_batch_size or batch,
+        sequence_tokens=options.sequence_length or tokens,
         precision=options.precision,
         routing=ROUTINGS[options.routing],
         engine=options.engine,
         probes=tuple(options.probes),
     )
-    request = configured(request) if options.model else request
     wishes = plan.Wishes(price=options.price or price_per_hour(options.accelerator), tokens=options.tokens, whole=options.all)
     chooses = options.budget is not None or options.deadline is not None
     if chooses and (wishes.tokens is None or (options.budget is not None and wishes.price is None)):

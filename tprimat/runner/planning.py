@@ -17,7 +17,7 @@ from tprimat.core.accelerators import (
 )
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.implementations import EMBEDDED, MEGATRON_FSDP, MEGATRON_OVERLAPPED, MEGATRON_TUNED
-from tprimat.core.models import ModelShape, model_shape, models
+from tprimat.core.models import ModelShape, models
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
 from tprimat.engines import embedded, megatron_lm, primus, torchtitan
 from tprimat.engines.base import Engine, engine_named, implementation_of
@@ -48,8 +48,7 @@ POWERS_OF_TWO = tuple(2**power for power in range(11))
 class LayoutsAsked:
     """The layouts that a user asks for. None: this machine, or the usual."""
 
-    architecture: str | ModelShape
-    """A model of the table, or any shape."""
+    shape: ModelShape
     accelerator: str | None = None
     gpus: int | None = None
     nodes: int | None = None
@@ -63,20 +62,15 @@ class LayoutsAsked:
     probes: tuple[Path, ...] = ()
 
 
-def configured(request: LayoutsAsked) -> LayoutsAsked:
-    """Return a request for a model of config.yaml, with its batch and sequence length where none was asked."""
-    loaded, name = read_config(), str(request.architecture)
+def configured(name: str) -> tuple[ModelShape, int, int]:
+    """Return the shape of a model of config.yaml, and the global batch and the sequence length there."""
+    loaded = read_config()
     if name not in loaded.config.models:
         known = ", ".join(loaded.config.models)
         fix = f"--architecture {name}, or --model with one of: {known}" if name.lower() in models() else f"one of: {known}"
         raise ConfigError(f"There is no model {name!r}.", where=f"{loaded.path.name} models", fix=fix)
     data = loaded.config.training.data
-    return replace(
-        request,
-        architecture=shape_at(loaded, name, "full"),
-        global_batch=request.global_batch or data.global_batch_size,
-        sequence_tokens=request.sequence_tokens or data.sequence_length,
-    )
+    return shape_at(loaded, name, "full"), data.global_batch_size, data.sequence_length
 
 
 def price_per_hour(accelerator: str | None) -> float | None:
@@ -95,9 +89,7 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     Raises:
         ConfigError: a name or a number that makes no sense, or a batch that no layout divides.
     """
-    accelerator, _ = accelerator_of(asked.accelerator)
-    shape = asked.architecture if isinstance(asked.architecture, ModelShape) else model_shape(asked.architecture)
-    asked = replace(asked, architecture=shape)
+    accelerator, shape = accelerator_of(asked.accelerator)[0], asked.shape
     if asked.engine is not None:
         return _answer_by(asked.engine, asked)
     if shape.not_trained is not None or FORMATS[asked.precision][1] is not None:
@@ -112,9 +104,7 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
 
 
 def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
-    assert isinstance(asked.architecture, ModelShape)  # `answer` has looked it up
-    shape = asked.architecture
-    accelerator, here = accelerator_of(asked.accelerator)
+    shape, (accelerator, here) = asked.shape, accelerator_of(asked.accelerator)
     gpus, per_node = _gpus(asked, here, accelerator.node_gpus)
     work = FullWorkload(
         shape=shape,
@@ -244,19 +234,13 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
     rates = rates_of(accelerator, question.gpus_per_node, probes_in(probes)[0])
     result = search(question, rates)
     if not result.fitting and not result.too_large:
-        refused = _first_refusal(question)
-        if refused is not None:
+        first = next(workloads(replace(question, refusal=None)), None)
+        if first and question.refusal and (refused := question.refusal(question, first)):
             raise ConfigError(refused.what, where="--engine", why=refused.why, fix=refused.fix)
         why = f"No layout divides {batch} sequences of {tokens:,} tokens over {question.gpus} GPUs."
         fix = f"--global-batch-size {_usual_batch(question.gpus)}"
         raise ConfigError("There is no legal layout.", where="--gpus", why=why, fix=fix)
     return result, rates
-
-
-def _first_refusal(question: Question) -> UserError | None:
-    """Return why the engine cannot run the first layout that divides; None where none does."""
-    first = next(workloads(replace(question, refusal=None)), None)
-    return None if first is None or question.refusal is None else question.refusal(question, first)
 
 
 def rates_of(accelerator: Accelerator, gpus_per_node: int, probes: Sequence[ProbeRecord]) -> Rates:

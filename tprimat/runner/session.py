@@ -94,7 +94,9 @@ def prepare(request: RunRequest) -> Session:
     here: PlatformName = PLATFORM_OF[machine.platform if machine else "cpu"]
     platform = request.platform or here
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
-    settings = [*_started_on(platform), *settings_of(request, platform)]
+    told = told_nodes()  # on how many nodes the scheduler started this command; what the user sets comes later, and counts
+    started = [Setting(("hardware", "platforms", platform, "nodes"), *told)] if told is not None and told[0] > 1 else []
+    settings = [*started, *settings_of(request, platform)]
     loaded = read_config(request.config, size=size, settings=settings)
     models, own = models_of(loaded, request), layout_name(request)
     more = [*added_models(loaded, models), *(layout_settings(request, own, models, platform) if own else ())]
@@ -116,7 +118,9 @@ def prepare(request: RunRequest) -> Session:
     probes, _ = probes_in([output, *session.probes])
     session = replace(session, plans=tuple(predicted(plan, session.machine_of(plan), probes) for plan in plans))
     if not request.dry_run:
-        session = replace(session, place=_place(session, request))
+        if request.nodes is None and plans[0].nodes == 1:
+            refuse_idle_nodes()
+        session = replace(session, place=find_nodes(plans[0].nodes))
         _refuse_what_is_not_here(session, request)
     if not request.dry_run or session.is_here:
         _check_data(session)
@@ -151,21 +155,6 @@ def machine_with(accelerator: Accelerator) -> Machine:
         nodes=1,
         memory_bytes=accelerator.usable_bytes,
     )
-
-
-def _started_on(platform: PlatformName) -> list[Setting]:
-    """Return the number of nodes on which the scheduler started this command; what the user sets comes later, and counts."""
-    told = told_nodes()
-    path = ("hardware", "platforms", platform, "nodes")
-    return [Setting(path, told[0], told[1])] if told is not None and told[0] > 1 else []
-
-
-def _place(session: Session, request: RunRequest) -> Nodes:
-    """Return this machine's place among the launchers of a run."""
-    plan = session.plans[0]
-    if request.nodes is None and plan.nodes == 1:
-        refuse_idle_nodes()
-    return find_nodes(plan.nodes)
 
 
 def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:

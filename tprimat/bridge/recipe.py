@@ -1,10 +1,9 @@
 """RunPlan -> Megatron-Bridge's ConfigContainer: one of its recipes, with the plan's model, layout, batch and schedule set on it.
 
-A recipe asks Hugging Face's hub for its model's dimensions. Here it gets those of the plan instead, so that no run needs the hub.
+A recipe asks Hugging Face's hub for its model. Here it gets the usual one of its kind instead, so that no run needs the hub; the
+plan sets every dimension afterwards.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,13 +24,13 @@ from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 from tprimat.train.data import Sequences, open_sequences
 
-HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], str]] = {
-    "llama": (LlamaConfig, "LlamaForCausalLM"),
-    "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
-    "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
-    "qwen3_moe": (Qwen3MoeConfig, "Qwen3MoeForCausalLM"),
+HF_CONFIGS: dict[str, type[PretrainedConfig]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
 }
-"""Kind of model -> Hugging Face's configuration of it, and the architecture by which Bridge finds its own."""
+"""Kind of model -> Hugging Face's configuration of it."""
 PRECISIONS = {
     "bf16": "bf16_mixed",
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
@@ -70,47 +69,10 @@ def recipe_of(plan: RunPlan) -> Any:
         where = f"platform_optimizations.{plan.platform}.bridge.recipe"
         what = f"This Megatron-Bridge has no recipe {module}:{function}."
         raise LaunchError(what, where=where, why=str(error), fix="recipe: null, or one that its folder has") from error
-    with _dimensions_of(plan.workload.shape):
-        return recipe()
-
-
-@contextmanager
-def _dimensions_of(shape: ModelShape) -> Iterator[None]:
-    """Within this context, a recipe that asks the hub for a model gets this shape."""
-    genuine = AutoBridge.from_hf_pretrained
-
-    def from_shape(cls: type[AutoBridge], *_: Any, **__: Any) -> AutoBridge:
-        return cls.from_hf_config(hf_config(shape))
-
-    AutoBridge.from_hf_pretrained = classmethod(from_shape)
-    try:
-        yield
-    finally:
-        AutoBridge.from_hf_pretrained = genuine
-
-
-def hf_config(shape: ModelShape) -> PretrainedConfig:
-    """Return a shape as Hugging Face's configuration; what Bridge does not take from it, `model_fields` sets."""
-    kind, architecture = HF_CONFIGS[model_kind(shape)]
-    dimensions: dict[str, Any] = {
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocabulary,
-        "rms_norm_eps": shape.norm_epsilon,
-        "max_position_embeddings": shape.context_tokens,
-        "tie_word_embeddings": shape.tied_embeddings,
-    }
-    if shape.experts is not None:
-        dimensions |= {
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.experts_per_token,
-            "moe_intermediate_size": shape.expert_ffn,
-        }
-    return kind(architectures=[architecture], **dimensions)
+    kind = HF_CONFIGS[model_kind(plan.workload.shape)]
+    usual = kind(architectures=[kind.__name__.replace("Config", "ForCausalLM")])  # by which Bridge finds its own
+    AutoBridge.from_hf_pretrained = lambda *_, **__: AutoBridge.from_hf_config(usual)
+    return recipe()
 
 
 def model_fields(shape: ModelShape) -> dict[str, Any]:

@@ -13,21 +13,15 @@ from typing import Any
 from tprimat.records.schema import StartUp
 
 _reached: dict[StartUp, datetime] = {}
-ANNOUNCEMENT = "tprimat start-up: "
-
-
-def announce(stage: StartUp) -> None:
-    """Print a stage, which the launcher shows while the run starts."""
-    sys.stdout.write(f"{ANNOUNCEMENT}{stage}\n")
-    sys.stdout.flush()
 
 
 def reached(stage: StartUp) -> None:
-    """Record that a stage is reached; only the first call for a stage counts. The first rank of our worker announces it."""
+    """Record that a stage is reached; only the first call for a stage counts. The first rank of our worker prints it."""
     if stage not in _reached:
         _reached[stage] = datetime.now(timezone.utc)
         if "rank_started" in _reached and os.environ.get("RANK", "0") == "0":  # our worker's first stage
-            announce(stage)
+            sys.stdout.write(f"tprimat start-up: {stage}\n")  # the launcher shows it while the run starts
+            sys.stdout.flush()
 
 
 def seconds_since(started_at: str) -> dict[StartUp, float]:

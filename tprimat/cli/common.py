@@ -50,11 +50,7 @@ def add_counting(parser: argparse.ArgumentParser) -> None:
 
 
 def counted(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values that --set gives to the options of `add_counting`, probes as a list.
-
-    Raises:
-        ConfigError: there is no such option, or a value is none.
-    """
+    """Return the values that --set gives to the options of `add_counting`, probes as a list."""
     values: dict[str, Any] = {"probes": []}
     for name, text in (assignment(text, "warmup=10") for text in options.settings):
         option = COUNTED.get(name.replace("-", "_"))
@@ -79,11 +75,7 @@ def add_varying(parser: argparse.ArgumentParser) -> None:
 
 
 def varying_traits(text: str | None) -> tuple[str, ...]:
-    """Parse a list of traits.
-
-    Raises:
-        ConfigError: one of them is unknown.
-    """
+    """Parse a list of traits."""
     from tprimat.analyze.traits import TRAITS
 
     names = [part.strip().lower().replace("_", "-").replace(" ", "-") for part in (text or "").split(",") if part.strip()]
@@ -148,11 +140,7 @@ def read(
 
 
 def report_read(results: "Results", paths: Sequence[Path]) -> None:
-    """Name on stderr what could not be read, and count it.
-
-    Raises:
-        RecordError: nothing could be read.
-    """
+    """Name on stderr what could not be read, and count it."""
     from tprimat.records.discover import WHAT_A_RESULT_IS
 
     if missing := [str(path) for path in paths if not path.exists()] if not results.measured else []:
@@ -190,11 +178,7 @@ def doing(text: str) -> Iterator[None]:
 
 
 def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:
-    """Parse '3%' or '0.03' as 0.03.
-
-    Raises:
-        ConfigError: it is neither, or not from 0 to 1.
-    """
+    """Parse '3%' or '0.03' as 0.03."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

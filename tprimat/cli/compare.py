@@ -97,11 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def output_path(options: argparse.Namespace) -> Path:
-    """Return the file to write. The suffix gives the format.
-
-    Raises:
-        ConfigError: the suffix is of no known format.
-    """
+    """Return the file to write. The suffix gives the format."""
     path: Path = options.output
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:

@@ -92,11 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
-    """Draw the peaks.
-
-    Raises:
-        RecordError: there is none.
-    """
+    """Draw the peaks."""
     from tprimat.report.plots import draw_sheet
     from tprimat.report.plots.peak import peak_sheet
     from tprimat.report.words import not_counted_words

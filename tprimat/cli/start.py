@@ -36,11 +36,7 @@ def pretrain(model: str) -> int:
 
 
 def find_environment() -> None:
-    """Continue in the checkout's .venv, in place of this process, if this Python is too old or lacks a package.
-
-    Raises:
-        SystemExit: no command can run in this Python; it says what to type.
-    """
+    """Continue in the checkout's .venv, in place of this process, if this Python is too old or lacks a package."""
     old = sys.version_info < OLDEST
     missing = [name for name in MODULES if find_spec(name) is None]
     python = str(ENVIRONMENT / "bin" / "python")

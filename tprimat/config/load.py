@@ -108,7 +108,14 @@ def read_config(
     if rates.min_learning_rate > rates.learning_rate and tree.origins.get(lowest) == OURS:  # a flag sets the other alone
         put(tree, lowest, rates.learning_rate / 10, OURS)
         config = _checked(tree)
-    _check_learning_rates(config, tree)
+    rates = config.training.optimizer
+    if rates.min_learning_rate > rates.learning_rate:
+        raise ConfigError(
+            f"min_learning_rate ({rates.min_learning_rate:g}) is above learning_rate ({rates.learning_rate:g}).",
+            where=tree.where(lowest),
+            why="The schedule falls from learning_rate to min_learning_rate.",
+            fix=f"min_learning_rate: {rates.learning_rate / 10:g}",
+        )
     return LoadedConfig(config=config, tree=tree, path=file)
 
 
@@ -131,17 +138,6 @@ def absolute_path(path: str | Path, where: str) -> Path:
         why = "It is not UTF-8 text." if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{shown} is not a path here.", where=where, why=why, fix="write out the whole path") from error
     return absolute
-
-
-def _check_learning_rates(config: Config, tree: Tree) -> None:
-    optimizer = config.training.optimizer
-    if optimizer.min_learning_rate > optimizer.learning_rate:
-        raise ConfigError(
-            f"min_learning_rate ({optimizer.min_learning_rate:g}) is above learning_rate ({optimizer.learning_rate:g}).",
-            where=tree.where(("training", "optimizer", "min_learning_rate")),
-            why="The schedule falls from learning_rate to min_learning_rate.",
-            fix=f"min_learning_rate: {optimizer.learning_rate / 10:g}",
-        )
 
 
 def _apply_tiny(tree: Tree) -> None:

@@ -235,27 +235,22 @@ def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_paral
     With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up). Backward runs each
     matmul twice more, with (m, n, k) permuted. A degree that divides no matrix is refused.
     """
-    _check_split(shape, tensor_parallel)
-    layer = attention_matrices(shape) + (moe_matrices(shape) or feed_forward_matrices(shape))
-    tokens = micro_batch * sequence
-    return [_gemm(matrix, tokens, tensor_parallel) for matrix in [*layer, output_matrix(shape)]]
-
-
-def _check_split(shape: ModelShape, ranks: int) -> None:
-    if ranks not in (degrees := valid_tensor_degrees(shape)):
-        what = f"{shape.name} cannot be split over {ranks} tensor-parallel ranks."
+    if tensor_parallel not in (degrees := valid_tensor_degrees(shape)):
+        what = f"{shape.name} cannot be split over {tensor_parallel} tensor-parallel ranks."
         why = f"Each needs whole heads, of {shape.heads} and {shape.kv_heads}, and equal shares of width and vocabulary."
         raise LayoutError(what, why=why, fix=", ".join(map(str, degrees)))
-
-
-def _gemm(matrix: WeightMatrix, tokens: int, ranks: int) -> GemmShape:
-    return GemmShape(
-        name=matrix.name,
-        m=-(-tokens * matrix.active_copies // matrix.copies),
-        n=matrix.outputs // (ranks if matrix.split == "outputs" else 1),
-        k=matrix.inputs // (ranks if matrix.split == "inputs" else 1),
-        repeats=matrix.copies,
-    )
+    layer = attention_matrices(shape) + (moe_matrices(shape) or feed_forward_matrices(shape))
+    tokens = micro_batch * sequence
+    return [
+        GemmShape(
+            name=matrix.name,
+            m=-(-tokens * matrix.active_copies // matrix.copies),
+            n=matrix.outputs // (tensor_parallel if matrix.split == "outputs" else 1),
+            k=matrix.inputs // (tensor_parallel if matrix.split == "inputs" else 1),
+            repeats=matrix.copies,
+        )
+        for matrix in [*layer, output_matrix(shape)]
+    ]
 
 
 def layers_of_last_stage(shape: ModelShape, stages: int) -> int:

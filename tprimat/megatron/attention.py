@@ -262,14 +262,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     kernels = kernels_for(query, value)
     if kernels is None:
-        return _attend_by_mask(query, key, value)
+        mask, grouped = causal_lower_right(query.shape[2], key.shape[2]), query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
     return AttentionOfPiece.apply(query, key, value, kernels)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _attend_by_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    mask = causal_lower_right(query.shape[2], key.shape[2])
-    grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
 
 
 class AttentionOfPiece(torch.autograd.Function):

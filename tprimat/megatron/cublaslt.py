@@ -58,11 +58,8 @@ class Prepared(NamedTuple):
 @cache
 def library() -> Any:
     """Load the library that belongs to torch's CUDA; OSError where there is none."""
-    return with_types(ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or 'none').split('.')[0]}"))
-
-
-def with_types(loaded: Any) -> Any:
-    """Let ctypes take plain numbers as addresses in the call that training makes, so that the host makes no object for each."""
+    loaded = ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or 'none').split('.')[0]}")
+    # In the call that training makes ctypes takes plain numbers as addresses, so that the host makes no object for each.
     loaded.cublasLtMatmul.argtypes = [*[c_void_p] * 14, c_size_t, c_void_p]
     return loaded
 

@@ -97,11 +97,9 @@ class Exchange:
         self.group, self.ranks, self.experts_here = group, group.size(), experts_here
         self.places, self.ends, self.counts, self.drops = routing.places, routing.ends, routing.counts, routing.drops
         self.arranged = False
-        if self.ranks > 1:
-            self._ask_for_counts()
-
-    def _ask_for_counts(self) -> None:
-        """Begin to tell all ranks how many rows go where, and to copy all numbers to the host."""
+        if self.ranks == 1:
+            return
+        # Begin to tell all ranks how many rows go where, and to copy all numbers to the host.
         everyone = self.counts.new_empty(self.ranks, self.counts.numel())
         dist.all_gather_into_tensor(everyone.view(-1), self.counts, group=self.group)
         self._everyone = everyone
@@ -125,12 +123,6 @@ class Exchange:
         step = max(1, -(-self.places.numel() // LENGTHS))
         self.length = step * max(1, -(-self.arriving // step))
 
-    def _arrange(self) -> None:
-        """Arrange what arrives by expert."""
-        first = self.group.rank() * self.experts_here
-        arrange = compiled_for_any_rows(order_by_expert)
-        self.received, self.ends = arrange(self._everyone[:, first : first + self.experts_here], self.length)
-
     def to_experts(self, rows: Tensor) -> Tensor:
         """Move rows, sorted by expert over all ranks, to the experts of this rank: (tokens x k, hidden) -> (n, hidden)."""
         if self.ranks == 1:
@@ -147,7 +139,9 @@ class Exchange:
             async_op=True,
         )
         if not self.arranged:
-            self._arrange()  # while the rows travel
+            # Arrange what arrives by expert, while the rows travel.
+            here = self._everyone[:, self.group.rank() * self.experts_here :][:, : self.experts_here]
+            self.received, self.ends = compiled_for_any_rows(order_by_expert)(here, self.length)
             self.arranged = True
         work.wait()
         return gather(arrived, self.received)

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tprimat.core.errors import LaunchError
 from tprimat.core.flops import layers_of_last_stage
 from tprimat.core.models import ModelShape, padded_vocabulary
-from tprimat.core.workload import Layout
 from tprimat.megatron import compat
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
@@ -46,24 +45,18 @@ AMAX_HISTORY = 1024
 """Steps whose largest value scales a tensor under delayed scaling; as in NeMo's recipes (nemo/collections/llm/recipes)."""
 
 
-def _refuse(shape: ModelShape) -> None:
-    """Refuse a shape that would train as something else."""
-    scaling = shape.rope_scaling
-    if scaling is None:
-        return
-    limits = scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.original_context_tokens
-    if limits != MEGATRON_ROPE_SCALING:
-        raise LaunchError(
-            f"Megatron-Core scales rotary frequencies between {MEGATRON_ROPE_SCALING} only, not as {shape.name} does."
-        )
-
-
 def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptions) -> TransformerConfig:
     """Return Megatron's description of the model and of how it runs."""
     shape = plan.workload.shape
-    _refuse(shape)
+    scaling = shape.rope_scaling
+    if scaling is not None:  # the model would train as something else
+        limits = scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.original_context_tokens
+        if limits != MEGATRON_ROPE_SCALING:
+            what = f"Megatron-Core scales rotary frequencies between {MEGATRON_ROPE_SCALING} only, not as {shape.name} does."
+            raise LaunchError(what)
     dtype = PARAMETER_DTYPES[plan.workload.matmul_dtype]
-    on_gpu = device.type == "cuda"
+    on_gpu, layout = device.type == "cuda", plan.workload.layout
+    balanced = options.balanced_stages and layout.pipeline > 1 and not layout.virtual_pipeline
     kind = TransformerConfig if shape.kv_lora_rank is None else MLATransformerConfig
     return kind(
         gated_linear_unit=shape.gated,
@@ -89,8 +82,12 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         deallocate_pipeline_outputs=on_gpu,
         **(_transformer_engines(plan) if options.layers == "transformer_engine" else _unfused(shape, on_gpu)),
         **config_fields(shape),
-        **_parallelism(plan.workload.layout),
-        **_stages(plan, options),
+        **layout_fields(layout),
+        # With two stages both directions connect the same two ranks, and batched messages would be mixed up
+        # (Megatron-LM's validate_args requires overlap there for that reason).
+        overlap_p2p_comm=layout.virtual_pipeline is not None,
+        batch_p2p_comm=layout.virtual_pipeline is None,
+        num_layers_in_last_pipeline_stage=layers_of_last_stage(shape, layout.pipeline) if balanced else None,
         **recompute_fields(plan.workload),
         **_experts(plan, options),
         **_latent_attention(shape),
@@ -133,24 +130,6 @@ def _transformer_engines(plan: RunPlan) -> dict[str, Any]:
         else:
             fused |= {"fp8_recipe": "delayed", "fp8_amax_history_len": AMAX_HISTORY, "fp8_amax_compute_algo": "max"}
     return fused
-
-
-def _parallelism(layout: Layout) -> dict[str, Any]:
-    interleaved = layout.virtual_pipeline is not None
-    return {
-        **layout_fields(layout),
-        # With two stages both directions connect the same two ranks, and batched messages would be mixed up
-        # (Megatron-LM's validate_args requires overlap there for that reason).
-        "overlap_p2p_comm": interleaved,
-        "batch_p2p_comm": not interleaved,
-    }
-
-
-def _stages(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
-    layout = plan.workload.layout
-    if not options.balanced_stages or layout.pipeline == 1 or layout.virtual_pipeline:
-        return {}
-    return {"num_layers_in_last_pipeline_stage": layers_of_last_stage(plan.workload.shape, layout.pipeline)}
 
 
 def _experts(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
@@ -282,11 +261,13 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
         deviation = INITIAL_STANDARD_DEVIATION
         if LAST_OF_BLOCK.search(name):
             deviation /= (2 * config.num_layers) ** 0.5
+        # SwiGLU's gate and up are two blocks of a matrix, which ranks interleave; Megatron-Core 0.15 does not mark it.
+        stride = 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
         with torch.no_grad():
             for source, matrix in _matrices(origin, parameter, first_expert):
                 generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{source}".encode()))
-                ranks = 1 if ".experts." in name else _ranks_of(parameter)
-                drawn = _slice_of_drawn(matrix, generator, ranks, _stride(name, config)) * deviation
+                split = ".experts." not in name and getattr(parameter, "tensor_model_parallel", False)
+                drawn = _slice_of_drawn(matrix, generator, split=bool(split), stride=stride) * deviation
                 matrix.copy_(split_like(matrix, drawn.to(config.params_dtype)))
 
 
@@ -315,18 +296,8 @@ def _global(name: str, first_layer: int) -> str:
     return ".".join(parts)
 
 
-def _stride(name: str, config: TransformerConfig) -> int:
-    """Return how many blocks a matrix interleaves over ranks: 2 for SwiGLU's gate and up. Megatron-Core 0.15 does not mark it."""
-    return 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
-
-
-def _ranks_of(parameter: Tensor) -> int:
-    """Return how many ranks share a parameter."""
-    split = bool(getattr(parameter, "tensor_model_parallel", False))
-    return parallel_state.get_tensor_model_parallel_world_size() if split else 1
-
-
-def _slice_of_drawn(matrix: Tensor, generator: torch.Generator, ranks: int, stride: int) -> Tensor:
+def _slice_of_drawn(matrix: Tensor, generator: torch.Generator, *, split: bool, stride: int) -> Tensor:
+    ranks = parallel_state.get_tensor_model_parallel_world_size() if split else 1
     dim = getattr(matrix, "partition_dim", 0) if ranks > 1 else 0
     shape = list(matrix.shape)
     shape[dim] *= ranks

@@ -135,7 +135,22 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     def __init__(self, inner: Any, plan: RunPlan) -> None:
         super().__init__([torch.zeros(1, requires_grad=True)], {"lr": plan.optimizer.learning_rate})
         self.param_groups = inner.param_groups
-        self.scheduler = learning_rate_schedule(inner, plan)
+        settings, decay = plan.optimizer, max(plan.steps, 1)
+        self.scheduler = OptimizerParamScheduler(
+            inner,
+            init_lr=first_learning_rate(settings),
+            max_lr=settings.learning_rate,
+            min_lr=settings.min_learning_rate,
+            lr_warmup_steps=warmup_steps(plan),
+            lr_decay_steps=decay,
+            lr_decay_style=settings.schedule,
+            start_wd=settings.weight_decay,
+            end_wd=settings.weight_decay,
+            wd_incr_steps=decay,
+            wd_incr_style="constant",
+            use_checkpoint_opt_param_scheduler=False,
+            override_opt_param_scheduler=True,
+        )
         self.grad_norm: Tensor | float | None = None
         """Before clipping; still on the device where the host has not needed it."""
 
@@ -223,26 +238,6 @@ class MegatronOptimizer(ScheduledOptimizer):
             optimizer.gradient_factor = factor
         self.megatron.step_with_ready_grads()
         return norm
-
-
-def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
-    """Return Megatron's schedule of learning rate and weight decay, for anything with param_groups."""
-    settings, decay = plan.optimizer, max(plan.steps, 1)
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=first_learning_rate(settings),
-        max_lr=settings.learning_rate,
-        min_lr=settings.min_learning_rate,
-        lr_warmup_steps=warmup_steps(plan),
-        lr_decay_steps=decay,
-        lr_decay_style=settings.schedule,
-        start_wd=settings.weight_decay,
-        end_wd=settings.weight_decay,
-        wd_incr_steps=decay,
-        wd_incr_style="constant",
-        use_checkpoint_opt_param_scheduler=False,
-        override_opt_param_scheduler=True,
-    )
 
 
 class PlainAdamW(ScheduledOptimizer):

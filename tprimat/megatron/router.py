@@ -142,15 +142,10 @@ class Logits(torch.autograd.Function):
         flat, rows = gradient.flatten(0, -2), hidden.flatten(0, -2)
         if not _multiplies_into_fp32(hidden):
             return (flat @ weight.float()).to(hidden.dtype).view_as(hidden), (flat.t() @ rows.float()).to(weight.dtype)
-        halves = torch.cat(two_halves(flat), dim=1)
+        high = flat.bfloat16()
+        halves = torch.cat((high, (flat - high.float()).bfloat16()), dim=1)  # whose sum is the gradient to 16 bits
         of_weight = torch.mm(halves.t(), rows, out_dtype=torch.float32).view(2, *weight.shape).sum(dim=0)
         return (halves @ torch.cat((weight, weight))).view_as(hidden), of_weight.to(weight.dtype)
-
-
-def two_halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two bf16 tensors whose sum is x to 16 bits."""
-    high = x.bfloat16()
-    return high, (x - high.float()).bfloat16()
 
 
 def _multiplies_into_fp32(rows: Tensor) -> bool:

@@ -2,13 +2,13 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from math import lcm
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig, absolute_path, full_shape
-from tprimat.config.schema import EngineOptions, LayoutConfig, ModelConfig, PlatformOptimizations, RecomputeModule, Size
+from tprimat.config.schema import LayoutConfig, ModelConfig, PlatformOptimizations, RecomputeModule, Size
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, MissingLayoutError
 from tprimat.core.models import ModelShape, tiny
@@ -81,7 +81,8 @@ def _workload(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, l
     training = loaded.config.training
     settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     dtype, scaling = FORMATS.get(settings.precision, ("fp32", None))
-    workload = FullWorkload(
+    options = settings.engine_options
+    return FullWorkload(
         **layout.facts,
         shape=shape,
         micro_batch_sequences=micro,
@@ -95,15 +96,7 @@ def _workload(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, l
         routing=training.routing if shape.experts else None,
         expert_capacity=(training.moe_expert_capacity_factor or "unlimited") if shape.experts else None,
         expert_tensor_parallel=1 if shape.experts else None,
-    )
-    return with_options(workload, settings.engine_options)
-
-
-def with_options(workload: FullWorkload, options: EngineOptions) -> FullWorkload:
-    """Return a workload with what the engine's options decide of it."""
-    return replace(
-        workload,
-        weights_split_over=workload.replicas if options.fully_shard else 1,
+        weights_split_over=layout.data * layout.context if options.fully_shard else 1,
         distributed_optimizer=options.distributed_optimizer,
         optimizer_states=options.optimizer_states,
     )
@@ -190,21 +183,15 @@ def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
         if shape.not_trained is not None:
             why = f"No engine here trains {shape.not_trained}; python3 -m tprimat plan predicts it."
             raise ConfigError(f"{shape.name} cannot be trained.", why=why, fix="another model")
-        _check_single_choice(shape)
+        # Megatron-Core refuses it, too. The shape of a log may have it: it did run.
+        if shape.experts and shape.experts_per_token == 1 and shape.router_score == "softmax" and shape.router_normalized:
+            what = f"Model {shape.name} has softmax scores, normalized over 1 expert for each token."
+            why = "The weight would always be 1. Megatron-Core: Please use --moe-router-pre-softmax when topk is 1."
+            raise ConfigError(what, why=why, fix="router_normalized: false")
         return shape
     except ConfigError as error:
         where = loaded.where("models", model, "architecture")
         raise ConfigError(error.what, where=where, why=error.why, fix=error.fix) from error
-
-
-def _check_single_choice(shape: ModelShape) -> None:
-    """Refuse what Megatron-Core refuses: softmax over a single chosen expert. The shape of a log may have it: it did run."""
-    if shape.experts and shape.experts_per_token == 1 and shape.router_score == "softmax" and shape.router_normalized:
-        raise ConfigError(
-            f"Model {shape.name} has softmax scores, normalized over 1 expert for each token.",
-            why="The weight would always be 1. Megatron-Core: Please use --moe-router-pre-softmax when topk is 1.",
-            fix="router_normalized: false",
-        )
 
 
 def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None) -> tuple[int, int]:

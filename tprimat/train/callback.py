@@ -133,7 +133,10 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         if dist.is_initialized():
             dist.barrier()
         self._last_end = self._batch_end = record_timestamp(_device(pl_module))
-        self._ended_at_seconds = _seconds_since(run.started_at)
+        self._ended_at_seconds: float | None = None
+        if run.started_at is not None:  # by the wall clock, which launcher and workers share
+            started = datetime.fromisoformat(run.started_at)
+            self._ended_at_seconds = (datetime.now(timezone.utc) - started).total_seconds()
         self._training = True
 
     def _prepare_folder(self) -> RecordError | None:
@@ -348,13 +351,6 @@ def _worst_memory(device: torch.device) -> Tensor:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
     return peaks
-
-
-def _seconds_since(moment: str | None) -> float | None:
-    """Return seconds by the wall clock, which launcher and workers share."""
-    if moment is None:
-        return None
-    return (datetime.now(timezone.utc) - datetime.fromisoformat(moment)).total_seconds()
 
 
 def _device(module: Any) -> torch.device:

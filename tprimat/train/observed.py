@@ -13,7 +13,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing, Workload
+from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing
 from tprimat.records.evidence import fingerprint, graded, with_facts
 from tprimat.records.schema import Evidence
 from tprimat.train.expert_loads import watch_routers
@@ -54,7 +54,13 @@ def common_evidence(
     capacity: ExpertCapacity = config.moe_expert_capacity_factor or "unlimited"
     again = config.recompute_granularity or "none"
     evidence = with_facts(
-        parallel_sizes(),
+        Evidence(source="running_framework", world_size=dist.get_world_size()),
+        tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
+        virtual_pipeline=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        context_parallel=parallel_state.get_context_parallel_world_size(),
+        expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
+        data_parallel=parallel_state.get_data_parallel_world_size(),
         **(asdict(batch) if batch else {}),
         sequence_parallel=config.sequence_parallel and parallel_state.get_tensor_model_parallel_world_size() > 1,
         parameters=count_parameters(weight for model in models for weight in model.parameters()),
@@ -67,22 +73,6 @@ def common_evidence(
         **own,
     )
     return graded(evidence, dict.fromkeys(RESOLVED, "resolved"))
-
-
-def parallel_sizes() -> Evidence:
-    """Return the part that Megatron-Core's parallel state holds."""
-    return Evidence(
-        source="running_framework",
-        world_size=dist.get_world_size(),
-        workload=Workload(
-            tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
-            pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
-            virtual_pipeline=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-            context_parallel=parallel_state.get_context_parallel_world_size(),
-            expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
-            data_parallel=parallel_state.get_data_parallel_world_size(),
-        ),
-    )
 
 
 def count_parameters(parameters: Iterable[Parameter]) -> int:
@@ -145,12 +135,8 @@ RECIPES: Mapping[str, Fp8Scaling] = {
 def te_modules(models: Iterable[torch.nn.Module], without: Iterable[torch.nn.Module] = ()) -> list[Any]:
     """Return the modules of Transformer Engine in the chunks of a model, without those in some of its layers."""
     left_out = {part for layer in without for part in layer.modules()}
-    return [part for model in models for part in model.modules() if is_te(type(part)) and part not in left_out]
-
-
-def is_te(kind: type) -> bool:
-    """Whether a class is one of Transformer Engine's, or made from one."""
-    return any(base.__module__.partition(".")[0] == PACKAGE for base in kind.__mro__)
+    parts = [part for model in models for part in model.modules() if part not in left_out]
+    return [part for part in parts if any(base.__module__.partition(".")[0] == PACKAGE for base in type(part).__mro__)]
 
 
 def te_precision(modules: Sequence[Any], weights: torch.dtype, *, fp8_asked: bool) -> dict[str, str | None]:

@@ -53,8 +53,6 @@ THEIRS = "o.layers=transformer_engine"
             "accumulate_weight_gradients is on",
             "accumulate_weight_gradients: auto",
         ),
-        ("fp8_output_layer", [], "the precision is bf16", "--precision fp8"),
-        ("fp8_output_layer", [FP8, THEIRS], "layers is transformer_engine", "layers: local"),
         ("overlap_tensor_parallel", [THEIRS], "layers is transformer_engine", "layers: local"),
         ("cuda_graphs", [PIPELINE], "the layout has pipeline parallelism", "a --parallel with PP1"),
         ("cuda_graphs", ["l.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
@@ -110,7 +108,6 @@ def test_what_the_engine_cannot_do_is_refused(changes, which, what):
     [
         ["o.cuda_graphs=true", TENSOR],
         ["o.fully_shard=true", "p.recompute=full", "l.context_parallel_size=2"],
-        [FP8, "o.fp8_output_layer=true"],
         [FP8, "p.recompute=selective", "p.recompute_modules=[mlp]"],
     ],
 )
@@ -167,8 +164,8 @@ def test_a_gpu_without_scales_of_blocks_is_refused_by_name():
 
 
 def test_other_engines_refuse_its_switches():
-    error = refusal(FP8, "o.fp8_output_layer=true", engine=engine_named("nemo"))
-    assert (error.what, error.why) == ("fp8_output_layer is on.", "The engine nemo has no such switch.")
+    error = refusal("o.fully_shard=true", engine=engine_named("nemo"))
+    assert (error.what, error.why) == ("fully_shard is on.", "The engine nemo has no such switch.")
 
 
 def test_plan_and_summary_say_that_weights_are_split():

@@ -195,7 +195,7 @@ class LayoutConfig(RefuseUnknownKeys):
 class EngineOptions(RefuseUnknownKeys):
     """Switches of the embedded engine for speed and memory.
 
-    The losses change with gradients and optimizer_states, and under fp8 with layers, fp8_scaling and fp8_output_layer.
+    The losses change with gradients and optimizer_states, and under fp8 with layers and fp8_scaling.
     """
 
     layers: Literal["local", "transformer_engine"] = "local"
@@ -219,8 +219,6 @@ class EngineOptions(RefuseUnknownKeys):
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes per weight instead of 18; on one rank alone, and
     for measuring only: small updates are lost."""
-    fp8_output_layer: Flag = False
-    """Under precision fp8, multiply in 8 bits in the output layer as well, which usual recipes leave in bf16."""
     fp8_scaling: Literal["delayed", "current"] = "delayed"
     """For Transformer Engine under precision fp8: how tensors are scaled into range, by their past or by their present values."""
 

@@ -188,7 +188,7 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engi
 
 
 OTHER_ENGINE = f"--engine {FALLBACK}"
-OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False, "fully_shard": False}
+OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fully_shard": False}
 """Switches of the embedded engine that change what is trained -> their usual values."""
 LIMITS: Mapping[str, tuple[Callable[[RunPlan], bool], str, str, str]] = {
     "cpu": (lambda plan: plan.platform == "cpu", "does not run on a CPU", "--platform", f"--platform nvidia, or {OTHER_ENGINE}"),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
-from tprimat.core.models import ModelShape, padded_vocabulary
+from tprimat.core.models import ModelShape
 from tprimat.core.workload import graph_obstacle
 from tprimat.engines.base import Here, Where, WorkerEngine, beyond_limits, too_new
 from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
@@ -167,12 +167,6 @@ Contradiction = tuple[bool, str, str, str]
 """Whether it is there, and in words what, why it contradicts a switch that is on, and the way out."""
 
 
-def _of_fp8_output_layer(plan: RunPlan) -> Iterator[Contradiction]:
-    precision, options = plan.workload.matmul_dtype, plan.engine_options
-    yield precision != "fp8", f"the precision is {precision}", "Only fp8 runs have products in 8 bits.", "--precision fp8"
-    yield options.layers != "local", "layers is transformer_engine", "Its output layer is Megatron-Core's.", "layers: local"
-
-
 def _of_own_layers(plan: RunPlan) -> Iterator[Contradiction]:
     yield (
         plan.engine_options.layers != "local",
@@ -219,7 +213,6 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
 
 
 SWITCHES: Mapping[str, Callable[[RunPlan], Iterator[Contradiction]]] = {
-    "fp8_output_layer": _of_fp8_output_layer,
     "fully_shard": _of_fully_shard,
     "overlap_tensor_parallel": _of_own_layers,
     "cuda_graphs": _of_cuda_graphs,
@@ -234,8 +227,6 @@ def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
         for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
             if matrix.name != "router":
                 yield f"{matrix.name}: a dimension", size // (tensor if matrix.split == side and matrix.copies == 1 else 1)
-    if plan.engine_options.fp8_output_layer:
-        yield "output layer: a dimension", padded_vocabulary(shape) // tensor
     tokens = work.micro_batch * work.sequence_tokens // work.layout.context
     yield "A micro-batch", tokens
     if shape.kv_lora_rank:  # whose narrow projections each tensor rank multiplies with its own tokens

@@ -9,9 +9,8 @@ counts. The matrix units want both operands with the summed dimension contiguous
     dgrad     dX = dY @ W     sums over out    W transposed
     wgrad     dW = dY.T @ X   sums over n      dY and X transposed
 
-so a conversion writes the matrix and its transpose in one pass. Attention stays in bf16, and so do the output layer without
-`fp8_output_layer` and models with experts, which gained nothing on an H200; master weights, moments and gradient buffer stay in
-fp32.
+so a conversion writes the matrix and its transpose in one pass. Attention and the output layer stay in bf16, and so do
+models with experts, which gained nothing on an H200; master weights, moments and gradient buffer stay in fp32.
 """
 
 from functools import cache
@@ -24,8 +23,7 @@ from torch import Tensor
 from tprimat.megatron import compat, cublaslt
 from tprimat.megatron.compat import compiled, triton_kernels
 from tprimat.megatron.cublaslt import Scaled
-from tprimat.megatron.linear import LinearProducts, row_maxima, with_row_maxima
-from tprimat.megatron.loss import OutputProducts, loss_gradient
+from tprimat.megatron.linear import LinearProducts, row_maxima
 from tprimat.megatron.wgrad import add_gradient
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
@@ -142,18 +140,7 @@ class Fp8Products(LinearProducts):
         _, transposed_weight, weight_scale = self._weight(weight)
         return multiply((small, scale), (transposed_weight, weight_scale), fast=False)
 
-    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool, factor: float = 1.0) -> None:
-        """Total += factor x gradient.T @ rows, or =."""
+    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool) -> None:
+        """Total += gradient.T @ rows, or =."""
         _, transposed, scale = prepared
-        accumulate(total, (transposed, scale if factor == 1 else scale * factor), kept, overwrite=overwrite)
-
-
-class Fp8OutputProducts(Fp8Products, OutputProducts):
-    """Those of the output layer, whose gradient is converted as it is computed: no entry exceeds 1, so no maximum is needed."""
-
-    def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
-        """See OutputProducts."""
-        if kernels := triton_kernels(logits):
-            return kernels.scaled_loss_gradient(logits, places, log_sums, GRADIENT_DTYPE)  # type: ignore[no-any-return]
-        gradient = compiled(loss_gradient)(logits, places, log_sums)
-        return self.prepare(with_row_maxima(gradient, torch.ones_like(log_sums)))
+        accumulate(total, (transposed, scale), kept, overwrite=overwrite)

@@ -62,27 +62,6 @@ def _scale_and_transpose(
     _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
 
 
-@triton.jit
-def _scale_loss_gradient(
-    logits,
-    places,
-    log_sums,
-    small,
-    transposed,
-    rows,
-    columns,
-    LIMIT: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
-):
-    row, column, inside = _tile(rows, columns, TILE_ROWS, TILE_COLUMNS)
-    shifted = tl.load(logits + row * columns + column, mask=inside, other=0.0).to(tl.float32)
-    shifted -= tl.load(log_sums + row, mask=row < rows, other=0.0)
-    is_target = column == tl.load(places + row, mask=row < rows, other=-1)
-    values = (tl.exp(shifted) - is_target.to(tl.float32)) * LIMIT
-    _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
-
-
 def largest_magnitude(x: Tensor) -> Tensor:
     """Return the largest magnitude of a contiguous tensor of any shape as fp32, shape (). Numbers that are none do not count."""
     largest = torch.zeros((), dtype=torch.float32, device=x.device)
@@ -104,22 +83,6 @@ def scaled_and_transposed(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tup
         x, largest, small, transposed, undo, rows, columns, limit, TILE_ROWS, TILE_COLUMNS, num_warps=TILE_WARPS
     )
     return small, transposed, undo
-
-
-def scaled_loss_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the loss's gradient by the logits, scale, round and transpose it in one pass, for its largest magnitude, 1.
-
-    Logits are (rows, words), contiguous; the targets' columns and the logarithms of the sums of exponentials (rows,). Result as
-    of scaled_and_transposed.
-    """
-    rows, words = logits.shape
-    small, transposed = logits.new_empty((rows, words), dtype=dtype), logits.new_empty((words, rows), dtype=dtype)
-    grid = (triton.cdiv(rows, TILE_ROWS), triton.cdiv(words, TILE_COLUMNS))
-    limit = torch.finfo(dtype).max
-    _scale_loss_gradient[grid](
-        logits, places, log_sums, small, transposed, rows, words, limit, TILE_ROWS, TILE_COLUMNS, num_warps=TILE_WARPS
-    )
-    return small, transposed, torch.full((), 1 / limit, device=logits.device)
 
 
 # Rows that move.

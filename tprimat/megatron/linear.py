@@ -70,11 +70,9 @@ class LinearProducts:
         """Return gradient @ weight."""
         return prepared[0] @ weight
 
-    def wgrad(
-        self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool, factor: float = 1.0
-    ) -> None:
-        """Total += factor x gradient.T @ rows, or total = with `overwrite`."""
-        accumulate_wgrad(total, prepared[0], kept[0], factor, overwrite=overwrite)
+    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool) -> None:
+        """Total += gradient.T @ rows, or total = with `overwrite`."""
+        accumulate_wgrad(total, prepared[0], kept[0], overwrite=overwrite)
 
 
 @dataclass(frozen=True)

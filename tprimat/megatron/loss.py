@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
@@ -20,27 +21,17 @@ from torch.nn import Parameter
 
 from tprimat.megatron import compat
 from tprimat.megatron.compat import compiled
-from tprimat.megatron.linear import LinearProducts
-from tprimat.megatron.wgrad import claim_first_gradient, let_accumulate
+from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient, let_accumulate
 
 CHUNK_TOKENS = 2048
 """Enough rows for a matrix product at full speed, and few enough that their logits are small."""
 
 
-class OutputProducts(LinearProducts):
-    """The three products of the output layer."""
-
-    def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
-        """Return the losses' gradient by the logits in the form that dgrad and wgrad take; arguments as of loss_gradient."""
-        return (compiled(loss_gradient)(logits, places, log_sums),)
-
-
 class ChunkedLossModel(GPTModel):  # type: ignore[misc]
     """GPTModel whose loss is a mean over tokens, computed without whole logits. Without labels it returns logits."""
 
-    def __init__(self, *arguments: Any, products: OutputProducts, **options: Any) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.output_products = products
         self.micro_batches: int | None = None
         """Number in the current step, over which the schedule averages losses; None: unknown."""
         self._skip_logits = False
@@ -76,7 +67,7 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets = labels.transpose(0, 1).reshape(-1)
         micro_batches = self.micro_batches if direct else None
-        return LinearCrossEntropy.apply(flat, weight, targets, micro_batches, self.output_products)  # type: ignore[no-any-return, no-untyped-call]
+        return LinearCrossEntropy.apply(flat, weight, targets, micro_batches)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def set_micro_batches(chunk: torch.nn.Module, number: int) -> None:
@@ -90,9 +81,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     """mean(cross_entropy(hidden @ weight.T, targets)) over a vocabulary that tensor ranks share."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - an autograd function takes its arguments one by one
-        ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, micro_batches: int | None, products: OutputProducts
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, micro_batches: int | None) -> Tensor:
         """Compute losses and both gradients, chunk by chunk.
 
         `hidden` is (n, hidden), all tokens on every tensor rank, `weight` (vocabulary of this rank, hidden), and `targets` are
@@ -111,12 +100,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, tokens, CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             places = targets[rows] - first_word
-            logits, kept = products.forward(hidden[rows], weight, None)
+            logits = F.linear(hidden[rows], weight)
             losses, log_sums = _losses(logits, places)
             total += losses
-            prepared = products.prepare_loss_gradient(logits, places, log_sums)
-            hidden_grad[rows] = products.dgrad(prepared, weight)
-            products.wgrad(weight_grad, prepared, kept, overwrite=overwrite and start == 0, factor=factor)
+            gradient = compiled(loss_gradient)(logits, places, log_sums)
+            hidden_grad[rows] = gradient @ weight
+            accumulate_wgrad(weight_grad, gradient, hidden[rows], factor, overwrite=overwrite and start == 0)
         ctx.tokens, ctx.micro_batches = tokens, micro_batches
         ctx.save_for_backward(hidden_grad, weight, *(() if micro_batches else (weight_grad,)))
         return total / tokens
@@ -134,7 +123,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         else:
             weights = (weight_grad[0] * scale).to(weight.dtype)
         # In fp32, since torch would round the scale itself to bf16 to multiply a bf16 tensor with it.
-        return (hidden_grad.float() * scale).to(hidden_grad.dtype), weights, None, None, None
+        return (hidden_grad.float() * scale).to(hidden_grad.dtype), weights, None, None
 
 
 def _losses(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:

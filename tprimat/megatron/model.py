@@ -4,7 +4,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ from tprimat.core.flops import layers_of_last_stage
 from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.megatron import compat
 from tprimat.megatron.attention import Rotation
-from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
+from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.layers import block_spec, expert_layers, tell_experts_from_mlp, transformer_engine_spec
 from tprimat.megatron.linear import LinearProducts, linear_types
-from tprimat.megatron.loss import ChunkedLossModel, OutputProducts
+from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.wgrad import use_accumulating_embedding
 from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, routing_fields
@@ -199,7 +199,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: EngineOption
             rotary = _rotary(shape, config)
         products = Fp8Products if plan.workload.matmul_dtype == "fp8" else LinearProducts
         spec = block_spec(shape, experts, linear_types(products, overlapped=bool(options.overlap_tensor_parallel)), rotary)
-        kind = partial(ChunkedLossModel, products=Fp8OutputProducts() if options.fp8_output_layer else OutputProducts())
+        kind = ChunkedLossModel
     model = kind(
         config=config,
         transformer_layer_spec=spec,

@@ -11,9 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tprimat.core.errors import LaunchError
 from tprimat.megatron import wgrad
 from tprimat.megatron.attention import SDPACoreAttention, WholeLinear
-from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
+from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
-from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.model import own_part, ranks_sharing
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.tp_overlap import can_overlap
@@ -23,7 +22,7 @@ from tprimat.records.evidence import CAUTION, REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.compat import lightning, quieten
-from tprimat.train.observed import common_evidence, dtype_name, matmul_dtype, over_all_ranks, te_modules, te_precision
+from tprimat.train.observed import common_evidence, dtype_name, matmul_dtype, te_modules, te_precision
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.rank import StepLog, local_rank, running_record
 from tprimat.train.startup import transformer_engine_is_usable
@@ -151,7 +150,6 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         module.observed,
         **precision,
         parameter_dtype=dtype_name(computed),
-        output_layer_dtype="fp8" if _output_layer_in_fp8(module, parts) else None,
         gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
         weights_split_over=ranks_sharing(parameter),
         attention="Transformer Engine" if modules else _attention(parts),
@@ -172,15 +170,6 @@ def untested(module: MegatronModule) -> tuple[str, ...]:
     if module.graphs is None or module.plan.workload.matmul_dtype != "fp8" or module.plan.workload.layout.tensor == 1:
         return ()
     return (f"{CAUTION}CUDA graphs in fp8 over tensor ranks are untested: compare the losses with those of a run without.",)
-
-
-def _output_layer_in_fp8(module: MegatronModule, parts: Sequence[torch.nn.Module]) -> bool:
-    """Whether the output layer, which may be on another rank, has multiplied in fp8."""
-    if not module.options.fp8_output_layer:
-        return False
-    products = (part.output_products for part in parts if isinstance(part, ChunkedLossModel))
-    times = sum(product.products for product in products if isinstance(product, Fp8OutputProducts))
-    return bool(over_all_ranks(times, module.device))
 
 
 def _kernels(parts: Sequence[Any]) -> list[LinearProducts]:

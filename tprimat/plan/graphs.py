@@ -30,7 +30,7 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
     work, options = plan.workload, plan.engine_options
     tokens = (work.micro_batch_sequences or 1) * work.sequence_tokens
     suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS and not plan.profiling.enabled
-    measured = options.layers == "local" and options.optimizer_states == "fp32" and not options.fp8_output_layer
+    measured = options.layers == "local" and options.optimizer_states == "fp32"
     if not suitable or not measured or graph_obstacle(work, fully_shard=options.fully_shard, own_layers=True):
         return None
     wanted = work.layout.tensor, work.matmul_dtype

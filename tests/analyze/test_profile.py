@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tprimat.analyze.trace import summarise
+from tprimat.analyze.trace import WANTED, summarise
 from tprimat.analyze.work_classes import kernel_class
 from tprimat.core.errors import MetricError, RecordError
 from tprimat.records.store import read_trace
@@ -354,3 +354,19 @@ def test_a_trace_is_read_plain_gzipped_and_with_the_bytes_that_kineto_lets_throu
     rough.write_bytes(plain.read_bytes().replace(b"python3", b"py\xff\x01"))
     assert read_trace(plain) == read_trace(packed) == document
     assert len(read_trace(rough)["traceEvents"]) == len(cuda_like())
+
+
+def test_of_a_trace_in_kineto_s_layout_only_the_events_that_a_summary_uses_are_parsed(tmp_path):
+    unused = [event("python_function", "forward", 0, 9, "host"), event("cpu_op", "aten::mm", 0, 9, "host")]
+    document = {"tprimat": {"step_of_profiler_step_0": 1}, "traceEvents": cuda_like() + unused}
+    lines = ",".join("\n  " + json.dumps(one, indent=2).replace("\n", "\n  ") for one in document["traceEvents"])
+    path = tmp_path / "trace.json"
+    text = f'{{ "tprimat": {json.dumps(document["tprimat"])},\n  "traceEvents": [\n{lines}\n  ],"traceName": "x" }}'
+    path.write_bytes(text.encode().replace(b"python3", b"py\xff\x01"))
+    read = read_trace(path, WANTED)
+    assert not {"python_function", "cpu_op"} & {one["cat"] for one in read["traceEvents"]}
+    assert (read["traceName"], len(read_trace(path)["traceEvents"])) == ("x", len(document["traceEvents"]))
+    assert summarise(read) == summarise(document)
+    path.write_text(text[:-20])
+    with pytest.raises(RecordError, match="is not JSON"):
+        read_trace(path, WANTED)

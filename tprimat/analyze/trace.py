@@ -9,6 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,6 +24,12 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver")
 """Calls on the host, HIP's under the names of CUDA's; a kernel has the correlation of the call that launched it."""
 READ = (*DEVICE_WORK, *LAUNCHES, "gpu_user_annotation", "user_annotation", "cpu_op")
+WANTED = re.compile(
+    rb"""\n  (\{\s+"ph": "X",\s+"cat": "(?:(?:kernel|gpu_mem\w+|(?:cuda|xpu)_(?:runtime|driver)|(?:gpu_)?user_annotation)"|"""
+    rb"""cpu_op",\s+"name": "(?:[Oo]ptimizer|enumerate)).*?\n  \})""",
+    re.DOTALL,
+)
+"""Finds the events that a summary uses in Kineto's text: of the host's operations only those with a name from below."""
 OPTIMIZER = re.compile(r"optimizer_step$|Optimizer\.step#")
 """Marks the ranges, of Megatron's step and of torch's optimizers, whose small kernels belong to the optimizer."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
@@ -118,15 +125,15 @@ def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     place = {name: number for number, name in enumerate(dict.fromkeys(event.name for event in work))}
     kinds = (_kind(event, launches.get(event.correlation, event), ranges) for event in work)
     cells = [
-        (event.start, event.end, CLASSES.index(kind), place[event.name], _joins(event))
+        (event.start, event.end, CLASSES.index(kind), place[event.name], _joins(f"{event.group} {event.name}"))
         for event, kind in zip(work, kinds, strict=True)
     ]
     return np.array(cells, dtype=SPAN), list(place)
 
 
-def _joins(event: TraceEvent) -> int:
-    words = f"{event.group} {event.name}".lower()
-    return next(number for number, (_, pattern) in enumerate(JOINED) if re.search(pattern, words))
+@cache
+def _joins(words: str) -> int:
+    return next(number for number, (_, pattern) in enumerate(JOINED) if re.search(pattern, words.lower()))
 
 
 def _ranges(events: Iterable[TraceEvent], categories: Sequence[str]) -> list[TraceEvent]:

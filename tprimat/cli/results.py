@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, print_json, read, report_read
+from tprimat.cli.common import add_counting, doing, print_json, read, report_read
 
 THROUGHPUT_PICTURE = "img_throughput.png"
 MULTIPLIER_PICTURE = "img_multiplier.png"
@@ -115,7 +115,8 @@ class Explain:
 
         results = read(options, [options.run])
         measured = newest(results.measured, options.run)
-        trace = trace_of_run(measured.result.run, measured.result.path)
+        with doing("reading the trace of the run ..."):
+            trace = trace_of_run(measured.result.run, measured.result.path)
         found = explained(measured, results.probes, trace)
         if options.against:
             found = replace(found, against=against(found, options.against, results.probes))

@@ -14,6 +14,7 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -271,10 +272,12 @@ def read_probes(path: Path) -> tuple[ProbeRecord, ...]:
 # Traces of torch's profiler: JSON for Chrome's trace viewer, plain or gzipped.
 
 GZIP_START = b"\x1f\x8b"
+EVENTS_START, EVENTS_END = b'"traceEvents": [\n', b"\n  ]"
+"""As Kineto writes them, with each event on lines of its own between them."""
 
 
-def read_trace(path: Path) -> dict[str, Any]:
-    """Read a file as a trace; refuse one that is too large, cut short, or none."""
+def read_trace(path: Path, wanted: re.Pattern[bytes] | None = None) -> dict[str, Any]:
+    """Read a file as a trace, of what Kineto wrote only the events that `wanted` finds; refuse what is too large or no trace."""
     content, running = read_bytes(path, LARGEST_UNPACKED), gc.isenabled()
     gc.disable()  # the collector of cycles would walk millions of new objects again and again to no effect
     try:
@@ -284,8 +287,7 @@ def read_trace(path: Path) -> dict[str, Any]:
         if len(content) > LARGEST_UNPACKED:
             what = f"{path} unpacks to more than {LARGEST_UNPACKED} bytes."
             raise RecordError(what, where=str(path), fix="profile fewer steps, without stacks")
-        # Names of kernels come unescaped from the libraries, with control characters and bytes that are not UTF-8.
-        document = json.loads(content.decode("utf8", errors="replace"), strict=False)
+        document = _trace_document(content, wanted)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
     except (ValueError, RecursionError) as error:
@@ -300,3 +302,16 @@ def read_trace(path: Path) -> dict[str, Any]:
         why, fix = "It has no list of traceEvents.", "profile_*.json of the output folder"
         raise RecordError(f"{path} is not a trace.", where=str(path), why=why, fix=fix)
     return document
+
+
+def _trace_document(content: bytes, wanted: re.Pattern[bytes] | None) -> Any:
+    start, end = content.find(EVENTS_START) + len(EVENTS_START), content.rfind(EVENTS_END)
+    if wanted is not None and len(EVENTS_START) <= start <= end and (kept := wanted.findall(content, start - 1, end)):
+        with contextlib.suppress(ValueError):  # of another layout: read all of it
+            return _loads(content[:start] + b",".join(kept) + content[end:])
+    return _loads(content)
+
+
+def _loads(content: bytes) -> Any:
+    # Names of kernels come unescaped from the libraries, with control characters and bytes that are not UTF-8.
+    return json.loads(content.decode("utf8", errors="replace"), strict=False)

@@ -104,6 +104,7 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         try:
             trace.parent.mkdir(parents=True, exist_ok=True)
             unfinished.unlink(missing_ok=True)
+            _print("profiling: writing the trace ...")
             running.export_chrome_trace(str(unfinished))
             unfinished.replace(trace)
             self.traces.append(trace)

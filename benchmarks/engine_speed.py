@@ -226,19 +226,19 @@ def share_of_target(row: Row, group: Group) -> float | None:
 
 def notes(rows: list[Row], rounds: int) -> list[str]:
     """Return what a reader of the table must know of its intervals and clocks."""
-    found = []
+    lines = []
     if rounds == 1 and any(row.compared for row in rows):
-        found.append(
+        lines.append(
             "One round: intervals of tokens/s are those within a run; those of ratios assume that runs differ by "
             f"{units.percent(BETWEEN_RUNS)}, or as their steps do. --rounds 3 measures it."
         )
     clocks = {row.program for row in rows if row.compared and any(trait.key == "clock" for trait in row.compared.traits)}
-    found += [
+    lines += [
         f"{name} times itself, on one rank and from one log line to the next; the engine from the end of one step to the end of "
         "the next, on the slowest rank."
         for name in sorted(clocks)
     ]
-    return found
+    return lines
 
 
 def document(row: Row) -> dict:
@@ -317,8 +317,8 @@ def parsed() -> tuple[argparse.Namespace, list[Layout], list[Program]]:
     wanted = options.only.split(",") if options.only else ["*"]
     if unknown := [pattern for pattern in wanted if not fnmatch.filter(names, pattern)]:
         flags.error(f"there is no layout {unknown[0]}")
-    found = dict.fromkeys(name for pattern in wanted for name in fnmatch.filter(names, pattern))
-    chosen = [layout for name in found for layout in LAYOUTS if layout.name == name]
+    selected = dict.fromkeys(name for pattern in wanted for name in fnmatch.filter(names, pattern))
+    chosen = [layout for name in selected for layout in LAYOUTS if layout.name == name]
     chosen = [layout.with_equal_work(options.gpus) if options.equal_work else layout for layout in chosen]
     against = (options.against or "none").split(",")
     if unknown := [name for name in against if name not in {*FINDERS, "none", EMBEDDED}]:
@@ -339,12 +339,12 @@ def main() -> int:
         ranks = requested.ranks(options.gpus)
         if ranks is None:
             why = f"left out: not for {options.gpus} GPUs"
-            found = [Row(layout=requested, program=options.engine, why_none=why, left_out=True)]
+            new_rows = [Row(layout=requested, program=options.engine, why_none=why, left_out=True)]
         else:
             wanted += len(programs) * options.rounds
-            found = series.rows_of(on_cpu(requested, ranks) if options.platform == "cpu" else requested, ranks)
-        rows += found
-        print("\n".join("  ".join(filter(None, cells(row))) for row in found), file=sys.stderr, flush=True)
+            new_rows = series.rows_of(on_cpu(requested, ranks) if options.platform == "cpu" else requested, ranks)
+        rows += new_rows
+        print("\n".join("  ".join(filter(None, cells(row))) for row in new_rows), file=sys.stderr, flush=True)
         text = json.dumps([document(row) for row in rows], indent=2, allow_nan=False)
         write_atomically(options.output / "engine_speed.json", text + "\n")
     print(columns((*HEADER, RATIO.format(options.engine)), [cells(row) for row in rows], left=3))

@@ -95,21 +95,21 @@ def descendants(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):
             children.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(int(entry.name))
-    found, left = [], [root]
+    descending, left = [], [root]
     while left:
         left += (below := children.get(left.pop(), []))
-        found += below
-    return found
+        descending += below
+    return descending
 
 
 def rank_processes(root: int) -> list[int]:
     """Return the processes that train: those below one that have a rank."""
-    found = []
+    ranks = []
     for process in descendants(root):
         with contextlib.suppress(OSError):
             if any(word.startswith(b"LOCAL_RANK=") for word in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")):
-                found.append(process)
-    return found
+                ranks.append(process)
+    return ranks
 
 
 def pin(process: int, core: int) -> None:

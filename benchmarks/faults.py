@@ -115,23 +115,23 @@ Inject = Callable[[Sweep, "subprocess.Popen[str]", random.Random], set[int]]
 
 def with_cookie(cookie: str) -> dict[int, str]:
     """Return pid -> command line of every living process of a sweep."""
-    found = {}
+    commands = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and f"{COOKIE}={cookie}".encode() in (entry / "environ").read_bytes():
                 state = (entry / "stat").read_text(encoding="utf8").rpartition(")")[2].split()[0]
                 if state not in "ZX":
-                    found[int(entry.name)] = (entry / "cmdline").read_text(encoding="utf8").replace("\0", " ")
-    return found
+                    commands[int(entry.name)] = (entry / "cmdline").read_text(encoding="utf8").replace("\0", " ")
+    return commands
 
 
 def victims(sweep: Sweep, word: str, seconds: float = 5.0) -> list[int]:
     """Return the processes of a sweep whose command line has a word, as soon as there is one."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        found = [pid for pid, line in with_cookie(sweep.cookie).items() if word in line]
-        if found:
-            return found
+        alive = [pid for pid, line in with_cookie(sweep.cookie).items() if word in line]
+        if alive:
+            return alive
         time.sleep(0.01)
     return []
 
@@ -342,13 +342,13 @@ def main() -> int:
         sweeps = -(-options.cells // CELLS_OF_A_SWEEP)
         order = [name for _ in range(-(-sweeps * CELLS_OF_A_SWEEP // len(names))) for name in names][: sweeps * CELLS_OF_A_SWEEP]
         rng.shuffle(order)
-        found = []
+        results = []
         for number in range(sweeps):
             began = time.monotonic()
             faults = order[number * CELLS_OF_A_SWEEP : (number + 1) * CELLS_OF_A_SWEEP]
-            found.append(make_sweep(disk, number, machine, faults, rng))
-            print(f"sweep {number + 1} of {sweeps}: {found[-1]['outcomes']}, {time.monotonic() - began:.0f} s", file=sys.stderr)
-            for text in found[-1]["wrong"]:
+            results.append(make_sweep(disk, number, machine, faults, rng))
+            print(f"sweep {number + 1} of {sweeps}: {results[-1]['outcomes']}, {time.monotonic() - began:.0f} s", file=sys.stderr)
+            for text in results[-1]["wrong"]:
                 print(f"  WRONG {text}", file=sys.stderr)
         subprocess.run(["umount", str(disk)], check=False, capture_output=True)
         leftovers = sorted(
@@ -360,11 +360,11 @@ def main() -> int:
         "version": own_version(),
         "left_out": left_out,
         "left_in_the_temporary_folder": leftovers,
-        "sweeps": found,
+        "sweeps": results,
     }
     write_atomically(options.output, json.dumps(record, indent=1) + "\n")
-    bad = sum(bool(sweep["wrong"]) for sweep in found) + bool(leftovers)
-    met = sum(len(sweep["faults"]) for sweep in found)
+    bad = sum(bool(sweep["wrong"]) for sweep in results) + bool(leftovers)
+    met = sum(len(sweep["faults"]) for sweep in results)
     print(f"{record['cells']} cells, {met} faults: {bad or 'nothing'} wrong; {options.output}")
     return 1 if bad else 0
 

@@ -171,8 +171,8 @@ def _chunks(options: Mapping[str, Any], pipeline: int) -> tuple[int, ...]:
 
 def _written_out(layout: str) -> tuple[int, ...]:
     """Return the layers of each chunk of a layout such as "Et*3|(tt|)*6tmL": E embedding, t layer, m MTP, L loss, | between."""
-    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), layout)
-    text = re.sub(r"([A-Za-z|])\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda match: match[1] * int(match[2]), layout)
+    text = re.sub(r"([A-Za-z|])\*(\d+)", lambda match: match[1] * int(match[2]), text)
     return tuple(chunk.count("t") for chunk in text.split("|"))
 
 
@@ -189,14 +189,14 @@ def _shape(options: Mapping[str, Any]) -> ModelShape:
     head_dim = options.get("kv-channels", hidden // heads)
     mla: dict[str, Any] = {}
     if latent:
-        found = {key: options.get(key, default) for key, default in MLA_DEFAULTS.items()}
-        head_dim, groups = found["qk-head-dim"] + found["qk-pos-emb-head-dim"], heads
+        dims = {key: options.get(key, default) for key, default in MLA_DEFAULTS.items()}
+        head_dim, groups = dims["qk-head-dim"] + dims["qk-pos-emb-head-dim"], heads
         mla = {
             "q_lora_rank": options.get("q-lora-rank"),
-            "kv_lora_rank": found["kv-lora-rank"],
-            "nope_head_dim": found["qk-head-dim"],
-            "rope_head_dim": found["qk-pos-emb-head-dim"],
-            "value_head_dim": found["v-head-dim"],
+            "kv_lora_rank": dims["kv-lora-rank"],
+            "nope_head_dim": dims["qk-head-dim"],
+            "rope_head_dim": dims["qk-pos-emb-head-dim"],
+            "value_head_dim": dims["v-head-dim"],
         }
     experts = options.get("num-experts")
     if experts:

@@ -136,12 +136,12 @@ def _nemo(name: str, options: argparse.Namespace) -> Program:
     except (OSError, subprocess.CalledProcessError) as error:
         what = f"{python} does not run TPrimat: {(getattr(error, 'stderr', None) or str(error)).strip().splitlines()[-1]}"
         raise LaunchError(what, where="--nemo-python", fix="make nemo") from error
-    found = json.loads(said)
-    if found["missing"]:
-        what = f"The engine nemo needs {', '.join(found['missing'])}, not installed for {python}."
+    answer = json.loads(said)
+    if answer["missing"]:
+        what = f"The engine nemo needs {', '.join(answer['missing'])}, not installed for {python}."
         raise LaunchError(what, where="--nemo-python", fix="make nemo")
     settings = ("nemo.cross_entropy_fusion_impl=te", CURRENT_SCALING, "nemo.first_last_layers_bf16=false")
-    return Program(name=name, engine=name, data="mock", software=found["software"], python=str(python), settings=settings)
+    return Program(name=name, engine=name, data="mock", software=answer["software"], python=str(python), settings=settings)
 
 
 FINDERS: Mapping[str, Callable[[str, argparse.Namespace], Program]] = {
@@ -164,13 +164,13 @@ def peers(options: argparse.Namespace) -> list[Program]:
     if options.against is not None:
         names = dict.fromkeys(name for name in options.against.split(",") if name not in {"none", options.engine})
         return [program_named(name, options) for name in names]
-    found = []
+    programs = []
     for name in (name for name in FINDERS if name != options.engine and not name.endswith(GRAPHS)):
         try:
-            found.append(program_named(name, options))
+            programs.append(program_named(name, options))
         except UserError as error:
             print(f"without {name}: {error.what}", file=sys.stderr)
-    return found
+    return programs
 
 
 # In what order they run, and what is left of a time limit.
@@ -197,8 +197,8 @@ def expected_seconds(job: Job, made: Sequence[tuple[Job, float]]) -> float | Non
     """
     same_program = [(one, seconds) for one, seconds in made if one.program.name == job.program.name]
     same_kind = [(one, seconds) for one, seconds in same_program if one.layout.name == job.layout.name]
-    found = same_kind or same_program or made
-    return max((seconds for _, seconds in found), default=None)
+    alike = same_kind or same_program or made
+    return max((seconds for _, seconds in alike), default=None)
 
 
 def seconds_of(result: RunResult) -> float | None:
@@ -342,5 +342,5 @@ def machine_here(platform: str) -> Machine:
 
 def newest(folder: Path) -> RunResult | None:
     """Return a folder's last run: earlier ones were interrupted, or had another plan."""
-    found, _ = load_results([folder]) if folder.exists() else ([], [])
-    return max(found, key=lambda result: result.run.started_at or "", default=None)
+    results, _ = load_results([folder]) if folder.exists() else ([], [])
+    return max(results, key=lambda result: result.run.started_at or "", default=None)

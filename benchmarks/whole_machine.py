@@ -96,26 +96,26 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
         words = (*command, "probe", kinds, "--output", str(folder), "--ranks", str(ranks), "--resume")
         return Step(name=name, words=words, folder=output)
 
-    found = [probe("probes", "all", probes, gpus), probe("pieces", "pieces,overlap", probes, gpus)]
+    steps = [probe("probes", "all", probes, gpus), probe("pieces", "pieces,overlap", probes, gpus)]
     for ranks in fewer:
         kinds = "ddp" if ranks == 1 else "collectives,ddp"
-        found.append(probe(f"probes-{ranks}", kinds, output / f"probes-{ranks}", ranks))
+        steps.append(probe(f"probes-{ranks}", kinds, output / f"probes-{ranks}", ranks))
     # NeMo with a Python of its own trains the strategies alone.
     against = ",".join(program.name for program in programs[1:] if program.python == sys.executable) or "none"
     speed = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--resume", "--gpus", str(gpus), "--rounds", "3")
     speed += ("--steps", "10", "--probes", str(probes), *(("--equal-work",) if gpus != MEANT_FOR else ()))
     words = (*speed, "--output", str(output / "in-turn"), "--against", against, "--only", ",".join(ROWS))
-    found.append(Step(name="in-turn", words=words, folder=output, knows_limit=True))
+    steps.append(Step(name="in-turn", words=words, folder=output, knows_limit=True))
     layers = "transformer_engine" if "transformer_engine" in against.split(",") else "none"
     words = (*speed, "--output", str(output / "in-turn-graphs"), "--against", layers, "--only", ",".join(AS_GRAPHS))
     words += ("--set", "platform_optimizations.nvidia.engine_options.cuda_graphs=true")
-    found.append(Step(name="in-turn-graphs", words=words, folder=output, knows_limit=True))
+    steps.append(Step(name="in-turn-graphs", words=words, folder=output, knows_limit=True))
     common = ("--steps", "10", "--gpus", str(gpus), "--set", f"probes={probes}")
     for program in programs if gpus >= STRATEGIES_NEED else ():
         if program.name in (embedded.ENGINE.name, nemo.ENGINE.name):
             settings = [word for setting in program.settings for word in ("--set", f"platform_optimizations.nvidia.{setting}")]
             words = (program.python, "-m", "tprimat", "sweep", "both", "--engine", program.engine, *common, *settings)
-            found.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
+            steps.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
     for mode, count in itertools.product(("weak", "strong"), (*fewer, gpus)):
         batch = SCALED_SEQUENCES * gpus if mode == "strong" else SCALED_SEQUENCES * count
         words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--micro-batch-size", "4", "--steps", "10")
@@ -127,19 +127,19 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
             "--output-dir",
             str(output / f"scaling-{mode}" / f"gpus-{count}"),
         )
-        found.append(Step(name=f"scaling-{mode}-{count}", words=words, folder=output))
-    return found
+        steps.append(Step(name=f"scaling-{mode}-{count}", words=words, folder=output))
+    return steps
 
 
 def programs_here(options: argparse.Namespace) -> list[Program]:
     """Return the embedded engine and the others that are installed; say which are not."""
-    found = [program_named(embedded.ENGINE.name, options)]
+    programs = [program_named(embedded.ENGINE.name, options)]
     for name in (name for name in FINDERS if not name.endswith(GRAPHS)):
         try:
-            found.append(program_named(name, options))
+            programs.append(program_named(name, options))
         except UserError as error:
             print(f"without {name}: {error.what}", file=sys.stderr)
-    return found
+    return programs
 
 
 def make(step: Step, left: float | None) -> tuple[int | None, float]:
@@ -203,11 +203,11 @@ def made(output: Path) -> dict[str, int]:
         RecordError: the notes are damaged.
     """
     notes = output / NOTES
-    found = json_document(notes.read_bytes(), notes) if notes.exists() else {}
-    if not isinstance(found, dict) or not all(type(status) is int for status in found.values()):
+    document = json_document(notes.read_bytes(), notes) if notes.exists() else {}
+    if not isinstance(document, dict) or not all(type(status) is int for status in document.values()):
         what, fix = f"{notes} does not hold the exit status of each step.", "delete it: every step then goes on from its records"
         raise RecordError(what, where=str(notes), fix=fix)
-    return found
+    return document
 
 
 def _with_probes_that_exist(words: Sequence[str]) -> list[str]:

@@ -38,9 +38,9 @@ def main() -> int:
         print("audit skipped: no advisories can be reached from here")
         return 0
     for package in packages:
-        for found in package.get("vulns", ()):
-            fixed = ", ".join(found["fix_versions"]) or "no version yet"
-            print(f"{package['name']} {package['version']}: {found['id']}, fixed in {fixed}")
+        for advisory in package.get("vulns", ()):
+            fixed = ", ".join(advisory["fix_versions"]) or "no version yet"
+            print(f"{package['name']} {package['version']}: {advisory['id']}, fixed in {fixed}")
     known = sum(bool(package.get("vulns")) for package in packages)
     asked = sum("skip_reason" not in package for package in packages)
     print(f"audit: {known} of {asked} packages have known vulnerabilities; {len(packages) - asked} could not be looked up")

@@ -31,11 +31,11 @@ def energy(results: Path) -> str:
         products = joules_of_products(layout, probes)
         for place, (program, words) in enumerate(PROGRAMS.items()):
             files = sorted((results / folder / program / layout.name).glob("*/benchmark_*.json"))
-            found = [json.loads(file.read_text(encoding="utf8"))["metrics"] for file in files]
-            if len(found) < 2 or products is None:
+            metrics = [json.loads(file.read_text(encoding="utf8"))["metrics"] for file in files]
+            if len(metrics) < 2 or products is None:
                 continue
-            rate = mean(one["tokens_per_second_per_gpu"]["value"] for one in found)
-            joules = mean(one["joules_per_token"] for one in found)
+            rate = mean(one["tokens_per_second_per_gpu"]["value"] for one in metrics)
+            joules = mean(one["joules_per_token"] for one in metrics)
             cells = (f"{rate:,.0f}", f"{joules * rate:.0f} W", f"{joules * 1e3:.1f} mJ", f"{products * 1e3:.1f} mJ")
             if place == 0:
                 ours = rate
@@ -43,7 +43,7 @@ def energy(results: Path) -> str:
                 left = (joules / lead - products) * 1e3
                 speed = f"At {lead} times the speed of Transformer Engine's layers and the same power"
                 goals.append(f"{speed}, `{layout.name}` would have {left:.1f} mJ for the rest.")
-            rows.append([f"`{layout.name}`", words, str(len(found)), *cells, f"{(joules - products) * 1e3:.1f} mJ"])
+            rows.append([f"`{layout.name}`", words, str(len(metrics)), *cells, f"{(joules - products) * 1e3:.1f} mJ"])
     header = (
         "layout",
         "program",
@@ -73,7 +73,7 @@ def joules_of_products(layout: Layout, probes: list[ProbeRecord]) -> float | Non
 
 def joules_per_flop(probes: list[ProbeRecord], tokens: int, dtype: str) -> dict[str, float]:
     """Return the joules per FLOP of each pass, weighted by the FLOP of the layer's products."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_kind: dict[str, list[tuple[float, float]]] = {}
     shape = model_shape(MODEL)
     layer = {frozenset((matrix.inputs, matrix.outputs)) for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)]}
     for probe in probes:
@@ -81,8 +81,8 @@ def joules_per_flop(probes: list[ProbeRecord], tokens: int, dtype: str) -> dict[
             continue
         kind, sides = _pass(probe, tokens)
         if sides in layer:
-            found.setdefault(kind, []).append((probe.flop, probe.power_watts * median(probe.seconds)))
-    return {kind: sum(joules for _, joules in pairs) / sum(flop for flop, _ in pairs) for kind, pairs in found.items()}
+            by_kind.setdefault(kind, []).append((probe.flop, probe.power_watts * median(probe.seconds)))
+    return {kind: sum(joules for _, joules in pairs) / sum(flop for flop, _ in pairs) for kind, pairs in by_kind.items()}
 
 
 def _pass(probe: ProbeRecord, tokens: int) -> tuple[str, frozenset[int]]:

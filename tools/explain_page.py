@@ -47,11 +47,11 @@ TOGETHER = {"pipeline": "bubble"}
 """Parts that a trace cannot tell apart, and the one under which both are compared."""
 
 
-def seconds_of(found: Explanation, other: Explanation | None = None) -> dict[str, float]:
+def seconds_of(explanation: Explanation, other: Explanation | None = None) -> dict[str, float]:
     """Return the parts of a step by name; communication as one part where the trace of the other does not say between whom."""
     seconds: dict[str, float] = {}
-    one = any(loss.name == "exchange" for side in (found, other or found) for loss in side.parts.losses)
-    for loss in found.parts.losses:
+    one = any(loss.name == "exchange" for side in (explanation, other or explanation) for loss in side.parts.losses)
+    for loss in explanation.parts.losses:
         name = "exchange" if one and loss.name in EXCHANGES else TOGETHER.get(loss.name, loss.name)
         seconds[name] = seconds.get(name, 0.0) + loss.seconds
     return seconds
@@ -96,11 +96,11 @@ def both_ways(pairs: Sequence[tuple[str, Explanation, Explanation]]) -> str:
 def of_cases() -> str:
     """Return the table of cases that were made worse on purpose, with and without their traces."""
     places = sorted(one for one in CASES.iterdir() if one.is_dir())
-    found = {place.name: explain_both(place) for place in places}
+    explanations = {place.name: explain_both(place) for place in places}
     lines = []
     for case, part in EXPECTED.items():
         for number, how in enumerate(("without", "with")):
-            usual, worse = found["dp2"][number], found[case][number]
+            usual, worse = explanations["dp2"][number], explanations[case][number]
             before, after = seconds_of(usual), seconds_of(worse)
             grown = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in LOSSES}
             largest = sorted(grown, key=lambda name, grown=grown: -abs(grown[name]))[:4]
@@ -122,7 +122,7 @@ the trace it is waiting in DP communication.
 
 The same runs, whose traces are their own, without / with the trace:
 
-{both_ways([(place.name, *found[place.name]) for place in places if place.name != "uneven_ranks"])}"""
+{both_ways([(place.name, *explanations[place.name]) for place in places if place.name != "uneven_ranks"])}"""
 
 
 def page() -> str:

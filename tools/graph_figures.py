@@ -37,8 +37,8 @@ def _runs(folder: Path) -> Group | None:
 
 def _programs(results: Path, machine: str, layout: str) -> dict[str, Group]:
     """Read what ran on a machine, by program; of the last three, which have other layouts, only what also ran as graphs."""
-    found = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
-    return found if machine not in MACHINES[-3:] or any(name.endswith(GRAPHS) for name in found) else {}
+    groups = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
+    return groups if machine not in MACHINES[-3:] or any(name.endswith(GRAPHS) for name in groups) else {}
 
 
 def _ratio(group: Group | None, base: Group | None) -> str:
@@ -51,8 +51,8 @@ def cuda_graphs(results: Path) -> str:
     """List each layout on each machine, with the ratios of programs that ran there."""
     rows = []
     for layout, (number, machine) in product(LAYOUTS, enumerate(MACHINES, start=1)):
-        found = _programs(results, machine, layout)
-        for name, group in found.items():
+        groups = _programs(results, machine, layout)
+        for name, group in groups.items():
             joules = group_mean(group, lambda run: run.joules_per_token)
             ours = not name.startswith(TRANSFORMER_ENGINE)
             rows.append(
@@ -64,8 +64,8 @@ def cuda_graphs(results: Path) -> str:
                     repeated(rate(group), units.count, group),
                     units.si(joules, "J") if joules else units.ABSENT,
                     memory_cell([item.metrics for item in group.runs if item.metrics]),
-                    _ratio(group, found.get(name.removesuffix(GRAPHS))),
-                    *(_ratio(group, found.get(f"{TRANSFORMER_ENGINE}{how}") if ours else None) for how in ("", GRAPHS)),
+                    _ratio(group, groups.get(name.removesuffix(GRAPHS))),
+                    *(_ratio(group, groups.get(f"{TRANSFORMER_ENGINE}{how}") if ours else None) for how in ("", GRAPHS)),
                 ]
             )
     header = ("layout", "machine", "program", "runs", "tokens/s/GPU", "energy/token", "memory", "with graphs / without")
@@ -95,8 +95,8 @@ def _items(results: Path, program: str, layout: str) -> list[Measured]:
 
 def _largest_difference(pairs: list[tuple[Measured, Measured]], span: slice) -> str:
     losses = ([[step.loss for step in item.result.steps[span]] for item in pair] for pair in pairs)
-    found = [abs(one / other - 1) for first, second in losses for one, other in zip(first, second, strict=True) if one and other]
-    return units.percent(max(found), digits=3) if found else units.ABSENT
+    gaps = [abs(one / other - 1) for first, second in losses for one, other in zip(first, second, strict=True) if one and other]
+    return units.percent(max(gaps), digits=3) if gaps else units.ABSENT
 
 
 def queues(results: Path) -> str:

@@ -69,14 +69,14 @@ RATIO = "embedded engine / this"
 
 def answer(results: Path) -> str:
     """Return in a few sentences where, and how many times as fast as Transformer Engine's layers and NeMo, the engine is."""
-    found = list(_newest(results))
+    compared = list(_newest(results))
     delayed = [(layout, _programs(results / DELAYED, layout, ())) for layout in LAYOUTS if _has_delayed(results, layout)]
-    layers = _span(found, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"), delayed)
-    nemos = _span(found, nemo.ENGINE.name, ("the speed of NeMo's recipe", "its speed"))
-    machines = " and ".join(sorted({_machine(programs[OURS].run) for _, programs in found}))
+    layers = _span(compared, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"), delayed)
+    nemos = _span(compared, nemo.ENGINE.name, ("the speed of NeMo's recipe", "its speed"))
+    machines = " and ".join(sorted({_machine(programs[OURS].run) for _, programs in compared}))
     spans = [f"On {machines}, the embedded engine runs {layers}.", *([f"It runs {nemos}."] if nemos else [])] if layers else []
     slower = []
-    for layout, programs in found:
+    for layout, programs in compared:
         for name, words in FASTER.items():
             peer, ours = programs.get(name), programs[OURS]
             ratio = _ratio(peer, ours) if peer else None
@@ -99,13 +99,13 @@ def _has_delayed(results: Path, layout: Layout) -> bool:
 Compared = Sequence[tuple[Layout, dict[str, Group]]]
 
 
-def _span(found: Compared, name: str, speeds: tuple[str, str], delayed: Compared = ()) -> str:
+def _span(compared: Compared, name: str, speeds: tuple[str, str], delayed: Compared = ()) -> str:
     """Return the lowest and the highest ratio to a peer, by dtype, of comparisons with enough runs; empty without one.
 
     The intervals' ends tell how far the ratios are sure.
     """
     ratios: dict[str, list[Estimate]] = {}
-    for (layout, programs), is_delayed in [*((one, False) for one in found), *((one, True) for one in delayed)]:
+    for (layout, programs), is_delayed in [*((one, False) for one in compared), *((one, True) for one in delayed)]:
         peer, ours = programs.get(name), programs[OURS]
         ratio = _ratio(peer, ours) if peer else None
         if peer and ratio and _ran_often(peer, ours):
@@ -135,9 +135,9 @@ def leads(results: Path) -> str:
     """List what ran in turn, by layout, the embedded engine first."""
     rows: list[list[str]] = []
     probes = probes_of(results)
-    found = list(_newest(results, probes))
+    compared = list(_newest(results, probes))
     for layout in LAYOUTS:
-        for _, programs in (pair for pair in found if pair[0] is layout):
+        for _, programs in (pair for pair in compared if pair[0] is layout):
             rows += _rows(layout, programs)
         if _has_delayed(results, layout):
             rows += _rows(layout, _programs(results / DELAYED, layout, probes), ", delayed scaling")
@@ -147,8 +147,8 @@ def leads(results: Path) -> str:
 def earlier_leads(results: Path) -> str:
     """List what has been measured again since, in the same way."""
     probes = probes_of(results)
-    found = [(layout, programs) for layout, (_, *older) in _measured(results, probes) for programs in older]
-    return _table([row for layout, programs in found for row in _rows(layout, programs)]) if found else NOTHING
+    older_pairs = [(layout, programs) for layout, (_, *older) in _measured(results, probes) for programs in older]
+    return _table([row for layout, programs in older_pairs for row in _rows(layout, programs)]) if older_pairs else NOTHING
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
@@ -167,20 +167,20 @@ def _newest(results: Path, probes: Sequence[ProbeRecord] = ()) -> Iterator[tuple
 def _measured(results: Path, probes: Sequence[ProbeRecord]) -> Iterator[tuple[Layout, list[dict[str, Group]]]]:
     """Yield the groups of each layout and number of GPUs, by program, once for each folder, newest first."""
     for layout in LAYOUTS:
-        found: dict[int, list[dict[str, Group]]] = {}
+        by_gpus: dict[int, list[dict[str, Group]]] = {}
         for folder in (results / name for name in SERIES if (results / name / OURS / layout.name).is_dir()):
             programs = _programs(folder, layout, probes)
-            found.setdefault(programs[OURS].run.machine.gpus, []).append(programs)
-        yield from ((layout, by_age) for _, by_age in sorted(found.items()))
+            by_gpus.setdefault(programs[OURS].run.machine.gpus, []).append(programs)
+        yield from ((layout, by_age) for _, by_age in sorted(by_gpus.items()))
 
 
 def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> dict[str, Group]:
     """Read the runs of a layout in one folder, by program."""
-    found = {name: groups_in(folder / name / layout.name, probes) for name in PROGRAMS}
-    for name, groups in found.items():
+    by_program = {name: groups_in(folder / name / layout.name, probes) for name in PROGRAMS}
+    for name, groups in by_program.items():
         if len(groups) > 1 or (name == OURS and not groups):
             raise SystemExit(f"{folder / name / layout.name} holds {len(groups)} configurations that count, not one")
-    return {name: groups[0] for name, groups in found.items() if groups}
+    return {name: groups[0] for name, groups in by_program.items() if groups}
 
 
 def _ratio(peer: Group, ours: Group) -> Estimate | None:
@@ -189,11 +189,11 @@ def _ratio(peer: Group, ours: Group) -> Estimate | None:
     None where they ran on unlike machines, differ in what forbids it, or where torch updated one side's weights in one kernel and
     the other's in many: with states in bf16, runs of older versions with Transformer Engine's layers did.
     """
-    found = verdict(peer, ours, COMPARED)
+    compared = verdict(peer, ours, COMPARED)
     options = [group.run.engine_options for group in (peer, ours)]
     kernels = {one.get("fused_adam") for one in options if one.get("optimizer_states") == "bf16"}
-    unlike = len(kernels) > 1 or any(trait.key in OF_A_MACHINE for trait in found.traits)
-    return None if unlike else found.ratio
+    unlike = len(kernels) > 1 or any(trait.key in OF_A_MACHINE for trait in compared.traits)
+    return None if unlike else compared.ratio
 
 
 def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Iterator[list[str]]:
@@ -242,15 +242,15 @@ def _ratio_by(peer: Group, ours: Group, choose: Callable[[list[float]], list[flo
     for group in (peer, ours):
         seconds = [np.array(choose([step.step_seconds for step in item.result.steps])) for item in group.runs]
         rates.append([rate_of(np.ones(len(some)), some) for some in seconds])
-    found = ratio_of_rates(*rates)
-    return Estimate(value=found.value, low=found.low, high=found.high, samples=len(ours.runs))
+    ratio = ratio_of_rates(*rates)
+    return Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(ours.runs))
 
 
 def _by_version(folder: Path) -> Iterator[dict[str, Group]]:
     """Yield the groups of one version of the code after the other, by variant."""
-    found = {name: sorted(groups_in(folder / name, ()), key=lambda group: group.run.started_at or "") for name in WITH_OUTPUT}
-    for groups in zip(*found.values(), strict=True):
-        yield dict(zip(found, groups, strict=True))
+    variants = {name: sorted(groups_in(folder / name, ()), key=lambda group: group.run.started_at or "") for name in WITH_OUTPUT}
+    for groups in zip(*variants.values(), strict=True):
+        yield dict(zip(variants, groups, strict=True))
 
 
 def output_layer(results: Path) -> str:

@@ -100,12 +100,12 @@ def power(arguments: str) -> str:
 def published(arguments: str) -> str:
     """Return the published results that are most like ours, by model FLOP/s on a common basis, and what differs there."""
     rows = []
-    for found in nearest_published(compared(arguments).groups):
-        ours = found.ours
+    for nearest in nearest_published(compared(arguments).groups):
+        ours = nearest.ours
         flops, share = ours.flops_per_gpu, ours.utilization
         own = [tera(flops.value if flops else None), units.percent(share.value if share else None)]
         rows.append([ours.group.label, units.ABSENT, *own, units.ABSENT, units.ABSENT])
-        for one in found.neighbours:
+        for one in nearest.neighbours:
             rate = [tera(one.rebased.flops_per_second_per_gpu), units.percent(one.rebased.mfu)]
             there = "; ".join(filter(None, (theirs(one), one.result.notes)))
             rows.append([one.result.name, one.result.date or units.ABSENT, *rate, f"{one.ratio:.2f} x", there])

@@ -120,17 +120,17 @@ def target(layout: Layout) -> str:
 
 def profiles(results: Path) -> str:
     """Break one step down into kernel classes."""
-    found = {path.stem: read_summary(path) for path in sorted((results / "profiles").glob("*.json"))}
-    return markdown(found) if found else NOTHING
+    summaries = {path.stem: read_summary(path) for path in sorted((results / "profiles").glob("*.json"))}
+    return markdown(summaries) if summaries else NOTHING
 
 
 def limits(results: Path) -> str:
     """List each layout's step and the time that each of its parts would take by itself."""
     probes = probes_of(results)
     rows = []
-    found = by_layout(engine_groups(results, probes))
-    for layout in (layout for layout in LAYOUTS if layout.name in found):
-        item = found[layout.name].runs[0]
+    groups = by_layout(engine_groups(results, probes))
+    for layout in (layout for layout in LAYOUTS if layout.name in groups):
+        item = groups[layout.name].runs[0]
         parts = step_breakdown(item.result.run, item.metrics, probes) if item.metrics else None
         if parts is None or item.metrics is None:
             continue
@@ -158,8 +158,8 @@ def power(results: Path) -> str:
     rows = []
     for layout in LAYOUTS:
         for file in sorted(file for folder in OURS for file in (results / folder / layout.name).glob("benchmark_*.json")):
-            found = json.loads(file.read_text(encoding="utf8"))
-            metrics, limit = found["metrics"], found["run"]["machine"]["power_limit_watts"]
+            document = json.loads(file.read_text(encoding="utf8"))
+            metrics, limit = document["metrics"], document["run"]["machine"]["power_limit_watts"]
             if not metrics or not metrics["joules_per_token"]:
                 continue
             watts = metrics["joules_per_token"] * metrics["tokens_per_second_per_gpu"]["value"]
@@ -177,13 +177,13 @@ def callback(results: Path) -> str:
         default=None,
     )
     for file in sorted((results / "callback").glob("*.json")):
-        found = json.loads(file.read_text(encoding="utf8"))
-        medians, cost = found["median_step_seconds"], found["cost_seconds_per_step"]
+        document = json.loads(file.read_text(encoding="utf8"))
+        medians, cost = document["median_step_seconds"], document["cost_seconds_per_step"]
         without, with_it = (
             f"{min(medians[side]) * 1e3:.2f} to {max(medians[side]) * 1e3:.2f} ms" for side in ("without", "with")
         )
         share = units.ABSENT if shortest is None else units.percent(cost / shortest, 4)
-        rows.append((found["device"], str(found["layers"]), without, with_it, f"{cost * 1e3:.3f} ms", share))
+        rows.append((document["device"], str(document["layers"]), without, with_it, f"{cost * 1e3:.3f} ms", share))
     header = ("GPU", "layers", "step without, by round", "step with, by round", "cost per step")
     return table((*header, "of the shortest step of a layout"), rows) if rows else NOTHING
 
@@ -217,9 +217,9 @@ def graphs(run: RunRecord) -> str:
 
 def start_up(results: Path) -> str:
     """List the time from the start of each run to each stage of its start-up, in order of the runs."""
-    found = [(folder.name, group) for folder in (results / "start-up").glob("*/") for group in groups_in(folder, [])]
+    starts = [(folder.name, group) for folder in (results / "start-up").glob("*/") for group in groups_in(folder, [])]
     rows = []
-    for name, group in sorted(found, key=lambda pair: pair[1].run.started_at or ""):
+    for name, group in sorted(starts, key=lambda pair: pair[1].run.started_at or ""):
         for result in (item.result for item in group.runs):
             stages = [units.seconds(result.run.start_up[stage]) for stage in STAGES]
             first, last = (result.steps[place].ended_at_seconds or 0 for place in (0, -1))

@@ -109,10 +109,10 @@ def one_run() -> str:
             for _ in range(CASES):
                 seconds = draw(rng, n)
                 seconds = seconds[statistics.unsteady_prefix(seconds)[0] :]
-                found = statistics.ratio_of_sums(np.ones(len(seconds)), seconds)
-                if found.low is not None and statistics.two_states(seconds) is None:
+                estimate = statistics.ratio_of_sums(np.ones(len(seconds)), seconds)
+                if estimate.low is not None and statistics.two_states(seconds) is None:
                     printed += 1
-                    covered += found.low <= 1 <= found.high
+                    covered += estimate.low <= 1 <= estimate.high
             share = units.percent(covered / printed, 0) if printed > CASES / 20 else units.ABSENT
             row.append(share if printed > 0.995 * CASES else f"{share} ({units.percent(1 - printed / CASES, 0)} not printed)")
         rows.append(row)

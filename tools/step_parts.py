@@ -65,9 +65,9 @@ def step_breakdown(run: RunRecord, metrics: RunMetrics, probes: Sequence[ProbeRe
 
 def fastest_bus(probes: Sequence[ProbeRecord], kind: str, ranks: int) -> float | None:
     """Return the highest bus bandwidth of a collective in bytes/s over all messages, on as many ranks if a probe has them."""
-    found = [(probe.shape["ranks"], rate) for probe in probes if probe.kind == kind and (rate := bus_bandwidth(probe))]
-    alike = [rate for size, rate in found if size == ranks]
-    return max(alike or [rate for _, rate in found], default=None)
+    rates = [(probe.shape["ranks"], rate) for probe in probes if probe.kind == kind and (rate := bus_bandwidth(probe))]
+    alike = [rate for size, rate in rates if size == ranks]
+    return max(alike or [rate for _, rate in rates], default=None)
 
 
 def _seconds(size: float, rate: float | None) -> float | None:

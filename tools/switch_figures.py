@@ -80,8 +80,8 @@ def described(run: RunRecord) -> str:
 def loss_differences(off: Group, on: Group) -> str:
     """Return the relative difference of losses with and without a switch: in the first step, and the largest of any step."""
     pairs = zip(off.runs[0].result.steps, on.runs[0].result.steps, strict=False)
-    found = [abs(one.loss - other.loss) / abs(one.loss) for one, other in pairs if one.loss and other.loss]
-    return f"{found[0]:.0e} / {max(found):.0e}" if found else units.ABSENT
+    differences = [abs(one.loss - other.loss) / abs(one.loss) for one, other in pairs if one.loss and other.loss]
+    return f"{differences[0]:.0e} / {max(differences):.0e}" if differences else units.ABSENT
 
 
 def switches(results: Path) -> str:
@@ -120,30 +120,30 @@ def unmeasured(results: Path) -> str:
 
 def no_gain(results: Path) -> str:
     """Return a list of the switches whose interval does not lie above 1."""
-    found = []
+    lines = []
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: pair[0]):
         gain = verdict(off, on, Question(even_if_different=True)).ratio
         if gain and gain.low is not None and gain.low <= 1:
             runs = "one run per side" if len(off.runs) == len(on.runs) == 1 else f"{len(off.runs)} and {len(on.runs)} runs"
-            found.append(f"- `{name}`, {described(on.run)}: {repeated(gain, times, off, on)} times the rate without it ({runs}).")
-    return "\n".join(found) or "Every switch that was measured shows a gain."
+            lines.append(f"- `{name}`, {described(on.run)}: {repeated(gain, times, off, on)} times the rate without it ({runs}).")
+    return "\n".join(lines) or "Every switch that was measured shows a gain."
 
 
 def exchanges(results: Path) -> str:
     """Return the table of products that tensor ranks exchange, each way, for each number of ranks."""
     rows = []
     for file in sorted((results / "exchange").glob("*.json")):
-        found = json.loads(file.read_text(encoding="utf8"))
+        document = json.loads(file.read_text(encoding="utf8"))
         rows += [
             (
-                f"{found['ranks']} x {found['accelerator']}",
+                f"{document['ranks']} x {document['accelerator']}",
                 product_record["product"],
                 product_record["way"],
                 f"{product_record['median']:.3f} ms",
                 f"{min(product_record['milliseconds'][1:]):.3f} to {max(product_record['milliseconds'][1:]):.3f} ms",
                 f"{product_record['largest_difference']:.0e}",
             )
-            for product_record in found["products"]
+            for product_record in document["products"]
         ]
     header = ("ranks", "product", "way", "median", "rounds after the first", "largest difference from NCCL's")
     return table(header, rows, left=3) if rows else NOTHING
@@ -152,9 +152,9 @@ def exchanges(results: Path) -> str:
 def exchanges_as_graphs(results: Path) -> str:
     """Return the table of products that four H100 exchange, each way's calls as one CUDA graph."""
     file = results.parent / "h100" / "exchange" / "4-ranks-graphs.json"
-    found = json.loads(file.read_text(encoding="utf8")) if file.exists() else {"products": []}
+    document = json.loads(file.read_text(encoding="utf8")) if file.exists() else {"products": []}
     medians: dict[str, dict[str, float]] = {}
-    for one in found["products"]:
+    for one in document["products"]:
         medians.setdefault(one["product"], {})[one["way"]] = one["median"]
     ways = {"NCCL": "nccl", "ours": "ours", "ours, two streams": "lanes 2", "ours, behind": "ours, behind"}
     rows = [
@@ -179,8 +179,8 @@ def forward_sums(results: Path) -> str:
     """Return the table of trainings whose forward sums over tensor ranks run in pieces, as now, and through NCCL."""
     folders = {"in pieces": results / "switches" / "tensor" / "on-1"}
     folders |= {"through NCCL": results / "exchange" / "forward-sums-through-nccl"}
-    found = [(name, group) for name, folder in folders.items() for group in groups_in(folder, [])]
-    rows = [[name, described(group.run), repeated(rate(group), units.count, group), steps(group)] for name, group in found]
+    groups = [(name, group) for name, folder in folders.items() for group in groups_in(folder, [])]
+    rows = [[name, described(group.run), repeated(rate(group), units.count, group), steps(group)] for name, group in groups]
     return table(("sums", "workload", "tokens/s/GPU", "n"), rows, left=2) if rows else NOTHING
 
 

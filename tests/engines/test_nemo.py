@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_what_nemo_lacks_here_is_named_and_auto_goes_on_without_it(monkeypatch):
-    monkeypatch.setattr(nemo, "REQUIRED_MODULES", ("json",))
+    monkeypatch.setattr(nemo.NemoEngine, "needs", ("json",))
     assert choose("auto", Here(platform="nvidia"))[0] is nemo.ENGINE
-    monkeypatch.setattr(nemo, "REQUIRED_MODULES", ("json", "no_such_module_a", "no_such_parent.part"))
+    monkeypatch.setattr(nemo.NemoEngine, "needs", ("json", "no_such_module_a", "no_such_parent.part"))
     with pytest.raises(LaunchError) as caught:
         choose("nemo", Here(platform="nvidia"))
     assert caught.value.what.startswith("The engine nemo needs no_such_module_a, no_such_parent.part, not installed here")

@@ -293,9 +293,8 @@ class Sweep:
             UserError: no cell can run here.
         """
         from tprimat.runner.cells import named_twice, planned, without_twins
-        from tprimat.runner.request import RunRequest, strategy_requests
+        from tprimat.runner.request import RunRequest, strategy_requests, words
         from tprimat.runner.schedule import complete, exit_status, run_cells
-        from tprimat.runner.session import words
 
         request = request_of(options, "sweep", "./run_all_configs.sh")
         for option in DECIDED_HERE:

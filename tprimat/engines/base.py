@@ -313,14 +313,12 @@ class RecipesEngine(WorkerEngine):
     title: ClassVar[str]
     """The framework's own name."""
     install: ClassVar[str]
-
-    @abstractmethod
-    def modules(self, here: Here) -> Sequence[str]:
-        """Return what the recipes and their layers import."""
+    needs: ClassVar[tuple[str, ...]]
+    """Modules that the recipes and their layers import."""
 
     def available(self, here: Here) -> str | UserError:
         """Look for the modules that the recipes import."""
-        if missing := ", ".join(name for name in self.modules(here) if not is_installed(name)):
+        if missing := ", ".join(name for name in self.needs if not is_installed(name)):
             what = f"The engine {self.name} needs {missing}, not installed here."
             return LaunchError(what, where=sys.executable, why="Its recipes import it.", fix=self.install)
         return f"{self.title} is installed"

@@ -1,13 +1,13 @@
 """Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; shrunk ones train on a CPU in tests alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import BRIDGE, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Where, beyond, beyond_recipes
+from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes
 from tprimat.plan.schema import RunPlan
 
 RECIPES = {
@@ -26,14 +26,17 @@ class BridgeEngine(RecipesEngine):
     name: ClassVar[str] = "bridge"
     trainer: ClassVar[str | None] = "tprimat.bridge"
     title: ClassVar[str] = "Megatron-Bridge"
+    needs: ClassVar[tuple[str, ...]] = (
+        "torch",
+        "lightning",
+        "megatron.core",
+        "megatron.bridge",
+        "transformers",
+        "transformer_engine",
+    )
     install: ClassVar[str] = (
         f"NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer, or pip install megatron-bridge; or {OTHER_ENGINE}"
     )
-
-    def modules(self, here: Here) -> Sequence[str]:
-        """Return them; a CPU has no use for Transformer Engine."""
-        needed = ("torch", "lightning", "megatron.core", "megatron.bridge", "transformers")
-        return needed if here.platform == "cpu" else (*needed, "transformer_engine")
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""

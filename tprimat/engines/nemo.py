@@ -3,7 +3,7 @@
 A recipe is a kind of model whose dimensions can be set; its kind of layer cannot. NeMo 2.7.3 is the last release with recipes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines.base import OTHER_ENGINE, Here, RecipesEngine, Where, beyond, beyond_recipes, is_installed
+from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, is_installed
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import captures_layers
 
@@ -46,11 +46,8 @@ class NemoEngine(RecipesEngine):
     trainer: ClassVar[str | None] = "tprimat.nemo"
     title: ClassVar[str] = "NeMo"
     install: ClassVar[str] = INSTALL
+    needs: ClassVar[tuple[str, ...]] = REQUIRED_MODULES
     lacks: ClassVar[frozenset[str]] = frozenset({"text", "blocks"})
-
-    def modules(self, here: Here) -> Sequence[str]:
-        """Return them, the same everywhere."""
-        return REQUIRED_MODULES
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""

@@ -12,8 +12,8 @@ from tprimat.core.errors import ConfigError, LaunchError, LayoutError, UserError
 from tprimat.core.workload import FullWorkload
 from tprimat.runner.planning import answer_for
 from tprimat.runner.prediction import ways_out
-from tprimat.runner.request import RunRequest
-from tprimat.runner.session import Session, models_of, prepare
+from tprimat.runner.request import RunRequest, models_of
+from tprimat.runner.session import Session, prepare
 
 BRIEF_STEPS = 12
 """Of a run that is only to rank layouts."""

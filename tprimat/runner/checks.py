@@ -19,10 +19,10 @@ from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import Fit, MemoryPrediction, predict_memory
 from tprimat.records.schema import Machine
 from tprimat.runner.nodes import command_on
-from tprimat.runner.planning import accelerator_of
+from tprimat.runner.planning import named_machine
 from tprimat.runner.prediction import gate, memory_words, planned_workload, predicted
 from tprimat.runner.request import BEST, RunRequest
-from tprimat.runner.session import Session, machine_with, named_machine, plan_run, prepare
+from tprimat.runner.session import Session, plan_run, prepare
 
 FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT)
 """What a plan shows where MASTER_ADDR is not set."""
@@ -147,7 +147,7 @@ def check_configuration(config: Path | None, gpus: int | None, gpu: str | None =
         loaded = read_config(config, size=size, settings=settings)
         machine = here if here is not None and here.platform == BACKEND_OF[platform] else None
         if machine is None and platform in USUAL:
-            machine = machine_with(accelerator_of(USUAL[platform])[0])
+            machine = named_machine(USUAL[platform], None)
         if platform in loaded.config.hardware.platforms:
             for strategy in loaded.config.parallelism:
                 for model in loaded.config.models:

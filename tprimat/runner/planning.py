@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from tprimat.config.load import read_config
-from tprimat.config.schema import OptimizerConfig, ProfilingConfig
+from tprimat.config.schema import OptimizerConfig, Precision, ProfilingConfig
 from tprimat.core.accelerators import (
     PLATFORM_OF,
     WITH_OWN_FP8,
@@ -34,7 +35,7 @@ from tprimat.predict.search import (
     workloads,
 )
 from tprimat.records.discover import probes_in
-from tprimat.records.schema import ProbeRecord
+from tprimat.records.schema import Machine, ProbeRecord
 
 USUAL_GPUS = 8
 USUAL_SEQUENCE_TOKENS = 8192
@@ -222,11 +223,7 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
     if tokens > shape.context_tokens:
         what = f"A sequence of {tokens} tokens is out of range."
         raise ConfigError(what, where="--sequence-length", fix=f"1 to {shape.context_tokens:,} tokens")
-    if not multiplies(accelerator, question.work.format):
-        what = f"{accelerator.name} does not multiply {question.work.format}."
-        offered = [name for name in ("bf16", "fp16", "fp8") if name in accelerator.dense_flops]
-        fix = ", ".join(offered) or "another accelerator"
-        raise ConfigError(what, where="--precision", why=f"It multiplies {', '.join(accelerator.dense_flops)}.", fix=fix)
+    refuse_precision(accelerator, question.work.format)
     if question.work.matmul_dtype == "fp8" and accelerator.name in WITH_OWN_FP8 and question.work.code.name == EMBEDDED.name:
         what = f"The embedded engine cannot multiply in fp8 on {accelerator.name}."
         why = "Its matrix units take 8-bit types of their own (e4m3fnuz), which the engine does not use."
@@ -284,3 +281,28 @@ def _usual_batch(gpus: int) -> int:
     """Return two sequences per GPU, at least 128, as a power of two or a multiple of the GPUs."""
     wanted = max(SMALLEST_BATCH, SEQUENCES_PER_GPU * gpus)
     return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
+
+
+def named_machine(name: str, precision: str | None) -> Machine:
+    """Return the machine that --gpu describes: a node of the vendor's reference system.
+
+    Raises:
+        ConfigError: the name is not in the table, or the GPU lacks the dtype.
+    """
+    accelerator, _ = accelerator_of(name, "--gpu")
+    refuse_precision(accelerator, precision or "bf16", "--gpu")
+    return Machine(
+        platform=accelerator.backend,
+        accelerator=accelerator.name,
+        gpus_per_node=accelerator.node_gpus,
+        nodes=1,
+        memory_bytes=accelerator.usable_bytes,
+    )
+
+
+def refuse_precision(accelerator: Accelerator | None, wanted: str, where: str = "--precision") -> None:
+    """Refuse what a known GPU does not multiply in."""
+    if accelerator is not None and not multiplies(accelerator, wanted):
+        known = [one for one in get_args(Precision) if multiplies(accelerator, one)]
+        fix = " or ".join(f"--precision {one}" for one in known) + ", or a later GPU"
+        raise ConfigError(f"{accelerator.name} does not multiply in {wanted}.", where=where, fix=fix)

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tprimat.config.load import Setting, parse_setting
+from tprimat.config.load import LoadedConfig, Setting, parse_setting
 from tprimat.config.options import BY_NAME, DEGREES, OPTIONS, assignment
 from tprimat.config.schema import Size
 from tprimat.config.tree import parse_scalar
@@ -137,6 +137,22 @@ def layout_settings(request: RunRequest, name: str, models: Sequence[str], platf
             if value is not None or degree.name != "vpp":
                 path = tuple({**places, "MODEL": model}.get(part, part) for part in str(degree.key).split("."))
                 yield Setting(path, 1 if value is None else value, degree.flag)
+
+
+def words(text: str) -> list[str]:
+    """Split 'a, b' at the commas, each word once."""
+    return list(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
+
+
+def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
+    """Return the models that a request names."""
+    known = loaded.config.models
+    every = request.model == ALL_MODELS
+    models = [name for name, model in known.items() if model.in_all] if every else words(request.model)
+    if not models:
+        what, where = ("models is empty.", loaded.where("models")) if every else (f"--model is {request.model!r}.", "--model")
+        raise ConfigError(what, where=where, fix=f"one of: {', '.join(known)}, all" if known else "describe at least one model")
+    return models
 
 
 # Several requests of one: --sweep, and the five strategies.

@@ -4,7 +4,6 @@ import itertools
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
 
 from tprimat.config.load import (
     EnvironmentChoices,
@@ -15,8 +14,8 @@ from tprimat.config.load import (
     environment_choices,
     read_config,
 )
-from tprimat.config.schema import PlatformOptimizations, Precision, Size
-from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, Accelerator, PlatformName, find_accelerator, multiplies
+from tprimat.config.schema import PlatformOptimizations, Size
+from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName, find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.engines import AUTO, FALLBACK
 from tprimat.engines.base import Here, choose, engine_named
@@ -34,9 +33,9 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
-from tprimat.runner.planning import accelerator_of
+from tprimat.runner.planning import named_machine, refuse_precision
 from tprimat.runner.prediction import predicted, refuse_too_large
-from tprimat.runner.request import ALL_MODELS, RunRequest, layout_name, layout_settings, settings_of
+from tprimat.runner.request import RunRequest, layout_name, layout_settings, models_of, settings_of, words
 
 MOST_RUNS = 1000
 """Of one model in one call; a wider question needs no more for its interval."""
@@ -113,7 +112,7 @@ def prepare(request: RunRequest) -> Session:
         choices=choices,
         output=output,
     )
-    plans, left_out = _plans(session, request, own, elsewhere=request.dry_run and not session.is_here)
+    plans, left_out = _plans(session, request, models, own, elsewhere=request.dry_run and not session.is_here)
     session = replace(session, probes=check_probes(request.probes), notices=tuple(left_out))
     probes, _ = probes_in([output, *session.probes])
     session = replace(session, plans=tuple(predicted(plan, session.machine_of(plan), probes) for plan in plans))
@@ -127,36 +126,6 @@ def prepare(request: RunRequest) -> Session:
     return session
 
 
-def named_machine(name: str, precision: str | None) -> Machine:
-    """Return the machine that --gpu describes: a node of the vendor's reference system.
-
-    Raises:
-        ConfigError: the name is not in the table, or the GPU lacks the dtype.
-    """
-    accelerator, _ = accelerator_of(name, "--gpu")
-    _refuse_precision(accelerator, precision or "bf16", "--gpu")
-    return machine_with(accelerator)
-
-
-def _refuse_precision(accelerator: Accelerator | None, wanted: str, where: str) -> None:
-    """Refuse what a known GPU does not multiply in."""
-    if accelerator is not None and not multiplies(accelerator, wanted):
-        known = [one for one in get_args(Precision) if multiplies(accelerator, one)]
-        fix = " or ".join(f"--precision {one}" for one in known) + ", or a later GPU"
-        raise ConfigError(f"{accelerator.name} does not multiply in {wanted}.", where=where, fix=fix)
-
-
-def machine_with(accelerator: Accelerator) -> Machine:
-    """Return one node of the reference system with an accelerator."""
-    return Machine(
-        platform=accelerator.backend,
-        accelerator=accelerator.name,
-        gpus_per_node=accelerator.node_gpus,
-        nodes=1,
-        memory_bytes=accelerator.usable_bytes,
-    )
-
-
 def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
     """Find out before training that the GPUs are here and hold the plans."""
     if not session.is_here:
@@ -165,7 +134,7 @@ def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
     for plan in () if request.force else session.plans:
         if error := engine_named(plan.engine).untried():
             raise error
-        _refuse_precision(find_accelerator(session.machine_of(plan).accelerator), plan.workload.format, "--precision")
+        refuse_precision(find_accelerator(session.machine_of(plan).accelerator), plan.workload.format)
         if warning := refuse_too_large(plan, session.machine_of(plan)):
             print(warning, file=sys.stderr)
 
@@ -179,13 +148,14 @@ def _check_data(session: Session) -> None:
         raise ConfigError(f"dataset is {data.dataset!r}.", where=where, why=f"There is no {path}.")
 
 
-def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere: bool) -> tuple[list[RunPlan], list[str]]:
+def _plans(
+    session: Session, request: RunRequest, models: list[str], own: str | None, *, elsewhere: bool
+) -> tuple[list[RunPlan], list[str]]:
     """Return the plans, and for each model that is left out of `all` what its strategy is missing."""
     if request.runs > MOST_RUNS:
         what, why = f"--runs is {request.runs:,}.", f"There are at most {MOST_RUNS:,} runs of a model in one call."
         raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
     loaded, platform = session.loaded, session.platform
-    models = models_of(loaded, request)
     _, ranks = count_ranks(loaded, platform, None)
     if platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
         what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."
@@ -229,22 +199,6 @@ def _plans(session: Session, request: RunRequest, own: str | None, *, elsewhere:
     if not plans:
         raise missing[0]
     return plans, [f"left out: {error}" for error in missing]
-
-
-def words(text: str) -> list[str]:
-    """Split 'a, b' at the commas, each word once."""
-    return list(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
-
-
-def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
-    """Return the models that a request names."""
-    known = loaded.config.models
-    every = request.model == ALL_MODELS
-    models = [name for name, model in known.items() if model.in_all] if every else words(request.model)
-    if not models:
-        what, where = ("models is empty.", loaded.where("models")) if every else (f"--model is {request.model!r}.", "--model")
-        raise ConfigError(what, where=where, fix=f"one of: {', '.join(known)}, all" if known else "describe at least one model")
-    return models
 
 
 def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:

@@ -25,11 +25,11 @@ if not hasattr(typing, "override"):
     typing.override = lambda function: function
 
 
-def asked_by_bridge() -> bool:
+def asker() -> str:
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "").startswith("megatron.bridge")
+    return "" if frame is None else frame.f_globals.get("__name__", "")
 
 
 class StandIn(types.ModuleType):
@@ -69,7 +69,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
         if not any(name == package or name.startswith(f"{package}.") for package in PACKAGES):
             return None
-        if not (self.ready or asked_by_bridge()):
+        if asker().startswith("tprimat.engines"):  # whether it is installed
+            return importlib.machinery.ModuleSpec(name, self)
+        if not (self.ready or asker().startswith("megatron.bridge")):
             return None
         if not self.ready:
             for module in CORE.split():

@@ -45,7 +45,7 @@ def test_what_is_too_tight_to_promise_runs_with_a_warning_that_names_what_fits()
     h100 = replace(H200, accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=4, memory_bytes=round(79.18 * 2**30))
     tight = predicted(plan(4, 1), h100, ())
     assert 74 < tight.prediction.allocated_bytes / 2**30 < 79
-    assert gate(tight, h100.memory_bytes)[0] == "too tight to promise"
+    assert gate(tight, h100)[0] == "too tight to promise"
     warning = refuse_too_large(tight, h100)
     assert "too tight to promise" in warning
     assert "what fits by prediction" in warning

@@ -36,8 +36,14 @@ class EmbeddedEngine(WorkerEngine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse before the start what the worker would refuse."""
-        refusals = chain(beyond_limits(self, plan), _refusals(plan, where))
-        return next(refusals, None) or self.refusal_of_layout(plan, where, EMBEDDED)
+        if limit := next(beyond_limits(self, plan), None):
+            return limit
+        work, place = plan.workload, where("platform_optimizations", plan.platform, "precision")
+        if work.matmul_dtype == "fp8" and work.shape.experts and plan.engine_options.layers == "local":
+            what = f"The embedded engine's own layers train {work.shape.name}, which has experts, in bf16 alone."
+            fix = "--precision bf16, or layers: transformer_engine"
+            return ConfigError(what, where=place, why="fp8 gained nothing there.", fix=fix)
+        return self.refusal_of_layout(plan, where, EMBEDDED)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """All but experts in fp8, which other engines train: their layouts can be planned."""
@@ -100,16 +106,6 @@ class EmbeddedEngine(WorkerEngine):
 
 def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:
     return "one_pass" if compiled else "fused" if fused else "eager"
-
-
-def _refusals(plan: RunPlan, where: Where) -> Iterator[ConfigError]:
-    if plan.workload.matmul_dtype == "fp8" and plan.workload.shape.experts and plan.engine_options.layers == "local":
-        what = f"The embedded engine's own layers train {plan.workload.shape.name}, which has experts, in bf16 alone."
-        place, fix = (
-            where("platform_optimizations", plan.platform, "precision"),
-            "--precision bf16, or layers: transformer_engine",
-        )
-        yield ConfigError(what, where=place, why="fp8 gained nothing there.", fix=fix)
 
 
 def _refusals_of_layout(plan: RunPlan, where: Where) -> Iterator[ConfigError]:

@@ -151,8 +151,6 @@ def version_of(root: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-# The engine.
-
 MASTER_PORT = "29500"
 """torch.distributed's own. Primus's is 1234, below the ports that are free for everyone."""
 

@@ -101,9 +101,6 @@ class Store:
         self._store.add(self._job + key, 1)
 
 
-# The first node.
-
-
 class Group:
     """All nodes of a run, as the first one sees them."""
 
@@ -273,9 +270,6 @@ def open_store(nodes: Nodes) -> tuple[Store, str | None]:
     assert listener is not None  # all addresses can be listened on
     store = Store(nodes, address if own else loopback, port, is_master=True, master_listen_fd=listener.detach())
     return store, address if own else None
-
-
-# The other nodes.
 
 
 class Member:

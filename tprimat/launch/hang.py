@@ -185,9 +185,6 @@ def names(ranks: Collection[int]) -> str:
     return f"Ranks {', '.join(others)} and {last}" if others else f"Rank {last}"
 
 
-# Stacks, and the rank that the others wait for.
-
-
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
 """As faulthandler prints it."""
 THREAD = re.compile(r"^(?:Current thread|Thread) ", re.MULTILINE)

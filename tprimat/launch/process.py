@@ -268,11 +268,9 @@ class Supervisor:
             self._output.notify(saved)
 
     def _root(self) -> int | None:
-        """Return the pid of the first process, or None once it has ended."""
         return self._process.pid if self._process.poll() is None else None
 
     def _members(self) -> set[int]:
-        """Return the pids of all its processes."""
         return process_tree.members(self._marker, self._root())
 
     def _kill_remaining(self) -> None:
@@ -318,9 +316,6 @@ class Supervisor:
         return chunk
 
 
-# One command, or one module on several ranks of this machine, to its end.
-
-
 DEFAULT_LIMIT_SECONDS = 900.0
 
 
@@ -359,9 +354,6 @@ def python_environment(ranks: int = 1) -> dict[str, str]:
     """Return the variables with which a child finds this Python's modules and each rank gets a fair share of the cores."""
     cores = max(1, (os.cpu_count() or 1) // ranks)  # torchrun alone would give each rank one
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
-
-
-# torchrun.
 
 
 RENDEZVOUS = Path(__file__).with_name("rendezvous.py")

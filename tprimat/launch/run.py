@@ -33,9 +33,6 @@ USUAL_STEPS = 1000
 """The newest steps, whose median time is the usual one."""
 
 
-# Time limits: when a run must be stopped.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How long a run may take to start, to make a step, and in total."""
@@ -107,9 +104,6 @@ class Watchdog:
         if self._last_step == self.planned_steps:
             return f"all {self._last_step} steps finished, but the processes did not end"
         return f"the last was step {self._last_step}" + (f" of {self.planned_steps}" if self.planned_steps else "")
-
-
-# A run and its end.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

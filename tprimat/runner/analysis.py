@@ -38,8 +38,6 @@ from tprimat.report.html import Report, html_report
 from tprimat.report.words import held_words, lost_words, not_counted_words, run_name, runs_to_decide, sentence
 from tprimat.runner.explain import fastest_explained
 
-# Results, and what compare, peak, report and scaling make of them.
-
 RESULT_FOLDERS = ("output", "output-*", "all_outputs/*")
 
 

@@ -190,12 +190,9 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
     """Return the configurations of some runs that have ended, without the runs that do not count."""
-    return group_runs([_measured(run) for run in runs if run.record.counts and run.metrics is not None])
-
-
-def _measured(run: TrainingRun) -> Measured:
-    path = run.log if run.benchmark_file is None else run.benchmark_file
-    return Measured(result=RunResult(path=path, run=run.record, steps=run.steps), metrics=run.metrics)
+    counted = [run for run in runs if run.record.counts and run.metrics is not None]
+    results = [RunResult(path=run.benchmark_file or run.log, run=run.record, steps=run.steps) for run in counted]
+    return group_runs([Measured(result=one, metrics=run.metrics) for one, run in zip(results, counted, strict=True)])
 
 
 def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Question | None = None) -> str:

@@ -86,22 +86,19 @@ def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
 
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
-    workload, room = planned_workload(plan), session.machine_of(plan).memory_bytes
+    workload, machine = planned_workload(plan), session.machine_of(plan)
     unless = " if no token is dropped" if plan.workload.expert_capacity_factor is not None else ""
     if workload is None:
         why = "on a CPU" if plan.platform == "cpu" else f"for the engine {plan.engine}"
         return Check(name, "absent", f"{whose}not predicted {why}")
-    if (found := gate(plan, room)) is None or room is None:
+    if (found := gate(plan, machine)) is None:
         what = f"{whose}{units.gibibytes(predict_memory(workload).device_bytes)} predicted on the fullest rank{unless}"
         return Check(name, "absent", f"{what}; the memory of a GPU is not known here", "--gpu 'H100 SXM'")
-    finding = whose + memory_words(*found, room).replace("rank", f"rank{unless}", 1)
+    finding = whose + memory_words(*found, machine.memory_bytes).replace("rank", f"rank{unless}", 1)
     if found[0] == "fits":
         return Check(name, "ok", finding)
     fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
     return Check(name, "problem" if found[0] == "does not fit" else "absent", finding, fix)
-
-
-# Every model x platform x strategy of a configuration.
 
 
 PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")
@@ -125,8 +122,7 @@ class ConfiguredRun:
     @property
     def memory(self) -> tuple[Fit, MemoryPrediction] | None:
         """Whether it runs, and the memory that it needs; None where that is not predicted."""
-        room = self.machine.memory_bytes if self.machine else None
-        return gate(self.plan, room) if isinstance(self.plan, RunPlan) else None
+        return gate(self.plan, self.machine) if isinstance(self.plan, RunPlan) else None
 
 
 def check_configuration(config: Path | None, gpus: int | None, gpu: str | None = None) -> Iterator[ConfiguredRun]:
@@ -163,10 +159,9 @@ def check_configuration(config: Path | None, gpus: int | None, gpu: str | None =
 
 def faster_than_best(plans: Iterable[RunPlan], machine: Machine | None) -> Iterator[str]:
     """Yield a sentence for each model for which another strategy that fits is predicted to be faster than maximum_performance."""
-    room = machine.memory_bytes if machine else None
     fitting: dict[str, dict[str, float]] = {}
     for plan in plans:
-        seconds, found = plan.prediction and plan.prediction.step_seconds, gate(plan, room)
+        seconds, found = plan.prediction and plan.prediction.step_seconds, gate(plan, machine)
         if seconds and found is not None and found[0] == "fits":
             fitting.setdefault(plan.model, {})[plan.strategy] = seconds
     for model, times in fitting.items():

@@ -121,8 +121,6 @@ def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:
     return tuple(named or sorted((output / "profiler" / run_id).glob("rank_0.*.json")))
 
 
-# What would help.
-
 PROFILE = "--set profiling.enabled=true times the kernels"
 KERNELS = "the kernels below take it"
 LOOKS: Mapping[LossName, str] = {
@@ -195,9 +193,6 @@ def _could_launch_graphs(run: RunRecord) -> bool:
         return False
     own_layers = options.get("layers") == "local"
     return graph_obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
-
-
-# What a record says of its workload, in full.
 
 
 RECORDED = (

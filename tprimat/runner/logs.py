@@ -109,9 +109,6 @@ def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tupl
     return tuple(timed) if kept and kept[-1] - kept[0] >= LEAST_SECONDS else tuple(steps)
 
 
-# A log that is complete.
-
-
 def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int:
     """Read a log, write its benchmark file (by default next to the log), print the result.
 

@@ -52,9 +52,6 @@ def hello_of(plan: RunPlan) -> Hello:
     return Hello(node=this_node(plan), pid=os.getpid(), software=software, variables=variables_of_run(plan.environment))
 
 
-# The first node.
-
-
 @contextlib.contextmanager
 def gathered(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> Iterator[Group | None]:
     """Wait for the other nodes, and let them go at the end; None on one node.
@@ -98,9 +95,6 @@ def refuse_unlike(hellos: Sequence[Hello], plan: RunPlan) -> None:
     if any((node.gpus or 0) < plan.gpus_per_node for node in nodes):
         what = f"The plan needs {plan.gpus_per_node} GPUs on each node; there are {listed}."
         raise LaunchError(what, where="--gpus", fix="--gpus with a number that every node has")
-
-
-# The other nodes.
 
 
 def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:

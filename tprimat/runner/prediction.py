@@ -61,12 +61,12 @@ def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) ->
     return replace(plan, prediction=prediction)
 
 
-def gate(plan: RunPlan, room: int | None) -> tuple[Fit, MemoryPrediction] | None:
-    """Return whether a plan runs in so many bytes of each GPU, and what it needs; None where either is not known.
+def gate(plan: RunPlan, machine: Machine | None) -> tuple[Fit, MemoryPrediction] | None:
+    """Return whether a plan runs in the memory of a machine's GPUs, and what it needs; None where either is not known.
 
     Under a capacity, how many tokens experts drop shows only in the run: what they receive does not count against it.
     """
-    workload = planned_workload(plan)
+    workload, room = planned_workload(plan), machine.memory_bytes if machine else None
     if workload is None or room is None:
         return None
     need = predict_memory(workload)
@@ -76,7 +76,7 @@ def gate(plan: RunPlan, room: int | None) -> tuple[Fit, MemoryPrediction] | None
     return need.fit(room), need
 
 
-def memory_words(fit: Fit, need: MemoryPrediction, room: int) -> str:
+def memory_words(fit: Fit, need: MemoryPrediction, room: int | None) -> str:
     """Say what a plan needs, beside what a GPU has."""
     words = f"{units.gibibytes(need.device_bytes)} predicted on the fullest rank; a GPU has {units.gibibytes(room)}"
     return words if fit == "fits" else f"{words}: {fit}"
@@ -85,8 +85,8 @@ def memory_words(fit: Fit, need: MemoryPrediction, room: int) -> str:
 def refuse_too_large(plan: RunPlan, machine: Machine) -> str | None:
     """Refuse a plan that cannot fit even if its prediction is too high by the usual error; return a warning where it may not."""
     room = machine.memory_bytes
-    found = gate(plan, room)
-    if found is None or room is None or found[0] == "fits":
+    found = gate(plan, machine)
+    if found is None or found[0] == "fits":
         return None
     fit, need = found
     largest = max(need.parts, key=lambda part: need.parts[part])

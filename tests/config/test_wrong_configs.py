@@ -83,6 +83,7 @@ def test_a_wrong_setting_names_the_flag(setting, says, tmp_path):
             "my.yaml is not valid YAML.\n  at    my.yaml\n"
             "  why   unacceptable character #x0001: special characters are not allowed",
         ),
+        ("a: " + 40_000 * "[", "my.yaml is nested too deeply, or contains itself.\n  at    my.yaml"),
         ("a: 1\n---\nb: 1\n", "my.yaml is not valid YAML.\n  at    my.yaml:2\n  why   but found another document"),
         (
             "models: {}\nparallelism: {}\n",

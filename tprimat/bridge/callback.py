@@ -57,12 +57,11 @@ class Reporter(Callback):  # type: ignore[misc]
         """Close a step. Bridge raises its own count of steps afterwards."""
         self.context = context
         self.trainer.global_step = context.state.train_state.step + 1
-        seen = self.batch.seen
         outputs = {
             **(mean_loads(self.batch.models, self.module.device) if self.batch.watches_routers else {}),
             "loss": self._loss(context),
             "grad_norm": context.grad_norm,
-            "tokens": None if seen is None else seen.tokens_per_step,
+            "tokens": (self.batch.seen or {}).get("tokens_per_step"),
         }
         for callback in self.callbacks:
             callback.on_train_batch_end(self.trainer, self.module, outputs, None, 0)

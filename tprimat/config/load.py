@@ -180,7 +180,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _checked(tree: Tree) -> Config:
-    """Validate the values of a tree."""
     try:
         checked: Config = _adapter(Config).validate_python(tree.values)
     except ValidationError as error:
@@ -290,7 +289,6 @@ def _shown(value: object) -> str:
 
 
 def _known_keys(path: KeyPath) -> list[str]:
-    """Return the field names of the dataclass at a key path."""
     kind: Any = Config
     for key in path:
         kind = _field_type(kind, key)

@@ -29,7 +29,6 @@ DEEPEST = 8
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Refuse values of free form that are nested deeply, not finite or huge."""
     if depth > DEEPEST:
         raise PydanticCustomError("depth", "Input should have at most 8 levels")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():

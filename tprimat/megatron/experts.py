@@ -112,7 +112,6 @@ class Exchange:
             self._copied.record()
 
     def _read_counts(self) -> None:
-        """Wait until the numbers are on the host."""
         if self._copied is not None:
             self._copied.synchronize()
         rank = self.group.rank()

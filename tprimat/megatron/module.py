@@ -31,7 +31,7 @@ from tprimat.train.callback import LOADS
 from tprimat.train.compat import lightning
 from tprimat.train.data import GlobalBatches, Sequences, open_sequences
 from tprimat.train.expert_loads import SUMS, load_sums
-from tprimat.train.observed import ObservedBatch, name_of_tokens
+from tprimat.train.observed import batch_facts
 
 
 class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.overwritten: list[torch.nn.Parameter] = []
         """The weights whose first gradient of a step overwrites."""
         self.sequences: Sequences | None = None
-        self.observed: ObservedBatch | None = None
+        self.observed: dict[str, Any] | None = None
         self.before_gradient_sync: list[Callable[[], None]] = []
         """Called in each step when this rank has its gradients and starts to wait for those of the others. Not where CUDA graphs
         run the step: their last one computes gradients and waits."""
@@ -122,7 +122,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             optimizer.step()
         loss, tokens, *loads = self._over_all_ranks(losses, batch)
         if self.observed is None:
-            self.observed = _observed(batch, int(tokens.item()))
+            self.observed = batch_facts(batch[0][:, :-1], len(batch)) | {"tokens_per_step": int(tokens.item())}
             # What lives now stays: without this, Python searches all of it for garbage again and again while the GPU waits.
             gc.collect()
             gc.freeze()
@@ -208,17 +208,6 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         dist.all_reduce(totals)
         *sums, times = totals[2:].unbind()
         return (totals[0], totals[1], *((part / times for part in sums) if has_experts else ()))
-
-
-def _observed(batch: list[Tensor], tokens: int) -> ObservedBatch:
-    rows, length = batch[0].shape
-    return ObservedBatch(
-        micro_batch_sequences=rows,
-        global_batch_sequences=rows * len(batch) * parallel_state.get_data_parallel_world_size(),
-        sequence_tokens=length - 1,
-        tokens_per_step=tokens,
-        first_sequence=name_of_tokens(batch[0][0, :-1]),
-    )
 
 
 def _mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

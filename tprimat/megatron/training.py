@@ -120,7 +120,6 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
 
 
 def _refuse_exchanges(plan: RunPlan) -> None:
-    """Refuse a plan that asks for tensor ranks to read each other's memory."""
     if plan.engine_options.overlap_tensor_parallel is True and plan.workload.layout.tensor > 1:
         raise LaunchError(
             "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",

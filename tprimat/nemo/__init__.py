@@ -46,7 +46,7 @@ class NemoCallback(BenchmarkCallback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a step; its tokens are known from its first micro-batch, and the experts' loads from all."""
         if self.watch.seen is not None:
-            self.tokens_per_step = self.watch.seen.tokens_per_step
+            self.tokens_per_step = self.watch.seen["tokens_per_step"]
         if self.watch.watches_routers:
             from tprimat.train.expert_loads import mean_loads
 

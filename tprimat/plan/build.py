@@ -14,7 +14,7 @@ from tprimat.core.errors import ConfigError, MissingLayoutError
 from tprimat.core.models import ModelShape, tiny
 from tprimat.core.workload import FORMATS, FullWorkload, Layout
 from tprimat.plan.layout import LayoutRequest, resolve
-from tprimat.plan.schema import PrimusStart, RunPlan
+from tprimat.plan.schema import Chosen, RunPlan
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
@@ -24,26 +24,11 @@ STANDARD_LIBRARY = "text:stdlib"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """What the command line decides."""
+class PlanRequest(Chosen):
+    """What a plan is built from, besides the configuration."""
 
-    model: str
-    strategy: str
-    platform: PlatformName
-    size: Size
-    engine: str
-    engine_reason: str = ""
-    trainer: str | None = None
-    """The module that trains on each rank of our worker; None where the engine brings its own processes."""
     gpus_found: int | None = None
     """Accelerators on this node, or cores for its processes; None if there are none to count."""
-    run_id: str = ""
-    run_directory: str = ""
-    output_directory: str = ""
-    primus: PrimusStart | None = None
-    """For the engine primus."""
-    command: tuple[str, ...] = ()
-    """The user's command line, for the record."""
 
 
 def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
@@ -59,7 +44,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     settings = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     _check_settings(loaded, request.platform, settings)
     return RunPlan(
-        **{one.name: getattr(request, one.name) for one in fields(request) if one.name != "gpus_found"},
+        **{one.name: getattr(request, one.name) for one in fields(Chosen)},
         workload=_workload(loaded, request.platform, shape, layout, micro),
         nemo_recipe=model.nemo_recipe,
         primus_config=model.primus_config,
@@ -103,7 +88,6 @@ def _workload(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, l
 
 
 def _check_settings(loaded: LoadedConfig, platform: PlatformName, settings: PlatformOptimizations) -> None:
-    """Refuse a run without a step to measure, and fp8 on a CPU."""
     warmup, steps = loaded.config.benchmarking.warmup_steps, loaded.config.training.duration.max_steps
     if warmup != "auto" and warmup >= steps:
         what, why = f"warmup_steps is {warmup}, and max_steps is {steps}.", "No step would be left to measure."

@@ -50,28 +50,40 @@ class PrimusStart(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan(RefuseUnknownKeys):
-    """Everything that a worker needs to know."""
+class Chosen(RefuseUnknownKeys):
+    """What the command line decides of a plan."""
 
-    plan_version: Literal[2] = 2
-    run_id: str
+    run_id: str = ""
     model: str
     """Key in config.yaml."""
     size: Size
-    workload: FullWorkload
-    nemo_recipe: str | None = None
-    primus_config: str | None = None
-    primus: PrimusStart | None = None
-    """For the engine primus."""
     strategy: str
     engine: str
     """A name of engines/base.py."""
-    engine_reason: str
+    engine_reason: str = ""
     """Why this engine, in words."""
     trainer: str | None = None
     """The module whose `train(plan)` runs on each rank of our worker; None where the framework starts its own processes, and
     in plans from before this field."""
     platform: PlatformName
+    primus: PrimusStart | None = None
+    """For the engine primus."""
+    run_directory: str = ""
+    """Holds this run's run.json, steps.jsonl and plan.json."""
+    output_directory: str = ""
+    """Holds benchmark_*.json, training_*.log and profiles."""
+    command: tuple[str, ...] = ()
+    """The user's command line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan(Chosen):
+    """Everything that a worker needs to know."""
+
+    plan_version: Literal[2] = 2
+    workload: FullWorkload
+    nemo_recipe: str | None = None
+    primus_config: str | None = None
     nodes: int
     gpus_per_node: int
     steps: int
@@ -85,14 +97,8 @@ class RunPlan(RefuseUnknownKeys):
     bridge: BridgeOptions = field(default_factory=BridgeOptions)
     profiling: ProfilingConfig
     environment: dict[str, str]
-    run_directory: str
-    """Holds this run's run.json, steps.jsonl and plan.json."""
-    command: tuple[str, ...] = ()
-    """The user's command line."""
     prediction: RunPrediction | None = None
     """Memory and time; None where they cannot be predicted, as on a CPU."""
-    output_directory: str
-    """Holds benchmark_*.json, training_*.log and profiles."""
 
 
 FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer")

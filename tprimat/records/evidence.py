@@ -1,6 +1,5 @@
 """How well a fact about a run is known: observed in the running program, resolved by the framework, or only stated."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -71,8 +70,3 @@ def grade_of(run: RunRecord, name: str) -> Grade | None:
     # An engine without recorded options took fp8 from Transformer Engine's configuration.
     believed = name == "matmul_dtype" and value == "fp8" and evidence.transformer_engine and not run.engine_options
     return "resolved" if believed else "observed"
-
-
-def fingerprint(tokens: bytes) -> str:
-    """Return the name of a sequence of tokens, given as little-endian 64-bit numbers."""
-    return hashlib.sha256(tokens).hexdigest()[:16]

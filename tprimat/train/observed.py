@@ -1,7 +1,7 @@
 """What a model over Megatron-Core shows of itself while it trains, whichever trainer has built it: its first micro-batch, too."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing
-from tprimat.records.evidence import fingerprint, graded, with_facts
+from tprimat.records.evidence import graded, with_facts
 from tprimat.records.schema import Evidence
 from tprimat.train.expert_loads import watch_routers
 
@@ -25,25 +25,25 @@ RESOLVED = (
 """Facts that are read from the built configuration; all others are seen in what runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedBatch:
-    """The batch of the first step, as observed."""
+def batch_facts(tokens: Tensor, micro_batches: int, cut_over: int = 1) -> dict[str, Any]:
+    """Return the batch of a step by the first micro-batch of this rank, (sequences, tokens), as facts of the evidence.
 
-    micro_batch_sequences: int
-    global_batch_sequences: int
-    sequence_tokens: int
-    tokens_per_step: int
-    first_sequence: str | None
-    """Name of the tokens of this rank's first sequence; None where context parallelism cuts it."""
-
-
-def name_of_tokens(sequence: Tensor) -> str:
-    """Return a short name that the same tokens have everywhere."""
-    return fingerprint(sequence.to("cpu", torch.int64).numpy().tobytes())
+    Where context ranks cut a sequence, it gets no short name, which the same tokens have everywhere.
+    """
+    rows, part = tokens.shape
+    sequences = rows * micro_batches * parallel_state.get_data_parallel_world_size()
+    words = tokens[0].to("cpu", torch.int64).numpy().tobytes()  # little-endian
+    return {
+        "micro_batch_sequences": rows,
+        "global_batch_sequences": sequences,
+        "sequence_tokens": part * cut_over,
+        "tokens_per_step": sequences * part * cut_over,
+        "first_sequence": hashlib.sha256(words).hexdigest()[:16] if cut_over == 1 else None,
+    }
 
 
 def common_evidence(
-    models: Sequence[torch.nn.Module], config: TransformerConfig, batch: ObservedBatch | None, **own: Any
+    models: Sequence[torch.nn.Module], config: TransformerConfig, batch: dict[str, Any] | None, **own: Any
 ) -> Evidence:
     """Return what every trainer shows in the same way, with its `own` facts, by field.
 
@@ -61,7 +61,7 @@ def common_evidence(
         context_parallel=parallel_state.get_context_parallel_world_size(),
         expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
         data_parallel=parallel_state.get_data_parallel_world_size(),
-        **(asdict(batch) if batch else {}),
+        **(batch or {}),
         sequence_parallel=config.sequence_parallel and parallel_state.get_tensor_model_parallel_world_size() > 1,
         parameters=count_parameters(weight for model in models for weight in model.parameters()),
         recompute=again,
@@ -178,7 +178,7 @@ class FirstBatchHook:
     """
 
     def __init__(self) -> None:
-        self.seen: ObservedBatch | None = None
+        self.seen: dict[str, Any] | None = None
         self.models: list[Any] = []
         """Megatron's model of each chunk on this rank, once attached."""
         self.watches_routers = False
@@ -198,15 +198,7 @@ class FirstBatchHook:
         self._hook.remove()
         tokens = args[0] if args else kwargs.get("input_ids")
         if isinstance(tokens, Tensor):
-            (rows, part), ranks = tokens.shape, parallel_state.get_context_parallel_world_size()
-            sequences = rows * int(get_num_microbatches()) * parallel_state.get_data_parallel_world_size()
-            self.seen = ObservedBatch(
-                micro_batch_sequences=rows,
-                global_batch_sequences=sequences,
-                sequence_tokens=part * ranks,
-                tokens_per_step=sequences * part * ranks,
-                first_sequence=name_of_tokens(tokens[0]) if ranks == 1 else None,
-            )
+            self.seen = batch_facts(tokens, int(get_num_microbatches()), parallel_state.get_context_parallel_world_size())
 
     def evidence(self, optimizer: Any, *, fp8_asked: bool, **own: Any) -> Evidence:
         """Return evidence of what runs, with further facts. Every rank must call it: parameters are summed over all."""

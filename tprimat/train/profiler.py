@@ -79,7 +79,6 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         self._finish()
 
     def _step_began(self, running: profile) -> None:
-        """Label the trace of the step that begins."""
         if running.current_action in RECORDING:
             origin = {name: getattr(self.plan, name) for name in ("run_id", "model", "strategy", "platform")}
             running.add_metadata_json("tprimat", json.dumps({**origin, "rank": 0, "step_of_profiler_step_0": self._first_step}))
@@ -94,7 +93,6 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
 
     def _save(self, running: profile) -> None:
-        """Called by torch at the end of each cycle."""
         plan, number = self.plan, len(self.traces) + 1
         output = Path(plan.output_directory)
         trace = output / "profiler" / plan.run_id / f"rank_0.{number}.pt.trace.json"

@@ -183,7 +183,13 @@ def _checked(tree: Tree) -> Config:
     try:
         checked: Config = _adapter(Config).validate_python(tree.values)
     except ValidationError as error:
-        raise _explained(error, tree) from error
+        # The first mistake in the order of the file, as an error that a user can act on.
+        wrong: dict[KeyPath, list[ErrorDetails]] = {}
+        for detail in _without_other_branches(error.errors(include_url=False)):
+            wrong.setdefault(_key_path(detail["loc"], tree.values), []).append(detail)
+        path, details = next(iter(wrong.items()))
+        what, why, fix = _sentences(path, details)
+        raise ConfigError(what, where=tree.where(path), why=why, fix=fix) from error
     except ConfigError as error:
         raise ConfigError(error.what, where=error.where or _place_of_shape(tree), why=error.why, fix=error.fix) from error
     return checked
@@ -201,16 +207,6 @@ def _place_of_shape(tree: Tree) -> str | None:
             except ValidationError:
                 continue
     return None
-
-
-def _explained(error: ValidationError, tree: Tree) -> ConfigError:
-    """Turn the first mistake in the order of the file into an error that a user can act on."""
-    wrong: dict[KeyPath, list[ErrorDetails]] = {}
-    for detail in _without_other_branches(error.errors(include_url=False)):
-        wrong.setdefault(_key_path(detail["loc"], tree.values), []).append(detail)
-    path, details = next(iter(wrong.items()))
-    what, why, fix = _sentences(path, details)
-    return ConfigError(what, where=tree.where(path), why=why, fix=fix)
 
 
 def _without_other_branches(details: list[ErrorDetails]) -> list[ErrorDetails]:

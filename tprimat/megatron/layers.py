@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import tensor_parallel
-from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.tensor_parallel import CheckpointWithoutOutput
 from megatron.core.transformer import TransformerConfig
@@ -107,13 +106,6 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
         if dropped:
             dropped.discard_output_and_register_recompute(feed_forward)
         return feed_forward + stream, None
-
-
-def tell_experts_from_mlp(model: GPTModel) -> None:
-    """Keep Megatron from recomputing our experts as an mlp, since it knows only its own class of them; see ExpertsLayer."""
-    for layer in model.decoder.layers:
-        if isinstance(layer.mlp, ExpertsLayer):
-            layer.recompute_mlp = False
 
 
 def _sum_and_norm(branch: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import VocabParallelEmbedding
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
@@ -24,11 +25,12 @@ from tprimat.core.flops import layers_of_last_stage
 from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.megatron import compat
 from tprimat.megatron.attention import Rotation
+from tprimat.megatron.experts import ExpertsLayer
 from tprimat.megatron.fp8 import Fp8Products
-from tprimat.megatron.layers import block_spec, expert_layers, tell_experts_from_mlp, transformer_engine_spec
+from tprimat.megatron.layers import block_spec, expert_layers, transformer_engine_spec
 from tprimat.megatron.linear import LinearProducts, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
-from tprimat.megatron.wgrad import use_accumulating_embedding
+from tprimat.megatron.wgrad import AccumulatingEmbedding
 from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, routing_fields
 from tprimat.plan.schema import EngineOptions, RunPlan
@@ -215,10 +217,14 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: EngineOption
         vp_stage=virtual_stage,
     )
     if options.accumulate_weight_gradients and not shape.tied_embeddings and options.layers == "local":
-        use_accumulating_embedding(model)
+        for part in model.modules():
+            if type(part) is VocabParallelEmbedding:
+                part.__class__ = AccumulatingEmbedding
     if options.layers == "transformer_engine":
         watch_routers(model)
-    tell_experts_from_mlp(model)
+    for layer in model.decoder.layers:
+        if isinstance(layer.mlp, ExpertsLayer):  # Megatron, which knows only its own class of experts, would recompute an mlp
+            layer.recompute_mlp = False
     return model
 
 

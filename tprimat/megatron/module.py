@@ -249,12 +249,6 @@ class MegatronStrategy(compat.UnwrappedDDPStrategy):
         initialize_parallel_state(self.plan)
         startup.reached("process_group")
 
-    def pre_backward(self, closure_loss: Any) -> None:
-        """Do nothing: Megatron's schedule runs the backward pass."""
-
-    def post_backward(self, closure_loss: Any) -> None:
-        """Do nothing: Megatron's schedule runs the backward pass."""
-
     def teardown(self) -> None:
         """Destroy the groups of the split, after the graphs that hold their exchanges."""
         if isinstance(self.lightning_module, MegatronModule) and self.lightning_module.graphs is not None:

@@ -148,10 +148,3 @@ class Lookup(torch.autograd.Function):
         weight.main_grad.index_add_(0, distinct, summed.to(weight.main_grad.dtype))
         weight.grad_added_to_main_grad = True
         return None, torch.empty_like(weight)
-
-
-def use_accumulating_embedding(model: torch.nn.Module) -> None:
-    """Turn the word embedding that GPTModel's constructor made into an AccumulatingEmbedding."""
-    for part in model.modules():
-        if type(part) is tensor_parallel.VocabParallelEmbedding:
-            part.__class__ = AccumulatingEmbedding

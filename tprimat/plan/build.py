@@ -39,7 +39,11 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     hardware = config.hardware.platforms[request.platform]
     if request.platform == "cpu" and hardware.gpus_per_node == "auto":
         asked = config.parallelism.get(request.strategy, {}).get(request.model, {}).get("cpu", LayoutConfig())
-        gpus = cpu_ranks(asked, nodes, min(gpus, hardware.gpus_per_node_when_absent))
+        # What the layout needs, and replicas up to the cores; a power of two, which divides batches.
+        ranks = asked.tensor_model_parallel_size * asked.pipeline_model_parallel_size * asked.context_parallel_size
+        needed = -(-lcm(ranks, asked.pipeline_model_parallel_size * asked.expert_model_parallel_size) // nodes)
+        most = min(gpus, hardware.gpus_per_node_when_absent)
+        gpus = needed * 2 ** (max(1, most // needed).bit_length() - 1)
     layout, micro = layout_of(loaded, request, shape, nodes * gpus)
     settings = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     _check_settings(loaded, request.platform, settings)
@@ -188,14 +192,6 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None)
         where = loaded.where("hardware", "platforms", platform, "gpus_per_node")
         raise ConfigError(f"{requested} GPUs are requested, but this machine has {found}.", where=where, fix=f"--gpus {found}")
     return hardware.nodes, requested
-
-
-def cpu_ranks(layout: LayoutConfig, nodes: int, most: int) -> int:
-    """Return the processes on each CPU: what a layout needs, and replicas up to `most`; a power of two, which divides batches."""
-    ranks = layout.tensor_model_parallel_size * layout.pipeline_model_parallel_size * layout.context_parallel_size
-    ranks = lcm(ranks, layout.pipeline_model_parallel_size * layout.expert_model_parallel_size)
-    needed = -(-ranks // nodes)
-    return int(needed * 2 ** (max(1, most // needed).bit_length() - 1))
 
 
 def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShape, world_size: int) -> tuple[Layout, int]:

@@ -5,6 +5,7 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 `raw_memory_values` are the peaks allocated inside each step on the worst rank.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,12 +130,8 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
     """Return the records of a document that this program wrote; refuse what does not fit this schema version."""
     run = checked(RunRecord, document["run"], path)
     steps = rising(checked(tuple[StepRecord, ...], document["steps"], path), path)
-    return RunResult(run=run, steps=steps, path=path, stated=_stated(document))
-
-
-def _stated(document: dict[str, Any]) -> Stated:
-    metrics, known = document.get("metrics"), document.get("schema_version", SCHEMA_VERSION) in range(1, SCHEMA_VERSION + 1)
-    try:
-        return adapter(Stated).validate_python(metrics) if known and isinstance(metrics, dict) else Stated()
-    except ValidationError:
-        return Stated()
+    stated, metrics = Stated(), document.get("metrics")
+    if document.get("schema_version", SCHEMA_VERSION) in range(1, SCHEMA_VERSION + 1) and isinstance(metrics, dict):
+        with contextlib.suppress(ValidationError):
+            stated = adapter(Stated).validate_python(metrics)
+    return RunResult(run=run, steps=steps, path=path, stated=stated)

@@ -61,14 +61,10 @@ class GlobalBatches(IterableDataset[list[Tensor]]):
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         for step in range(self.steps):
-            yield [self._micro_batch(step, number) for number in range(self.global_batch // self._stride)]
-
-    @property
-    def _stride(self) -> int:
-        return self.micro_batch * self.ranks
+            yield [self._micro_batch(step, number) for number in range(self.global_batch // (self.micro_batch * self.ranks))]
 
     def _micro_batch(self, step: int, number: int) -> Tensor:
-        first = step * self.global_batch + number * self._stride + self.rank * self.micro_batch
+        first = step * self.global_batch + (number * self.ranks + self.rank) * self.micro_batch
         rows = [self.sequences.sequence(first + row) for row in range(self.micro_batch)]
         return torch.from_numpy(np.stack(rows))
 

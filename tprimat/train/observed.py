@@ -89,12 +89,7 @@ def count_parameters(parameters: Iterable[Parameter]) -> int:
             copy = getattr(parameter, "shared", False) and parallel_state.get_pipeline_model_parallel_world_size() > 1
             if not copy and (first_slice or getattr(parameter, "tensor_model_parallel", False)):
                 own += parameter.numel()
-    return over_all_ranks(own, device)
-
-
-def over_all_ranks(number: int, device: torch.device) -> int:
-    """Return the sum of a number over all ranks, which must all call this."""
-    total = torch.tensor([number], dtype=torch.int64, device=device)
+    total = torch.tensor([own], dtype=torch.int64, device=device)
     dist.all_reduce(total)
     return int(total.item())
 

@@ -76,14 +76,6 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the trace that is still recorded."""
         del trainer, pl_module
-        self._finish()
-
-    def _step_began(self, running: profile) -> None:
-        if running.current_action in RECORDING:
-            origin = {name: getattr(self.plan, name) for name in ("run_id", "model", "strategy", "platform")}
-            running.add_metadata_json("tprimat", json.dumps({**origin, "rank": 0, "step_of_profiler_step_0": self._first_step}))
-
-    def _finish(self) -> None:
         running, self._profile = self._profile, None
         if running is None:
             return
@@ -91,6 +83,11 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         if not self.traces:
             first = self._first_step + self.plan.profiling.schedule.wait + self.plan.profiling.schedule.warmup
             _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
+
+    def _step_began(self, running: profile) -> None:
+        if running.current_action in RECORDING:
+            origin = {name: getattr(self.plan, name) for name in ("run_id", "model", "strategy", "platform")}
+            running.add_metadata_json("tprimat", json.dumps({**origin, "rank": 0, "step_of_profiler_step_0": self._first_step}))
 
     def _save(self, running: profile) -> None:
         plan, number = self.plan, len(self.traces) + 1

@@ -176,14 +176,11 @@ class AnyTrainer:
 def requested_dtype(precision: str) -> str | None:
     """Return the dtype of the matmuls under a Trainer's precision, such as bf16-mixed; None where it does not say."""
     if precision.startswith("32"):
-        return "tf32" if torch.cuda.is_available() and _multiplies_in_tf32() else "fp32"
+        # The older question raises an error where the newer setting was used (torch 2.9).
+        setting = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+        in_tf32 = torch.get_float32_matmul_precision() != "highest" if setting is None else setting == "tf32"
+        return "tf32" if torch.cuda.is_available() and in_tf32 else "fp32"
     return {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}.get(precision)
-
-
-def _multiplies_in_tf32() -> bool:
-    """Whether fp32 matmuls run in TF32. The older question raises an error where the newer setting was used (torch 2.9)."""
-    setting = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    return torch.get_float32_matmul_precision() != "highest" if setting is None else setting == "tf32"
 
 
 # The log: each step as Megatron-LM prints it, after one line with the record of the run.

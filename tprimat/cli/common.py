@@ -128,6 +128,7 @@ def read(
         RecordError: nothing could be read.
         ConfigError: a flag or the configuration is wrong.
     """
+    from tprimat.records.discover import WHAT_A_RESULT_IS
     from tprimat.runner.analysis import by_folder, configured_prices, read_results
 
     values = counted(options)
@@ -135,14 +136,6 @@ def read(
     results = read_results(paths, counting, configured_prices(), values["probes"], to_share=to_share)
     if named:
         results = by_folder(results, paths)
-    report_read(results, paths)
-    return results
-
-
-def report_read(results: "Results", paths: Sequence[Path]) -> None:
-    """Name on stderr what could not be read, and count it."""
-    from tprimat.records.discover import WHAT_A_RESULT_IS
-
     if missing := [str(path) for path in paths if not path.exists()] if not results.measured else []:
         fix = "./benchmark.py writes results to ./output; or name a folder that holds run.json or benchmark_*.json files"
         raise RecordError(f"There is no file or folder {missing[0]}.", where=", ".join(missing), fix=fix)
@@ -155,6 +148,7 @@ def report_read(results: "Results", paths: Sequence[Path]) -> None:
         why = None if unread else WHAT_A_RESULT_IS
         way_out = None if unread else "./benchmark.py writes results to ./output"
         raise RecordError("No result could be read.", where=", ".join(map(str, paths)), why=why, fix=way_out)
+    return results
 
 
 def print_json(document: object) -> None:

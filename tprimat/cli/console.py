@@ -5,7 +5,6 @@ import os
 import re
 import select
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -28,31 +27,25 @@ ESCAPES = re.compile(
 class Stream:
     """A text stream that discards what can no longer be written, and control characters.
 
-    One that may lose lines drops them while its reader has stalled, so that runs, signals and time limits go on; every one may
-    once a signal has arrived, which makes `signals` readable.
+    One that may lose lines drops them while its reader has stalled, so that runs, signals and time limits go on.
     """
 
-    def __init__(self, stream: TextIO, signals: socket.socket, *, may_lose_lines: bool) -> None:
+    def __init__(self, stream: TextIO, *, may_lose_lines: bool) -> None:
         self._stream = stream
-        self._signals = signals
-        self._may_lose_lines = may_lose_lines
+        self.may_lose_lines = may_lose_lines
         self._dropped = False
         self.lost: OSError | None = None
         """Why output is missing that a reader still expects, such as a full disk."""
 
     def write(self, text: str) -> int:
         """Write some text."""
-        self._try(lambda: self._write(ESCAPES.sub("", text)))
-        return len(text)
-
-    def _write(self, text: str) -> None:
-        if not self._ready():
-            self._dropped = True
-            return
-        if self._dropped:
-            self._stream.write("(lines are missing here: nobody read them in time)\n")
+        if self._ready():
+            missing = "(lines are missing here: nobody read them in time)\n" if self._dropped else ""
             self._dropped = False
-        self._stream.write(text)
+            self._try(lambda: self._stream.write(missing + ESCAPES.sub("", text)))
+        else:
+            self._dropped = True
+        return len(text)
 
     def flush(self) -> None:
         """Hand over what was written."""
@@ -61,18 +54,14 @@ class Stream:
 
     def finish(self) -> None:
         """Hand over what was written, or discard it, so that Python does not wait for the reader at its end."""
-        if self._ready():
-            self._try(self._stream.flush)
-        else:
+        if not self._ready():
             self._discard()
+        self._try(self._stream.flush)
 
     def _ready(self) -> bool:
-        """Wait for the reader; return False where it has stalled and lines may be lost."""
-        if not self._may_lose_lines:
-            signalled, ready, _ = select.select([self._signals], [self._stream], [])
-            self._may_lose_lines = bool(signalled)
-            return bool(ready)
-        return bool(select.select([], [self._stream], [], 0.0 if self._dropped else PATIENCE_SECONDS)[1])
+        """Return False where lines may be lost and the reader has stalled."""
+        patience = 0.0 if self._dropped else PATIENCE_SECONDS
+        return not self.may_lose_lines or bool(select.select([], [self._stream], [], patience)[1])
 
     def _discard(self) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -105,9 +94,7 @@ def run_as_script(program: Callable[[], int]) -> int:
     """
     former = sys.stdout, sys.stderr
     # Where Python was started with a closed descriptor, the stream is None.
-    signals, arrivals = socket.socketpair()
-    arrivals.setblocking(False)
-    streams = [Stream(stream, signals, may_lose_lines=stream is former[1]) if stream else None for stream in former]
+    streams = [Stream(stream, may_lose_lines=stream is former[1]) if stream else None for stream in former]
     sys.stdout, sys.stderr = cast("list[TextIO]", streams)
     status, stopped = 1, 0
 
@@ -116,11 +103,9 @@ def run_as_script(program: Callable[[], int]) -> int:
         stopped = stopped or number
         raise KeyboardInterrupt
 
-    ours = [number for number in STOPS if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}]
-    if threading.current_thread() is threading.main_thread():
-        signal.set_wakeup_fd(arrivals.fileno(), warn_on_full_buffer=False)
-    else:
-        ours = []
+    own_thread = threading.current_thread() is threading.main_thread()  # signals reach no other
+    usual = {signal.SIG_DFL, signal.default_int_handler}
+    ours = [number for number in STOPS if own_thread and signal.getsignal(number) in usual]
     for number in ours:
         signal.signal(number, stop)
     try:
@@ -134,13 +119,12 @@ def run_as_script(program: Callable[[], int]) -> int:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         for stream in filter(None, streams):
+            stream.may_lose_lines = stream.may_lose_lines or bool(stopped)
             stream.finish()
             if stream.lost:
                 say(f"error: not all of the output could be written: {stream.lost.strerror}")
                 status = status or 1
         sys.stdout, sys.stderr = former
-        if threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(-1)
         for number in ours:  # nothing is left to tidy up
             signal.signal(number, signal.SIG_DFL)
     return status

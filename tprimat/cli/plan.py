@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import doing, positive, print_json
+from tprimat.cli.common import counts, positive, print_json
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FORMATS, Routing
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--architecture", metavar="MODEL", help="the name of one of tprimat models")
     which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
     parser.add_argument("--accelerator", metavar="NAME", help="a device name, or a row of tprimat models (this machine's)")
-    parser.add_argument("--gpus", type=_counts, metavar="N[,N]", help="total number, or several (this machine's; 8 of another)")
+    parser.add_argument("--gpus", type=counts, metavar="N[,N]", help="total number, or several (this machine's; 8 of another)")
     parser.add_argument("--nodes", type=positive, metavar="N", help="machines (as many as hold 8 GPUs each)")
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
@@ -56,10 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=_amount, metavar="DAYS", help="the cheapest number of GPUs that takes no longer")
     parser.add_argument("--all", action="store_true", help="show every layout, and where memory and time of the fastest go")
     parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(positive(part) for part in text.split(","))
 
 
 def _amount(text: str) -> float:
@@ -98,13 +94,12 @@ def run(options: argparse.Namespace) -> int:
     if chooses and (wishes.tokens is None or (options.budget is not None and wishes.price is None)):
         missing = "--tokens 1T" if wishes.tokens is None else "--price 2.5"
         raise ConfigError("--budget and --deadline need the tokens, and a budget the price.", where="--budget", fix=missing)
-    counts: Sequence[int | None] = options.gpus or (COUNTS if chooses else (None,))
+    asked: Sequence[int | None] = options.gpus or (COUNTS if chooses else (None,))
     screen = screen_of(sys.stdout)
-    with doing("predicting all layouts ..."):
-        answers = [answer(replace(request, gpus=count)) for count in counts]
-        found, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
-        missing_here = not found.fitting and not options.json
-        enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing_here else None
+    answers = [answer(replace(request, gpus=count)) for count in asked]
+    found, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
+    missing_here = not found.fitting and not options.json
+    enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing_here else None
     if options.json:
         document = plan.document(*rated, wishes)
         others = [plan.document(*one, wishes) for one in answers]

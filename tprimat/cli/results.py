@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, doing, print_json, read, report_read
+from tprimat.cli.common import add_counting, doing, print_json, read
 
 THROUGHPUT_PICTURE = "img_throughput.png"
 MULTIPLIER_PICTURE = "img_multiplier.png"
@@ -25,21 +25,17 @@ class Scaling:
             "--output", type=Path, default=Path(), metavar="DIR", help=f"where {THROUGHPUT_PICTURE} and the other go (.)"
         )
         parser.add_argument("--format", choices=("text", "json"), default="text", help="format of the output (text)")
+        add_counting(parser)
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0, or 1 when a file was bad."""
-        from tprimat.analyze.metrics import MetricOptions
         from tprimat.report import scaling
         from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
         from tprimat.report.tables import screen_of
-        from tprimat.runner.analysis import by_folder, read_results, result_folders, scaling_of
+        from tprimat.runner.analysis import result_folders, scaling_of
 
-        folders = options.results or result_folders()
-        results = read_results(folders, MetricOptions(), {})
-        if options.results:
-            results = by_folder(results, folders)
-        report_read(results, folders)
+        results = read(options, options.results or result_folders(), named=bool(options.results))
         scaled = scaling_of(results.measured)
         draw_throughput(scaled, options.output / THROUGHPUT_PICTURE)
         draw_multiplier(scaled, options.output / MULTIPLIER_PICTURE)

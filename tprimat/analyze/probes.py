@@ -122,8 +122,7 @@ def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
 
 def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:
     """Return the probe with the highest FLOP rate."""
-    rated = [(rate, number) for number, probe in enumerate(probes) if (rate := flop_rate(probe))]
-    return probes[max(rated)[1]] if rated else None
+    return max((probe for probe in probes if flop_rate(probe)), key=lambda probe: flop_rate(probe) or 0.0, default=None)
 
 
 PRODUCTS = ("gemm", "model_gemm")

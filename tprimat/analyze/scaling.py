@@ -109,11 +109,7 @@ def _row(first: Point, point: Point) -> Row:
 
 
 def series(name: str, points: Sequence[Point], work: Sequence[float | None]) -> Series:
-    """Build a series in order of GPUs; `work` is that of a step at each point, in tokens, and decides between weak and strong.
-
-    Raises:
-        MetricError: fewer than two numbers of GPUs, or one of them twice.
-    """
+    """Build a series in order of GPUs; `work` is that of a step at each point, in tokens, and decides between weak and strong."""
     ordered = sorted(zip(points, work, strict=True), key=lambda pair: pair[0].gpus)
     counts = [point.gpus for point, _ in ordered]
     if len(set(counts)) < max(2, len(counts)):

@@ -84,11 +84,7 @@ class TraceEvent(NamedTuple):
 
 
 def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
-    """Return the events with a duration in the categories that a summary uses.
-
-    Raises:
-        MetricError: one lacks the numbers that the format requires.
-    """
+    """Return the events with a duration in the categories that a summary uses."""
     whole = [one for one in events if isinstance(one, dict) and one.get("ph") == "X" and one.get("cat") in READ and "name" in one]
     try:
         first = min((float(event["ts"]) for event in whole), default=0.0)
@@ -237,11 +233,7 @@ Part = tuple[StepWindow, Spans]
 
 
 def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
-    """Summarise a trace as torch's profiler writes it, with its longest kernels.
-
-    Raises:
-        MetricError: no kernel, or none inside the steps.
-    """
+    """Summarise a trace as torch's profiler writes it, with its longest kernels."""
     events = complete_events(trace["traceEvents"])
     spans, names = device_spans(events)
     if not len(spans):

@@ -26,9 +26,6 @@ def steady_window(
     stretch of another speed that follows it, if any (`statistics.unsteady_prefix`). A number excludes the steps up to it.
     Profiled steps are excluded before either rule looks at the others, and so are the first `without_graphs` steps of a run that
     CUDA graphs launch from then on, unless a number says otherwise.
-
-    Raises:
-        MetricError: a step time is not a positive number, step numbers do not rise, or no step is left.
     """
     _check(steps)
     usual = without_graphs if warmup == "auto" else 0

@@ -123,10 +123,6 @@ def read(
     """Read the results under some paths as the flags of `add_counting` say, and name on stderr what was skipped.
 
     `named`: whether the user named the paths.
-
-    Raises:
-        RecordError: nothing could be read.
-        ConfigError: a flag or the configuration is wrong.
     """
     from tprimat.records.discover import WHAT_A_RESULT_IS
     from tprimat.runner.analysis import by_folder, configured_prices, read_results

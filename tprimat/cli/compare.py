@@ -57,7 +57,9 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report.tables import screen_of
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
 
-    path = output_path(options)
+    path: Path = options.output
+    if path.suffix.lstrip(".").lower() not in FORMATS:
+        raise ConfigError(f"{path} has no known suffix.", where="--output", fix=f"end it in one of {', '.join(FORMATS)}")
     panels = panels_of(options)
     if panels is not None:  # a wrong name is refused before anything is read and printed
         from tprimat.report.plots import check_names
@@ -94,15 +96,6 @@ def run(options: argparse.Namespace) -> int:
     if results.problems or gate.closed or not comparison.groups:
         return 1
     return 3 if gate.undecided else 0
-
-
-def output_path(options: argparse.Namespace) -> Path:
-    """Return the file to write. The suffix gives the format."""
-    path: Path = options.output
-    suffix = path.suffix.lstrip(".").lower()
-    if suffix not in FORMATS:
-        raise ConfigError(f"{path} has no known suffix.", where="--output", fix=f"end it in one of {', '.join(FORMATS)}")
-    return path
 
 
 def write(comparison: "Comparison", path: Path, panels: list[str] | None) -> None:

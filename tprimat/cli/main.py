@@ -186,11 +186,7 @@ def command_named(name: str) -> Any:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuse words that no flag can mean, before a default takes their place.
-
-    Raises:
-        ConfigError: an empty word, which an unset variable in quotes leaves behind; bytes that are not UTF-8.
-    """
+    """Refuse words that no flag can mean, before a default takes their place."""
     former = ""
     for word in words:
         flag, assigned, value = word.partition("=") if word.startswith("--") else ("", "", word)

@@ -286,12 +286,7 @@ class Sweep:
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
-        """Exit status: 0 when every cell has a run that counts, 130 after Ctrl-C, 143 after SIGTERM, else 1.
-
-        Raises:
-            ConfigError: --set gives what this command decides.
-            UserError: no cell can run here.
-        """
+        """Exit status: 0 when every cell has a run that counts, 130 after Ctrl-C, 143 after SIGTERM, else 1."""
         from tprimat.runner.cells import named_twice, planned, without_twins
         from tprimat.runner.request import RunRequest, strategy_requests, words
         from tprimat.runner.schedule import complete, exit_status, run_cells
@@ -364,11 +359,7 @@ def request_of(options: argparse.Namespace, command: str, program: str) -> "RunR
 
 
 def refuse_nothing(entries: "Sequence[Entry]") -> None:
-    """Name what cannot run here with its reason, each once, and refuse to go on where that is everything.
-
-    Raises:
-        UserError: none of the entries can run here.
-    """
+    """Name what cannot run here with its reason, each once, and refuse to go on where that is everything."""
     reasons: dict[str, list[Entry]] = {}
     for entry in entries:
         if (refusal := entry.refusal) is not None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from tprimat.core import units
 from tprimat.hardware.gpus import NvmlReader
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.environment import processor_name, software_versions
@@ -224,11 +223,11 @@ class Case:
     @property
     def title(self) -> str:
         """Name for progress messages."""
-        numbers = [str(size) for name, size in self.shape.items() if name != "ranks" and not name.endswith("bytes")]
-        sizes = [units.message_size(size) for name, size in self.shape.items() if name.endswith("bytes")]
-        ranks = f"over {self.shape['ranks']} rank{'s' * (self.shape['ranks'] != 1)}" if "ranks" in self.shape else None
-        parts = (self.kind, self.variant, self.dtype, "x".join(numbers), *sizes, ranks)
-        return " ".join(part for part in parts if part)
+        sizes = ", ".join(f"{name} {size:,}" for name, size in self.shape.items())
+        return " ".join(part for part in (self.kind, self.variant, self.dtype, sizes) if part)
+
+
+Gather = Callable[[Any], list[Any]]
 
 
 def alone(value: Any) -> list[Any]:
@@ -246,16 +245,11 @@ class Bench:
     stopwatch: Stopwatch
     small: bool
     """Use sizes for a processor, which prove that everything runs and measure little."""
-    gather: Callable[[Any], list[Any]] = alone
+    gather: Gather = alone
     """Returns every rank's value, on every rank."""
 
 
-def open_bench(
-    *,
-    device: torch.device | None = None,
-    ranks: int = 1,
-    gather: Callable[[Any], list[Any]] = alone,
-) -> Bench:
+def open_bench(*, device: torch.device | None = None, ranks: int = 1, gather: Gather = alone) -> Bench:
     """Describe a device, by default the first GPU if there is one, and set up its timer."""
     device = device or (torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
     return Bench(
@@ -274,7 +268,13 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
     The record has the slowest rank's time of each repetition, the highest memory peak, and this rank's clock and power.
     """
     record = empty_record(case, bench)
-    free_memory(case, bench)
+    # Free what the last case held, so that one out-of-memory error does not cause the next, nor count in its peak.
+    if not case.effort.flush:  # training steps: large models that are part of reference cycles
+        bench.stopwatch.release()
+        gc.collect()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(bench.device)
     errors: list[str] = []
     with ExitStack() as settings:
 
@@ -291,7 +291,8 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
             try:
                 result = part(result)
             except REFUSALS as refusal:
-                error, result = explain(refusal), None
+                first = next((line for line in str(refusal).splitlines() if line.strip()), "")
+                error, result = f"{type(refusal).__name__}: {first}"[:MAX_ERROR_CHARACTERS], None
             if errors := [one for one in bench.gather(error) if one]:
                 break
     if errors:
@@ -325,22 +326,6 @@ def empty_record(case: Case, bench: Bench) -> ProbeRecord:
         small=bench.small,
         started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-def free_memory(case: Case, bench: Bench) -> None:
-    """Free what the last case held, so that one out-of-memory error does not cause the next, nor count in its peak."""
-    if not case.effort.flush:  # training steps: large models that are part of reference cycles
-        bench.stopwatch.release()
-        gc.collect()
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(bench.device)
-
-
-def explain(error: BaseException) -> str:
-    """Return the type and first line of an error."""
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"[:MAX_ERROR_CHARACTERS]
 
 
 Identity = tuple[object, ...]

@@ -156,17 +156,14 @@ class Trait:
 
 
 def _ran(name: str) -> Value:
-    """Return a function that reads a field of what ran."""
     return lambda run: getattr(run.ran, name)
 
 
 def _on_gpu(value: Value) -> Value:
-    """Return a function that reads a value that a CPU does not have."""
     return lambda run: "" if run.machine.platform == "cpu" else value(run)
 
 
 def _of_experts(value: Value) -> Value:
-    """Return a function that reads a value that a model without experts does not have."""
     return lambda run: value(run) if run.ran.shape is not None and run.ran.shape.experts is not None else ""
 
 
@@ -232,7 +229,6 @@ def _software(run: RunRecord) -> str | None:
 
 
 def _environment(run: RunRecord) -> str | None:
-    """Return the variables that tune a run."""
     return None if run.environment is None else ", ".join(f"{name}={value}" for name, value in run.environment.items())
 
 
@@ -337,7 +333,6 @@ MOST_PARTS = 2
 
 
 def _parts_apart(one: str, other: str) -> tuple[str, str]:
-    """Return the parts that each of two lists has and the other has not."""
     mine, theirs = one.split(", "), other.split(", ")
     first = few([part for part in mine if part not in theirs], MOST_PARTS)
     second = few([part for part in theirs if part not in mine], MOST_PARTS)

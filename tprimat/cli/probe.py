@@ -9,7 +9,6 @@ tprimat probe pieces,overlap                            the operations that pred
 import argparse
 import sys
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from pathlib import Path
 
 from tprimat.cli.common import positive
@@ -58,7 +57,6 @@ def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool
     from tprimat.report.probes import on_a_screen
     from tprimat.report.tables import plural, screen_of
 
-    began = datetime.now(timezone.utc).replace(microsecond=0)  # records have whole seconds
     measured = []
     try:
         for record in records:
@@ -71,11 +69,9 @@ def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool
         raise
     if measured and not as_json:
         print(on_a_screen(measured, screen_of(sys.stdout)))
-    new = sum(datetime.fromisoformat(record.started_at) >= began for record in measured)
-    earlier = f" and {len(measured) - new} earlier ones" if new < len(measured) else ""
     failed = sum(record.error is not None for record in measured)
     without = f", {failed} without a result" if failed else ""
     written = probes.write_page(request)
     page = f", one page in {written}" if written else ""
-    tell(f"{plural(new, 'measurement')}{earlier}{without}; all samples are in {request.file}{page}")
+    tell(f"{plural(len(measured), 'measurement')}{without}; all samples are in {request.file}{page}")
     return int(any(record.kind in probes.RANK_KINDS and record.error for record in measured))

@@ -52,15 +52,10 @@ def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
     """Describe the hardware as torch names it, and what only its vendor's tool knows: driver and power limit."""
     if device.type != "cuda":
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
-    detected = this_machine()
-    return Machine(
-        platform="rocm" if torch.version.hip else "cuda",
-        accelerator=torch.cuda.get_device_name(device),
-        gpus_per_node=ranks,
-        nodes=1,
-        memory_bytes=int(torch.cuda.get_device_properties(device).total_memory),
-        power_limit_watts=detected.power_limit_watts if detected else None,
-        driver=detected.driver if detected else None,
+    nothing = Machine(platform="rocm" if torch.version.hip else "cuda", accelerator=None, gpus_per_node=None, nodes=1)
+    memory = int(torch.cuda.get_device_properties(device).total_memory)
+    return replace(
+        this_machine() or nothing, accelerator=torch.cuda.get_device_name(device), gpus_per_node=ranks, memory_bytes=memory
     )
 
 

@@ -49,12 +49,6 @@ Make = Callable[[Sequence[str], Models, Bench], list[Case]]
 """Makes the cases of a probe from the dtypes of matrix products, the models whose products are measured, and the device."""
 
 
-def _on(platform: str, dtypes: Sequence[str] | None) -> Sequence[str]:
-    """Return the dtypes to measure on a platform; None: all that it multiplies."""
-    usable = [dtype for dtype in gemm.DTYPES if platform != "cpu" or dtype not in gemm.NOT_ON_A_CPU]
-    return usable if dtypes is None else dtypes
-
-
 CASES: dict[str, Make] = {
     "gemm": lambda dtypes, models, bench: [
         *gemm.seed_cases(dtypes, small=bench.small),
@@ -73,5 +67,6 @@ CASES: dict[str, Make] = {
 
 
 def records(kind: str, dtypes: Sequence[str] | None, models: Models, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure one probe."""
-    yield from run(CASES[kind](_on(bench.machine.platform, dtypes), models, bench), bench, log)
+    """Measure one probe; `dtypes` are those of matrix products, None: all that the platform multiplies."""
+    usable = [dtype for dtype in gemm.DTYPES if bench.machine.platform != "cpu" or dtype not in gemm.NOT_ON_A_CPU]
+    yield from run(CASES[kind](usable if dtypes is None else dtypes, models, bench), bench, log)

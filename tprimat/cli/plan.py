@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import counts, positive, print_json
+from tprimat.cli.common import counts, doing, positive, print_json
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FORMATS, Routing
@@ -96,10 +96,11 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--budget and --deadline need the tokens, and a budget the price.", where="--budget", fix=missing)
     asked: Sequence[int | None] = options.gpus or (COUNTS if chooses else (None,))
     screen = screen_of(sys.stdout)
-    answers = [answer(replace(request, gpus=count)) for count in asked]
-    found, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
-    missing_here = not found.fitting and not options.json
-    enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing_here else None
+    with doing("predicting all layouts ..."):
+        answers = [answer(replace(request, gpus=count)) for count in asked]
+        found, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
+        missing_here = not found.fitting and not options.json
+        enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing_here else None
     if options.json:
         document = plan.document(*rated, wishes)
         others = [plan.document(*one, wishes) for one in answers]

@@ -9,14 +9,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser  # noqa: E402
+
+from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.report.plots import draw_sheet  # noqa: E402
+from tprimat.report.plots.comparison import comparison_sheet  # noqa: E402
+from tprimat.runner.analysis import by_folder, compare_runs, read_results  # noqa: E402
 
 RECORDS = ROOT / "benchmarks" / "records" / "h200" / "repeated"
 LAYOUTS = [str(RECORDS / name) for name in ("dp_mbs4", "tp2_mbs4", "tp2_pp2_mbs4", "tp4_mbs4")]
@@ -29,8 +35,10 @@ PAGE_PIXELS = (1280, 1120)
 
 def draw_comparison(path: Path) -> None:
     """Draw the bars of the comparison."""
-    words = ["--results-dir", *LAYOUTS, "--panels", "throughput,memory", "--output", str(path)]
-    subprocess.run([sys.executable, str(ROOT / "compare.py"), *words], check=True, stdout=subprocess.DEVNULL)
+    folders = list(map(Path, LAYOUTS))
+    results = by_folder(read_results(folders, MetricOptions(), {}), folders)
+    sheet = comparison_sheet(compare_runs(results.measured, folders, None))
+    draw_sheet(replace(sheet, panels=[panel for panel in sheet.panels if panel.key in {"throughput", "memory"}]), path)
 
 
 def draw_waterfall(path: Path) -> None:

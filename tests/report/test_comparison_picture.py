@@ -11,7 +11,6 @@ from runs.make_runs import LAPTOP, MI300X, a_run, step_times, steps_of, write_ru
 
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import analyse_peaks
-from tprimat.core.errors import ConfigError
 from tprimat.core.models import model_shape
 from tprimat.records.discover import load_results
 from tprimat.records.schema import LogSource
@@ -203,15 +202,6 @@ def test_a_failed_run_is_named_below_the_others(tmp_path):
     sheet = sheet_of(tmp_path)
     assert re.match(r"llama trains at 65,5\d\d tokens/s on 8 x H100 SXM", sheet.title)
     assert "Not counted: failed (out of memory)." in sheet.notes
-
-
-def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):
-    sheet = sheet_of(sweep)
-    with drawn(sheet, ["step-time", "memory"]) as picture:
-        assert titles(picture) == ["Peak memory, worst rank", "Step time"]
-    with pytest.raises(ConfigError, match="no panel 'losss'") as found, drawn(sheet, ["losss"]):
-        pass
-    assert "loss, or another of throughput,memory,loss" in str(found.value)
 
 
 def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):

@@ -84,16 +84,6 @@ def varying_traits(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def add_panels(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that names panels of a picture."""
-    parser.add_argument("--panels", metavar="A,B", help="draw these panels only; a wrong name lists them (all that have data)")
-
-
-def panels_of(options: argparse.Namespace) -> list[str] | None:
-    """Return the names in --panels; None where the flag is absent."""
-    return None if options.panels is None else [name.strip() for name in options.panels.split(",") if name.strip()]
-
-
 def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
     """Return how the flags of `add_counting` want metrics counted.
 

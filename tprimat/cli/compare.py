@@ -3,7 +3,6 @@
 ./compare.py                                             all results in ./output
 ./compare.py --results-dir h100 --results-dir mi300x     two folders side by side
 ./compare.py --results-dir before after --baseline before --fail-if-slower 3%
-./compare.py --panels throughput,step-time               only these panels
 """
 
 import argparse
@@ -13,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.common import (
     add_counting,
-    add_panels,
     add_results_dir,
     add_varying,
     fraction,
-    panels_of,
     read,
     results_dirs,
     varying_traits,
@@ -45,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 1 if a run is shown slower than the baseline, else the first folder, by more than this; 3 if undecided",
     )
     parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
-    add_panels(parser)
     add_counting(parser)
 
 
@@ -60,12 +56,6 @@ def run(options: argparse.Namespace) -> int:
     path: Path = options.output
     if path.suffix.lstrip(".").lower() not in FORMATS:
         raise ConfigError(f"{path} has no known suffix.", where="--output", fix=f"end it in one of {', '.join(FORMATS)}")
-    panels = panels_of(options)
-    if panels is not None:  # a wrong name is refused before anything is read and printed
-        from tprimat.report.plots import check_names
-        from tprimat.report.plots.comparison import PANELS
-
-        check_names(PANELS, panels)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
     paths = results_dirs(options) or [Path("output")]
     baseline = options.baseline
@@ -84,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
         print("\n" + published_text(nearest_published(comparison.groups), screen), end="")
     if comparison.groups:
-        write(comparison, path, panels)
+        write(comparison, path)
         print(f"written: {path}", file=sys.stderr)
     gate = Gate() if margin is None else regression_gate(comparison, margin)
     said = (*gate.closed, *gate.undecided)
@@ -98,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     return 3 if gate.undecided else 0
 
 
-def write(comparison: "Comparison", path: Path, panels: list[str] | None) -> None:
+def write(comparison: "Comparison", path: Path) -> None:
     """Write the comparison in the format of the file's suffix."""
     from tprimat.records.store import write_atomically
     from tprimat.report import comparison as tables
@@ -111,4 +101,4 @@ def write(comparison: "Comparison", path: Path, panels: list[str] | None) -> Non
     from tprimat.report.plots import draw_sheet
     from tprimat.report.plots.comparison import comparison_sheet
 
-    draw_sheet(comparison_sheet(comparison), path, panels=panels)
+    draw_sheet(comparison_sheet(comparison), path)

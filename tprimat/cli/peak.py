@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.common import (
     add_counting,
-    add_panels,
     add_results_dir,
     counts,
     fraction,
     metric_options,
-    panels_of,
     print_json,
     read,
     results_dirs,
@@ -53,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"file for the whole analysis ({SUMMARY_FILE}), or for the picture ({PICTURE})",
     )
-    add_panels(parser)
     parser.add_argument("--json", action="store_true", help="print the analysis as one JSON document")
 
 
@@ -101,5 +98,5 @@ def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
         causes = "\n".join(dict.fromkeys(map(not_counted_words, analysis.not_counted)))
         what = "No run counts, so there is nothing to draw."
         raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
-    draw_sheet(peak_sheet(analysis), path := options.output or PICTURE, panels=panels_of(options))
+    draw_sheet(peak_sheet(analysis), path := options.output or PICTURE)
     print(f"written: {path}", file=sys.stderr)

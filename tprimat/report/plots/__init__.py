@@ -3,7 +3,6 @@
 matplotlib's constrained layout lays them out; a panel without data takes no place.
 """
 
-import difflib
 import io
 import logging
 import textwrap
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tprimat.core.errors import ConfigError, UserError
+from tprimat.core.errors import UserError
 from tprimat.records.store import write_atomically
 
 if TYPE_CHECKING:
@@ -282,48 +281,20 @@ class Sheet:
     notes: Sequence[str] = ()
 
 
-def check_names(known: Sequence[str], keys: Sequence[str] | None) -> None:
-    """Refuse a name that no panel has.
+def draw_sheet(sheet: Sheet, path: Path) -> None:
+    """Draw a picture into a .png, .svg or .pdf file.
 
     Raises:
-        ConfigError: there is such a name among the keys.
-    """
-    for key in keys or ():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"{near[0]}, or another of " if near else "some of "
-            raise ConfigError(f"There is no panel {key!r}.", where="--panels", fix=hint + ",".join(known))
-
-
-def chosen_panels(panels: Sequence[Panel], keys: Sequence[str] | None) -> list[Panel]:
-    """Return the panels with data, or those that a user named, in the order of the picture.
-
-    Raises:
-        ConfigError: no panel has such a name, or none of those named has data.
-    """
-    check_names([panel.key for panel in panels], keys)
-    shown = [panel for panel in panels if panel.present and (keys is None or panel.key in keys)]
-    if not shown:
-        present = ",".join(panel.key for panel in panels if panel.present)
-        raise ConfigError("None of these panels has data.", where="--panels", fix=f"leave it out, or some of {present}")
-    return shown
-
-
-def draw_sheet(sheet: Sheet, path: Path, *, panels: Sequence[str] | None = None) -> None:
-    """Draw a picture into a .png, .svg or .pdf file: the named panels, or all that have data, of which there is one at least.
-
-    Raises:
-        ConfigError: a panel that does not exist, or only panels without data.
         UserError: another suffix, or a folder that cannot be written.
     """
-    with drawn(sheet, panels) as picture:
+    with drawn(sheet) as picture:
         save(picture, path)
 
 
 @contextmanager
-def drawn(sheet: Sheet, panels: Sequence[str] | None = None) -> "Iterator[Figure]":
-    """Draw a picture; it can be saved inside the with statement."""
-    chosen = chosen_panels(sheet.panels, panels)
+def drawn(sheet: Sheet) -> "Iterator[Figure]":
+    """Draw the panels that have data, of which there is one at least; the picture can be saved inside the with statement."""
+    chosen = [panel for panel in sheet.panels if panel.present]
     rows = _rows(chosen)
     heights = [max(panel.height for panel in row) for row in rows]
     headline, subtitle = wrapped(sheet.title, WIDTH / BOLD, HEADLINE), wrapped(sheet.subtitle, WIDTH, SUBTITLE)

@@ -52,8 +52,6 @@ MOST_NAMED = 3
 """Runs that do not count and that a note names."""
 SMALLEST_PLAIN = 0.01
 """Numbers below are written as multiples of a power of ten, which the axis names."""
-PANELS = ("throughput", "memory", "loss", "learning-rate", "memory-steps", "step-time")
-"""The names of all panels, in the order of the picture."""
 
 
 @dataclass(frozen=True, slots=True)

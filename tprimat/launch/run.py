@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,6 +173,9 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, tuple[StepRecord, 
             attempt.failure = Failure(outcome=outcome, cause=error.what, hint=error.fix)
             raise
         finally:
+            mistake = sys.exc_info()[1]
+            if mistake is not None and not isinstance(mistake, UserError):
+                attempt.failure = Failure(outcome="failed", cause=f"The launcher failed: {mistake!r}.")
             ended = attempt.write_end()
     return ended
 
@@ -238,7 +242,7 @@ class Attempt:
         self._launch = launch
         self._interrupts = interrupts
         self._watcher = watcher
-        self.failure: Failure | None = Failure(outcome="failed", cause="The launcher failed; its traceback says how.")
+        self.failure: Failure | None = None
         """Why the run did not complete; None: it did."""
         self._exit_code: int | None = None
         self._job_ends_at = job_ends_at()

@@ -199,6 +199,14 @@ def test_a_run_that_died_before_its_first_step_is_a_record_with_its_cause(log, c
     assert (result.run.outcome, cause in result.run.cause, result.steps) == (outcome, True, ())
 
 
+def test_a_model_may_have_its_publishers_name_and_a_run_without_a_record_its_hint(log):
+    path = log(text=OUT_OF_MEMORY)
+    done = extract(path, "meta-llama/Llama-3.1-8B", "--gpu", "MI300X")
+    assert (done.returncode, done.stdout.startswith("Llama-3.1-8B")) == (1, True)
+    path.write_text(OUT_OF_MEMORY.replace("HIP", "CUDA"), encoding="utf8")
+    assert "  try   lower --micro-batch-size" in extract(path, "meta-llama/Llama-3.1-8B").stderr
+
+
 def test_a_log_whose_steps_have_no_time_says_what_is_missing_and_is_no_failure(log):
     path = log("torchtitan_wps")
     done = extract(path, "llama", "--gpu", "NVIDIA H100 96GB")

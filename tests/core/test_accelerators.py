@@ -73,7 +73,7 @@ def test_each_device_name_finds_its_own_entry_and_structured_sparsity_doubles_it
 def test_relatives_of_a_name_are_of_its_series():
     for name, first in (
         ("MI300", "MI300X"),
-        ("A10", "A100 SXM 40GB"),
+        ("A30", "A100 SXM 40GB"),
         ("RTX 4080", "RTX 3090"),
         ("TPU v5e", None),
         ("Ascend 910C", None),

@@ -33,6 +33,8 @@ REJECTED = (
     "TypeError: GPTModelProvider.__init__() got an unexpected keyword argument 'foo'",
     "AssertionError: Sequence parallelism requires tensor parallel size > 1",
     "AssertionError: fp8 format not supported with transformer_impl local",
+    "ValueError: Cannot use sequence parallelism without tensor parallelism",  # NVIDIA/Megatron-LM#5768
+    "ValueError: Only one of self.fp16: True and self.bf16 True should be True.",
 )
 OTHERS = {
     "[rank3]: ValueError: bad vocabulary": "ValueError: bad vocabulary",
@@ -43,7 +45,27 @@ OTHERS = {
     "elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 3 (pid: 14) of binary: python": "killed with SIGKILL",
     "DataLoader worker (pid 4242) is killed by signal: Killed. ": "A process that loads data was killed",
     "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 274432": "more shared memory than this GPU",
+    "Ran out of memory in memory space hbm. Used 20.48G of 15.75G hbm.": "The TPU ran out of memory: the program needs",
+    "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.": "The loss scale of fp16",
+    "RuntimeError: CUDA error: invalid device ordinal": "A rank asks for a GPU that its node does not have",
+    "RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.": "A process that still runs holds the device",
+    "RuntimeError: HIP error: invalid device function": "was not built for this GPU",  # ROCm/ROCm#5594
+    "torch.AcceleratorError: CUDA error: misaligned address": "A kernel failed on a GPU",
+    "Memory access fault by GPU node-2 (Agent handle: 0x580db0) on address 0x18000.": "A kernel failed on a GPU",
+    "NVRM: Xid (PCI:0000:05:00): 31, pid=7, MMU Fault": "A kernel failed on a GPU",
+    "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.": "A GPU failed",
+    "amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!": "A GPU failed",
+    "RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)": "A GPU failed",
+    "*** An error occurred in MPI_Init_thread": "MPI failed",  # NVIDIA-NeMo/Megatron-Bridge#650
+    "free(): corrupted unsorted chunks": "A process crashed",
+    "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired": "could not start a task: Job credential",
 }
+WAITS = {
+    "EI0002: The wait execution of the Notify register times out. Reason: no record": "A collective operation timed out",
+    "EI0006: [PID: 7] 2025-04-08 Getting socket times out. Reason: Remote Rank did not send": "A collective operation timed out",
+    "ncclRemoteError: x Last error: socketProgress: Connection closed by remote peer node07<41234>": "to a rank on node07, which",
+}
+"""What ranks say that wait for another: NPUs in HCCL's words, and NCCL's, with the name of the node."""
 HARMLESS = (
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "If you run out of memory, lower the batch",
@@ -70,12 +92,31 @@ def test_each_wording_has_its_cause_before_and_after_what_other_ranks_say():
 def test_ranks_that_wait_are_the_cause_only_where_nothing_else_is():
     assert "A collective operation timed out" in cause_of(*WATCHDOG).cause
     assert cause_of(*HARMLESS) is None
+    assert cause_of(*WATCHDOG).cause.startswith("A collective operation timed out, first on rank 0:")
+    for line, cause in WAITS.items():
+        assert cause in cause_of(line).cause
+        assert "bad vocabulary" in cause_of(line, "[rank3]: ValueError: bad vocabulary").cause
     for line in (
         "srun: error: node07: tasks 0-7: Exited with exit code 1",
         "failed (exitcode: 1) local_rank: 3 (pid: 14) of binary",
+        "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = 1",
+        "Pod: kubeflow.train-worker-0 exited with code 1",
     ):
         assert cause_of(line).cause == f"A process ended with an error: {line}"
         assert cause_of(line, "[rank3]: ValueError: x").cause == "ValueError: x"
+
+
+def test_the_reason_of_nccl_is_the_line_after_last_error():
+    lines = ["[rank2]: torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled cuda error", "[rank2]: Last error:"]
+    assert "fabric of a node is not ready" in cause_of(*lines, "[rank2]: Cuda failure 802 'system not yet initialized'").cause
+    assert cause_of(*lines, "[rank2]: Error: socket 7").cause == "NCCL (RCCL) failed: Error: socket 7"
+
+
+def test_torchruns_block_without_a_reason_names_its_first_rank():
+    block = "Root Cause (first observed failure):|[0]:|  host : c561|  rank : 0 (local_rank: 0)|  exitcode  : 1 (pid: 7)"
+    failure = cause_of("  exitcode  : 1 (pid: 9)", *block.split("|"))
+    assert (failure.cause, failure.outcome) == ("A process ended with an error: exitcode : 1 (pid: 7)", "failed")
+    assert failure.hint.endswith("; rank 0 (local_rank: 0) on c561 failed first")
 
 
 def test_an_exception_of_any_name_ends_a_traceback():

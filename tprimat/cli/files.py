@@ -40,7 +40,7 @@ class Extract:
         from tprimat.runner.logs import extract_log
 
         claims = Claims(
-            model=plain_name(options.model_name, "--model-name"),
+            model=plain_name(options.model_name.rpartition("/")[2], "--model-name"),  # meta-llama/Llama-3.1-8B, too
             gpus=options.num_gpus,
             nodes=options.num_nodes,
             global_batch_sequences=options.global_batch_size,

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tprimat.core.rows import DATA, document
@@ -22,26 +22,8 @@ OPTIONS = frozenset(name for names in OPTIONS_OF.values() for name in names)
 KEPT = frozenset([*NAMES["model"], *OTHER_WORK, *NAMES["arithmetic"], *OPTIONS_OF["megatron"], *OPTIONS_OF["deepspeed"]])
 KNOWN_LATER = {"vocab_size", "padded_vocab_size"}
 """None in the dump where the tokenizer tells them after it."""
-NARROW = {"hybrid", "e4m3", "true"}
-"""Values of fp8 and its two switches of 2023, of which one is False."""
-
-FACTS: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "bf16": lambda value: {"matmul_dtype": "bf16"} if truth(value) else {},
-    "fp16": lambda value: {"matmul_dtype": "fp16"} if truth(value) else {},
-    "fp8": lambda value: {"fp8": value.lower() in NARROW},
-    "fp8_hybrid": lambda value: {"fp8": True} if truth(value) else {},
-    "fp8_e4m3": lambda value: {"fp8": True} if truth(value) else {},
-    "fp4": lambda value: {"matmul_dtype": "fp4"} if value.lower() in {"e2m1", "nvfp4", "mxfp4"} else {},
-    "params_dtype": lambda value: {"parameter_dtype": value.removeprefix("torch.")},
-    "transformer_impl": lambda value: {"transformer_engine": value == "transformer_engine"},
-    "optimizer": lambda value: {"optimizer": value},
-    "recompute_granularity": lambda value: {"recompute": value.lower()} if value.lower() in {"none", "selective", "full"} else {},
-    "sequence_parallel": lambda value: {} if (switch := truth(value)) is None else {"sequence_parallel": switch},
-    "moe_router_force_load_balancing": lambda value: {"routing": "balanced" if truth(value) else "natural"},
-    "moe_expert_capacity_factor": lambda value: {"expert_capacity": capacity(value)},
-    "mock_data": lambda value: {"data": "mock"} if truth(value) else {},
-}
-"""Argument -> what it says of a run. `fp8` is a switch over `matmul_dtype`, with which read.evidence_of joins it."""
+VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = NAMES["values"]
+"""Argument -> its value in lower case, or other -> what it says of a run. `fp8` is a switch over `matmul_dtype` (evidence_of)."""
 
 
 def argument(name: str, value: str) -> LineFields | None:
@@ -49,7 +31,12 @@ def argument(name: str, value: str) -> LineFields | None:
     value = value.strip()
     if name == "train_iters":
         return LineFields(total_steps=whole(value))
-    evidence = FACTS[name](value) if name in FACTS else {}
+    meant = VALUES.get(name, {})
+    evidence = dict(meant.get(value.lower(), meant.get("other", {})))
+    if name in {"params_dtype", "optimizer"}:
+        evidence = {name.replace("params", "parameter"): value.removeprefix("torch.")}
+    if name == "moe_expert_capacity_factor":
+        evidence = {"expert_capacity": capacity(value)}
     if name in WHOLE_ARGUMENTS and (size := whole(value)) is not None:
         evidence = {WHOLE_ARGUMENTS[name]: size}
     if name in KEPT and not (name in KNOWN_LATER and whole(value) is None):

@@ -10,12 +10,11 @@ from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.core import units
-from tprimat.core.accelerators import PLATFORM_OF, Accelerator, Backend, find_accelerator, resembling, taken_as
+from tprimat.core.accelerators import Accelerator, Backend, accelerators, find_accelerator, resembling, taken_as
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
-from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.parse import Device, LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
@@ -42,7 +41,7 @@ ONE_NODE_GPUS = 8
 VENDORS: Mapping[Backend, str] = {
     "cuda": "nvidia geforce quadro",
     "rocm": "amd instinct radeon",
-    "other": "intel gaudi tpu ascend npu xpu mlu musa mtt trainium",
+    "other": "intel gaudi tpu ascend npu xpu hpu mlu musa mtt trainium",
 }
 """Platform -> words in names of its devices."""
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
@@ -85,8 +84,11 @@ def logged_claims(contents: LogContents) -> Claims:
     )
 
 
-def check_claims(reading: LogReading, claims: Claims) -> None:
+def check_claims(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
     """Check every claim that the log has a value for.
+
+    Returns:
+        the claims, and a caution about the accelerator where no step was measured.
 
     Raises:
         ConfigError: the log says something else; names the line.
@@ -99,63 +101,75 @@ def check_claims(reading: LogReading, claims: Claims) -> None:
             check_claim(
                 flag, getattr(claims, name), getattr(logged, name), f"{reading.name}:{number}" if number else reading.name
             )
-    check_device(reading, claims)
+    return check_device(reading, claims)
 
 
-def check_device(reading: LogReading, claims: Claims) -> None:
-    """Check the accelerator that a caller names against what the log shows of its devices, where steps were measured.
+def check_device(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
+    """Check the accelerator that a caller names against what the log shows of its devices.
+
+    Returns:
+        the claims; those of a run without a speed with what the log shows instead, and a caution that says so.
 
     Raises:
-        ConfigError: another platform, or memory of another size; names the lines.
+        ConfigError: steps were measured on another platform, or with memory of another size; names the lines.
     """
-    known = find_accelerator(claims.accelerator)
-    if known is None or not reading.contents.steps:
-        return
-    for line, seen in reading.devices.items():
-        if words := seen_otherwise(seen, known):
-            has = f"{known.name} has {units.gibibytes(known.memory_bytes)} and runs {known.backend}"
-            fix = "leave --gpu out, or name the accelerator that ran"
-            raise _contradiction(reading, f"--gpu {claims.accelerator}", f"{words}, and {has}", [line], fix)
+    known, backend = find_accelerator(claims.accelerator), platform_of(claims.accelerator)
+    for line, seen in reading.devices.items() if backend else ():
+        if not (words := seen_otherwise(seen, known, backend)):
+            continue
+        memory = f"has {units.gibibytes(known.memory_bytes)} and " if known else ""
+        has = f"it shows {words}, and {known.name if known else claims.accelerator} {memory}runs {backend}"
+        if reading.contents.steps:
+            sized = accelerators() if seen.gib and not seen.share else ()
+            alike = ", ".join(one.name for one in sized if not seen_otherwise(seen, one, one.backend))
+            fix = "leave --gpu out, or name the accelerator that ran" + (f": {alike}" if alike else "")
+            raise _contradiction(reading, f"--gpu {claims.accelerator}", has, [line], fix)
+        shown = shown_device(seen, backend or "")
+        caution = f"{CAUTION}--gpu {claims.accelerator} contradicts line {line} of the log: {has}; recorded as {shown}"
+        return replace(claims, accelerator=shown), caution
+    return claims, ""
 
 
-def seen_otherwise(seen: Device, known: Accelerator) -> str | None:
-    """Return what a line shows of its devices that an accelerator is not; None: nothing."""
-    if seen.platform not in {"", known.backend}:
-        return f"it shows {seen.platform}"
+def seen_otherwise(seen: Device, known: Accelerator | None, backend: Backend | None) -> str | None:
+    """Return what a line shows of its devices that an accelerator, or one of that platform, is not; None: nothing."""
+    if (seen.backend or platform_of(seen.name)) not in {None, backend}:
+        return seen.name or seen.platform
+    if known is None:
+        return None
+    if (named := find_accelerator(seen.name)) and named is not known:
+        return seen.name
     total = seen.gib * units.GIBIBYTE / known.memory_bytes if seen.gib else 1.0
     least = 0.0 if seen.share else LEAST_REPORTED * known.usable_bytes / known.memory_bytes
-    return None if least <= total <= MOST_REPORTED else f"it shows {seen.gib:.4g} GiB on a device"
+    return None if least <= total <= MOST_REPORTED else f"{seen.gib:.4g} GiB on a device"
 
 
-def machine_of(reading: LogReading, claims: Claims, dialect: Dialect | None) -> Machine:
+def shown_device(seen: Device, platform: str) -> str:
+    """Return a name for devices of which a log shows no more than platform and memory, such as 'NPU of 60.96 GiB'."""
+    platform = seen.platform or platform
+    kind = {"cuda": "NVIDIA GPU", "rocm": "AMD GPU"}.get(platform, platform.upper())
+    return seen.name or (f"{kind} of {seen.gib:.4g} GiB" if seen.gib and not seen.share else kind)
+
+
+def machine_of(reading: LogReading, claims: Claims) -> Machine:
     """Return the hardware as the log or the claims state it; never the machine that reads the log.
 
     Raises:
         ConfigError: neither names an accelerator or the nodes, or they contradict each other.
     """
-    name = reading.contents.accelerator or taken_as(claims.accelerator) or claims.accelerator
+    listed = next((seen.name for seen in reading.devices.values() if seen.name), None)
+    name = reading.contents.accelerator or taken_as(claims.accelerator) or claims.accelerator or listed
     logged = find_accelerator(reading.contents.accelerator)
     seen = reading.devices.get(reading.contents.evidence_line.get("accelerator", 0))
-    if logged and seen and seen.gib and seen_otherwise(seen, logged):
+    if logged and seen and seen.gib and seen_otherwise(seen, logged, logged.backend):
         name = f"{name} of {seen.gib:.4g} GiB"  # a variant without a row
-    own, only = platform_of(name), dialect.platform if dialect else None
-    alike = resembling(name or "")
-    platform = own or only
+    platform = platform_of(name) or next((seen.backend for seen in reading.devices.values() if seen.backend), None)
     if platform is None:
         raise ConfigError(
             f"The log does not tell which GPU ran{f', and {name!r} is not known' if name else ''}.",
             where=reading.name,
             why="A result belongs to the hardware that produced it, which may differ from this machine.",
-            fix=", ".join(f"--gpu '{accelerator.name}'" for accelerator in alike)
+            fix=", ".join(f"--gpu '{accelerator.name}'" for accelerator in resembling(name or ""))
             or "--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
-        )
-    named = {own} if own else {accelerator.backend for accelerator in alike}
-    if dialect is not None and only is not None and named and only not in named:
-        raise ConfigError(
-            f"--gpu {name} contradicts the log, which {dialect.name} wrote.",
-            where=f"{reading.name}:{reading.contents.first_line}",
-            why=f"{dialect.name} runs on {PLATFORM_OF[only].upper()} accelerators only.",
-            fix="leave --gpu out, or name the accelerator that ran",
         )
     gpus = world_size(reading.contents.evidence) or claims.gpus
     nodes = claims.nodes or (1 if gpus is not None and gpus <= ONE_NODE_GPUS else None)

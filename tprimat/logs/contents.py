@@ -302,6 +302,15 @@ class Attempts:
             self.begin(with_settings=False)
         self.latest.add(fields, line)
 
+    def split(self, line: int) -> LogContents:
+        """Begin an attempt after a line that was read before: the steps since are its own. Returns the one before."""
+        last = self.latest
+        self.begin(with_settings=False)
+        for number in [number for number, step in last.steps.items() if step.line > line]:
+            self.latest.steps[number] = last.steps.pop(number)
+        self.latest.first_line = next((step.line for step in self.latest.steps.values()), None)
+        return last
+
     def begin(self, *, with_settings: bool) -> None:
         """Begin an attempt."""
         if self.latest.steps:

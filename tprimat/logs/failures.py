@@ -65,7 +65,9 @@ LONGEST_TRACEBACK = 40
 LONGEST_READ = 2000
 """Characters of a line that are looked at: patterns take the square of it."""
 RANK_MARK = re.compile(r"^\[rank\d+\]:\s*")
-RANK = re.compile(r"\[rank(\d+)\]|\brank ?[=:] ?(\d+)|\brank-(\d+)/")
+LAST_ERROR = "Last error:"
+"""Of NCCL, which prints the reason on the next line."""
+RANK = re.compile(r"(?i)\[(?:PG \S+ )?rank ?(\d+)\]|\brank(?:id)? ?[=:] ?(\d+)|\brank-(\d+)/")
 ASSERT = re.compile(r"assert .+")
 LINES_OF_A_FRAME = 3
 """The file, its source, and marks below it."""
@@ -110,21 +112,20 @@ def cause_in(
     comes before what any other process says, and any exception before what ranks say that wait for another.
     """
     block = root_cause_block(texts)
-    first_rank = of_rank(texts, block)
+    first_rank = [*block, *of_rank(texts, block)]
     number = signal_of(exit_code, block, texts)
     failure = (
-        search("causes", block)
-        or search("causes", first_rank)
+        search("causes", first_rank)
         or own_exception(first_rank)
         or search("causes", texts)
         or ended_by(number, CRASHES, oom_killed)
         or search("consequences", first_rank)
         or last_exception(first_rank)
-        or last_exception([text for text in texts if not is_wait(text)])
+        or last_exception([text for text in texts if not tells_only(text, "consequences", "echoes")])
         or search("consequences", texts)
         or diverging(steps)
         or last_exception(texts)
-        or search("echoes", texts)
+        or search("echoes", [*block, *texts])
         or ended_by(number, set(signal.Signals))
     )
     place = place_of(facts_of(block)) or place_of(task_of(texts))
@@ -165,17 +166,12 @@ def is_consequence(failure: Failure) -> bool:
     """Return whether a failure is how ranks end after one of them, perhaps on another node, has ended."""
     names = {signature.name for section in ("consequences", "echoes") for signature in signatures(section)}
     text = f"{failure.cause} {failure.evidence or ''}"
-    return failure.kind in names or failure.outcome == "interrupted" or is_echo(text)
+    return failure.kind in names or failure.outcome == "interrupted" or tells_only(text, "echoes")
 
 
-def is_wait(text: str) -> bool:
-    """Return whether a line only shows that a rank waits for another, or that another has ended."""
-    return any(one.match(text) for section in ("consequences", "echoes") for one in signatures(section))
-
-
-def is_echo(text: str) -> bool:
-    """Return whether a line only shows that another rank has ended."""
-    return any(echo.match(text) for echo in signatures("echoes"))
+def tells_only(text: str, *sections: str) -> bool:
+    """Return whether a line only shows that a rank waits for another (`consequences`), or that another has ended (`echoes`)."""
+    return any(one.match(text) for section in sections for one in signatures(section))
 
 
 def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
@@ -190,14 +186,16 @@ def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
 
 def meaningful(lines: Iterable[str]) -> list[str]:
     """Remove control sequences, empty lines, harmless lines that look like errors, and tracebacks that Python passed over."""
-    texts, passed_over = [], 0
+    texts: list[str] = []
+    passed_over = 0
     for text in (ESCAPES.sub("", line[:LONGEST_READ]).strip() for line in lines):
         if IGNORED in text:
             passed_over = LONGEST_TRACEBACK
         elif passed_over:
             passed_over = 0 if EXCEPTION.search(text) else passed_over - 1
         elif text and not pattern_of("harmless").search(text):
-            texts.append(text)
+            joined = f"{texts.pop()} {RANK_MARK.sub('', text)}" if texts and texts[-1].endswith(LAST_ERROR) else text
+            texts.append(joined)
     return texts
 
 
@@ -252,14 +250,15 @@ def facts_of(block: Sequence[str]) -> dict[str, str]:
 
 
 def task_of(lines: Sequence[str]) -> dict[str, str]:
-    """Return host and rank of the first task that a scheduler says to have ended."""
-    return next((match.groupdict() for line in lines if (match := pattern_of("places").search(line))), {})
+    """Return host and number of the first task that a scheduler, or the host of the first process that MPI says to have ended."""
+    matches = (match for line in lines if (match := pattern_of("places").search(line)))
+    return next(({name.rstrip("2"): text for name, text in match.groupdict().items() if text} for match in matches), {})
 
 
 def place_of(facts: Mapping[str, str]) -> str | None:
-    """Return 'rank 11 (local_rank: 3) on node07' by torchrun's block or a scheduler's line; None without one."""
-    host = f" on {facts['host']}" if "host" in facts else ""
-    return f"rank {facts['rank']}{host}" if "rank" in facts else None
+    """Return 'rank 11 (local_rank: 3) on node07' by torchrun's block, 'task 3 on node07' by a scheduler's line, or None."""
+    process = next((f"{name} {facts[name]}" for name in ("rank", "task") if name in facts), None)
+    return " on ".join(filter(None, (process, facts.get("host")))) or None
 
 
 def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
@@ -310,9 +309,10 @@ def memory_cause(lines: Sequence[str]) -> str | None:
     match = next((match for line in lines if (match := pattern_of("allocation").search(line))), None)
     if match is None:
         return None
-    of = {name.rstrip("2"): text for name, text in match.groupdict().items() if text}
-    device = "GPU" if of["device"] in {"CUDA", "HIP"} else of["device"]
-    text = f"The {device} ran out of memory: it tried to allocate {of['size']}"
+    of = {name.rstrip("23"): text for name, text in match.groupdict().items() if text}
+    device = of.get("device", "TPU" if "used" in of else "GPU").replace("CUDA", "GPU").replace("HIP", "GPU")
+    text = f"The {device} ran out of memory: "
+    text += f"the program needs {of['used']} of {of['capacity']}" if "used" in of else f"it tried to allocate {of['size']}"
     if "gpu" in of:
         text += f" on {device} {of['gpu']}, where {of['free']} of {of['capacity']} were free"
     return text + "."
@@ -350,7 +350,7 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
     """Return the last exception that matches no signature, ignoring wrappers and echoes of another rank's death."""
     for index in reversed(range(len(lines))):
         line = lines[index]
-        if WRAPPERS.search(line) or is_echo(line):
+        if WRAPPERS.search(line) or tells_only(line, "echoes"):
             continue
         above = lines[max(0, index - LONGEST_TRACEBACK) : index]
         match = EXCEPTION.search(line) or (any(TRACEBACK in one for one in above) and LAST_OF_A_TRACEBACK.search(line))

@@ -99,12 +99,6 @@ def rules_of(dialect: str) -> dict[str, Reader]:
     return {row["words"]: _rule(**row) for row in document(DATA / "log_lines.yaml")[dialect]}
 
 
-def fact_of(text: str) -> int | str:
-    """Return '8,030,261,248' as a number, and what is no number as it is."""
-    digits = text.replace(",", "")
-    return count(digits) if digits.isdigit() else text
-
-
 def _rule(
     words: str,
     pattern: str = "",
@@ -118,7 +112,8 @@ def _rule(
     def fields(match: re.Match[str]) -> LineFields | None:
         texts = {name: values.get(text, text) for name, text in match.groupdict().items() if text is not None}
         named = {name.lower(): text for name, text in texts.items() if name.isupper()}
-        facts: dict[str, Any] = {name: fact_of(text) for name, text in texts.items() if not name.isupper()}
+        facts: dict[str, Any] = {name: text for name, text in texts.items() if not name.isupper()}
+        facts |= {name: count(digits) for name, text in facts.items() if (digits := text.replace(",", "")).isdigit()}
         of_run = {name: facts.pop(name) for name in ("total_steps", "accelerator") if name in facts}
         return LineFields(evidence={**facts, **(evidence or {})}, arguments={**named, **(arguments or {})}, **of_run, **run)
 

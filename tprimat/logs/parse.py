@@ -2,10 +2,11 @@
 
 import re
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
+from tprimat.core.accelerators import Backend
 from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
@@ -30,6 +31,8 @@ NEAR = 4
 """Lines before the start of a process, or the end of the log, in which an exception ended one."""
 LEAST_PERCENT = 5.0
 """Of the memory in use, from which its total follows with enough digits."""
+OTHERS = {"tpu", "npu", "xpu", "hpu", "mlu", "musa"}
+"""Devices that are no GPUs by name."""
 FENCE = re.compile(r"\s*(?:```|~~~)")
 DIALECTS: tuple[Dialect, ...] = (
     TPRIMAT,
@@ -94,9 +97,16 @@ class Device:
 
     platform: str
     """cuda, rocm or another; empty: not shown."""
+    name: str | None
     gib: float | None
     share: bool
     """The memory is a share that the program may use."""
+
+    @property
+    def backend(self) -> Backend | None:
+        """The platform as records name it."""
+        named: dict[str, Backend | None] = {"": None, "cuda": "cuda", "rocm": "rocm"}
+        return named.get(self.platform, "other")
 
 
 @cache
@@ -115,7 +125,7 @@ def device_of(line: str) -> Device | None:
             used, percent = number(facts.get("used")), number(facts.get("percent"))
             if used and percent and percent > LEAST_PERCENT:
                 gib = 100 * used / percent
-            return Device(platform, gib, "limit" in facts)
+            return Device(platform, facts.get("name"), gib, "limit" in facts)
     return None
 
 
@@ -202,6 +212,8 @@ class LogReading:
         """Return the fields of a line in the log's dialect, which it may be the first to show."""
         if self.dialect is None and (dialect := dialect_of(line)):
             self.dialect, self.attempts = dialect, self._candidates.pop(dialect, self.attempts)
+            if dialect.platform:
+                self.devices[number] = Device(dialect.platform, None, None, False)
         if self.dialect is None:
             for candidate in DIALECTS:
                 if fields := candidate.read_line(line):
@@ -239,16 +251,18 @@ class LogReading:
             self._step(number)
 
     def _step(self, number: int) -> None:
-        """Note the line of a new step: an error that two of them follow was no end."""
+        """Note the line of a new step: an error that two of them follow was no end, but that of an attempt where a job ended."""
         self._steps = self._steps[1], number
-        self._kept = [kept for kept in self._kept if kept[0] >= self._steps[0]]
+        passed = [kept for kept in self._kept if kept[0] < self._steps[0]]
+        self._kept = self._kept[len(passed) :]
+        if ends := [line for line, text in passed if pattern_of("ends").search(text)]:
+            self.ended.append(Ended(self.attempts.split(ends[-1]), self._cause(text for _, text in passed), passed))
 
     def _begin(self, number: int) -> None:
         """Begin an attempt at a line that a process or a scheduler prints first, after steps or an error that ended another."""
         last = self.attempts.latest
-        if last.steps:
-            self.attempts.begin(with_settings=True)
         if last.steps or self._died(number):
+            self.attempts.begin(with_settings=True)
             self._end(last, number)
 
     def _died(self, number: int) -> bool:
@@ -258,8 +272,14 @@ class LogReading:
         return any(map(pattern_of("deaths").search, texts)) or (near and last_exception(texts[-NEAR:]) is not None)
 
     def _end(self, last: LogContents, number: int) -> None:
-        self.ended.append(Ended(last, cause_in(meaningful(line for _, line in self._kept), ()), self._kept))
+        self.ended.append(Ended(last, self._cause(line for _, line in self._kept), self._kept))
         self._kept, self._steps = [], (number, number)
+
+    def _cause(self, lines: Iterable[str], steps: Sequence[StepRecord] = ()) -> Failure | None:
+        """Return what lines about errors tell of, with the word for the devices that ran."""
+        failure = cause_in(meaningful(lines), steps)
+        word = next((device.platform.upper() for device in self.devices.values() if device.platform in OTHERS), "GPU")
+        return failure and replace(failure, cause=failure.cause.replace("The GPU ran", f"The {word} ran"))
 
     def failure_lines(self) -> list[str]:
         """Return the lines that may name the cause of a failure, in the order of the log, without those that steps followed."""
@@ -271,7 +291,7 @@ class LogReading:
     def failure(self, steps: Sequence[StepRecord]) -> Failure | None:
         """Return why the last attempt failed; None where the log does not say."""
         texts = meaningful(self.failure_lines())
-        failure = cause_in(texts, steps)
+        failure = self._cause(texts, steps)
         raised = any(TRACEBACK in text for text in texts) or last_exception(texts[-NEAR:])
         return failure if failure and (failure.kind or raised) else None
 
@@ -286,10 +306,7 @@ class LogReading:
         return Failure(outcome="interrupted", cause=f"The log ends after step {step}{planned} without saying why.")
 
     def check(self, failure: Failure | None) -> Dialect | None:
-        """Return the dialect of a log of a training run; None where the run failed before a line showed the framework.
-
-        Args:
-            failure: why the run failed, where the log says so.
+        """Return the dialect of a training log; None where the run failed, as `failure` says, before a line showed the framework.
 
         Raises:
             RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
@@ -300,14 +317,20 @@ class LogReading:
         begun = bool(self.contents.steps) or self.contents.run is not None
         if self.dialect is not None and (begun or failed) and not (foreign and foreign.outranks):
             return self.dialect
-        if self._foreign is not None and not (failed and self._foreign[0].beside):
-            raise self._not_read(*self._foreign)
+        if foreign is not None and self._foreign is not None and not (failed and foreign.beside):
+            raise RecordError(
+                f"{self.name} looks like a log of {foreign.name}, whose steps are not read.",
+                where=f"{self.name}:{self._foreign[1]}",
+                why=foreign.why,
+                fix=foreign.fix or f"a log of one of {', '.join(NAMES)}",
+            )
         likeliest = self._likeliest() if self.dialect is None else None
         if prose or (likeliest is None and not failed):
+            written = f"of {self.dialect.name} has a step's number" if self.dialect else f"is one of {', '.join(NAMES)}"
             raise RecordError(
                 f"{self.name} holds no training step of a known framework.",
                 where=self.name,
-                why=f"None of its {self.lines:,} lines is one of {', '.join(NAMES)}.",
+                why=f"None of its {self.lines:,} lines {written}.",
                 fix="the log of the rank that prints steps (the last rank, on the last node, for Megatron and Primus)",
             )
         return likeliest
@@ -323,14 +346,6 @@ class LogReading:
             return None
         self.dialect, self.attempts = likeliest, self._candidates[likeliest]
         return likeliest
-
-    def _not_read(self, foreign: Foreign, line: int) -> RecordError:
-        return RecordError(
-            f"{self.name} looks like a log of {foreign.name}, whose steps are not read.",
-            where=f"{self.name}:{line}",
-            why=foreign.why,
-            fix=foreign.fix or f"a log of one of {', '.join(NAMES)}",
-        )
 
 
 def is_step(fields: LineFields | None) -> bool:

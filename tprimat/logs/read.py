@@ -1,6 +1,5 @@
 """The record of a run from its log: steps and evidence, a caller's claims checked against both, and how the run ended."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,24 +18,32 @@ from tprimat.logs.checks import (
     logged_claims,
     machine_of,
     model_of,
-    shape_of,
     with_evidence,
     world_size,
 )
-from tprimat.logs.contents import AUTO, Claims, LogContents, LoggedStep, check_claim
+from tprimat.logs.contents import Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.failures import diverging
 from tprimat.logs.fields import Dialect, number_of
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import packs, pads
-from tprimat.logs.times import batch_of, correct_second, rate_of, step_times, tokens_by_stamps, tokens_of
+from tprimat.logs.times import (
+    TOKENS_UNIT,
+    batch_of,
+    correct_second,
+    near_multiple,
+    step_times,
+    tokens_by_rates,
+    tokens_of,
+    tokens_of_rates,
+)
 from tprimat.records.evidence import with_facts
 from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""
-SEQUENCE_TOLERANCE = 1e-4
+SEQUENCE_TOLERANCE, MEDIAN_TOLERANCE = 1e-4, 1e-3
 MOST_ATTEMPTS = 8
 """Before the last one, that are listed."""
 UNKNOWN_ENGINE = "unknown"
@@ -51,8 +58,6 @@ class Run:
     steps: tuple[StepRecord, ...]
     notes: tuple[str, ...]
     """Where the times come from, what was left out, and what a reader must know besides."""
-    lines: Mapping[str, int]
-    """Fact of the evidence, or argument -> number of the line that states it."""
 
 
 class UnrecordedError(ConfigError, RecordError):
@@ -95,9 +100,6 @@ def read_log(
             reading.add(batch)
     except KeyboardInterrupt:
         notes.append("stopped; what was read so far is kept")
-    except RecordError:
-        _refuse_unknown_model(claims, known)
-        raise
     notes += [f"{log.name} is damaged: {log.why_truncated}"] if log.why_truncated else []
     try:
         run = run_of(reading, claims, known, log)
@@ -113,23 +115,11 @@ def read_log(
     return replace(run, notes=(*notes, *run.notes))
 
 
-def _refuse_unknown_model(claims: Claims, known: Mapping[str, ModelShape]) -> None:
-    """Say that there is no such model before what else is wrong: no log has it."""
-    if claims.model != AUTO:
-        shape_of(claims.model, known)
-
-
 def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape], log: LogLines) -> Run:
-    """Return the run of the lines that were read.
-
-    Raises:
-        ConfigError, RecordError: as read_log.
-    """
-    if reading.contents.run is None:
-        _refuse_unknown_model(claims, known)
+    """Return the run of the lines that were read, or raise as read_log does."""
     dialect = reading.check(reading.failure(()))
     contents = reading.contents  # of the likeliest dialect, where the run failed before a line showed it
-    check_claims(reading, claims)
+    claims, caution = check_claims(reading, claims)
     if (record := contents.run) is not None:
         steps, _, notes = parsed_log(contents, logged_claims(contents))
     else:
@@ -143,7 +133,8 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
         truncated=log.truncated or ending.outcome == "interrupted",
     )
     record = replace(record, outcome=ending.outcome, cause=ending.cause or None, hint=ending.hint, source=source)
-    return Run(record=record, steps=steps, notes=(*notes, *attempt_notes(reading)), lines=contents.evidence_line)
+    notes = (*filter(None, [caution]), *notes, *attempt_notes(reading))
+    return Run(record=record, steps=steps, notes=notes)
 
 
 def claimed_run(
@@ -152,7 +143,7 @@ def claimed_run(
     """Return steps and record of another framework's run; how it ended is still open."""
     contents = reading.contents
     model, shape = model_of(reading, claims, known)
-    machine = machine_of(reading, claims, dialect)
+    machine = machine_of(reading, claims)
     steps, evidence = parse_with_claims(reading, replace(claims, gpus=machine.gpus))
     cautions = check_model(reading, shape, evidence, claims)
     notes = [*evidence.notes, *cautions]
@@ -240,10 +231,10 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRe
     claims = replace(claims, sequence_tokens=claims.sequence_tokens or derived)
     known = with_evidence(claims, evidence_of(contents)[0])
     if known.global_batch_sequences is None or known.sequence_tokens is None:
-        claims = replace(claims, tokens_per_step=tokens_by_stamps(contents, known.gpus))
+        claims = replace(claims, tokens_per_step=tokens_by_rates(contents, known.gpus))
     steps, evidence, notes = parsed_log(contents, claims)
     if claims.tokens_per_step is not None and steps:
-        notes = (*notes, f"{claims.tokens_per_step} tokens a step follow from the printed rates and the times of their lines")
+        notes = (*notes, f"{claims.tokens_per_step} tokens a step follow from the printed rates and times")
     if derived is not None:
         notes = (*notes, f"a sequence length of {derived} tokens follows from the printed rates and times")
     if contents.device_used_bytes is not None:
@@ -263,23 +254,14 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRe
 def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
     """Return the tokens of a sequence, from lines that print the time and the token rate of the same step.
 
-    tokens/s/GPU x seconds x GPUs / sequences. With the five digits that Primus prints this is exact. Rates with fewer digits do
-    not come close enough to a multiple of SEQUENCE_UNIT, and give None.
+    tokens/s/GPU x seconds x GPUs / sequences. With the five digits that Primus prints every step is a multiple of SEQUENCE_UNIT;
+    with the four digits of NeMo the median of steps comes close to one of TOKENS_UNIT. Fewer digits give None.
     """
-    if not gpus:
-        return None
     claims = Claims(global_batch_sequences=contents.evidence.get("global_batch_sequences"))
-    lengths: set[int] = set()
-    for step in contents.steps.values():
-        rate, seconds, batch = rate_of(step, gpus), finite_or_none(step.step_seconds), batch_of(step, claims)
-        if batch is None or not rate or not seconds or seconds <= 0:
-            continue
-        tokens = rate * seconds * gpus / batch
-        nearest = round(tokens / SEQUENCE_UNIT) * SEQUENCE_UNIT if math.isfinite(tokens) else 0
-        if nearest <= 0 or abs(tokens - nearest) >= SEQUENCE_TOLERANCE * nearest:
-            return None
-        lengths.add(nearest)
-    return lengths.pop() if len(lengths) == 1 else None
+    timed = [(tokens, batch_of(step, claims)) for step, tokens in tokens_of_rates(contents, gpus) if step.is_printed]
+    lengths = [tokens * (gpus or 0) / batch for tokens, batch in timed if batch]
+    exact = {near_multiple([length], SEQUENCE_UNIT, SEQUENCE_TOLERANCE) for length in lengths}
+    return exact.pop() if len(exact) == 1 and None not in exact else near_multiple(lengths, TOKENS_UNIT, MEDIAN_TOLERANCE)
 
 
 def step_record(step: LoggedStep, seconds: float, claims: Claims, loss: float | None = None) -> StepRecord:

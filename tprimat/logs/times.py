@@ -14,7 +14,7 @@ MOST_NAMES = 10
 TOKENS_UNIT = 1024
 """Tokens of a GPU in a step are multiples of it, as of any usual sequence length."""
 STAMP_TOLERANCE, LEAST_STAMPS = 0.005, 3
-"""How close to a multiple the median of so many steps comes by the times of their lines, which have milliseconds."""
+"""How close to a multiple the median comes, and of how many steps by the times of their lines, which have milliseconds."""
 Times = dict[int, float | None]
 """Step -> its seconds; None where it has no time that counts."""
 LeftOut = tuple[Sequence[int], str]
@@ -50,18 +50,32 @@ def seconds_of(step: LoggedStep, claims: Claims) -> float | None:
     return plausible(quotient(tokens_of(step, claims), step.tokens_per_second) if seconds is None else seconds)
 
 
-def tokens_by_stamps(contents: LogContents, gpus: int | None) -> int | None:
-    """Return the tokens of a step by the rates of its lines and the times at which they were printed."""
-    tokens = [
-        step.tokens_per_second_per_gpu * (step.stamp - former.stamp) / (step.step - former.step)
-        for former, step in pairwise(contents.steps.values())
-        if step.tokens_per_second_per_gpu and step.stamp and former.stamp
-    ]
-    if not gpus or len(tokens) < LEAST_STAMPS:
-        return None
-    of_gpu = statistics.median(tokens)
-    nearest = round(of_gpu / TOKENS_UNIT) * TOKENS_UNIT
-    return nearest * gpus if nearest and abs(of_gpu / nearest - 1) < STAMP_TOLERANCE else None
+def tokens_of_rates(contents: LogContents, gpus: int | None) -> list[tuple[LoggedStep, float]]:
+    """Return steps with the tokens of a GPU by their rate and printed time; in a log without times by the stamps of lines."""
+    steps = list(contents.steps.values())
+    timed = [(step, step.step_seconds) for step in steps if step.is_printed]
+    if not timed:
+        timed = [
+            (step, (step.stamp - former.stamp) / (step.step - former.step))
+            for former, step in pairwise(steps)
+            if former.stamp and step.stamp
+        ]
+        timed = timed if len(timed) >= LEAST_STAMPS else []
+    return [(step, rate * seconds) for step, seconds in timed if seconds and seconds > 0 and (rate := rate_of(step, gpus))]
+
+
+def tokens_by_rates(contents: LogContents, gpus: int | None) -> int | None:
+    """Return the tokens of a step by the rates of its lines and their times."""
+    tokens = [of_gpu for _, of_gpu in tokens_of_rates(contents, gpus)]
+    nearest = near_multiple(tokens, TOKENS_UNIT, STAMP_TOLERANCE)
+    return nearest * gpus if nearest and gpus else None
+
+
+def near_multiple(values: Sequence[float], unit: int, tolerance: float) -> int | None:
+    """Return the multiple of a unit that the median of values comes close to."""
+    middle = statistics.median(values) if values and all(map(math.isfinite, values)) else 0.0
+    nearest = round(middle / unit) * unit
+    return nearest if nearest and abs(middle - nearest) < min(tolerance * nearest, unit / 4) else None
 
 
 def plausible(seconds: float | None) -> float | None:

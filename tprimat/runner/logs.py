@@ -124,6 +124,8 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
         run = read_log(path, claims, known_models=shapes)
     except UnrecordedError as error:
         print(f"{error.failure.outcome.replace('_', ' ')}: {error.failure.cause}", file=sys.stderr)
+        if error.failure.hint:
+            print(f"  try   {error.failure.hint}", file=sys.stderr)
         print(f"no record: {error}", file=sys.stderr)
         return 2 if error.failure.outcome == "interrupted" else 1
     written, metrics = save(run, path, output)

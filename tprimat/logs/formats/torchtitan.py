@@ -15,7 +15,6 @@ FIELD = re.compile(r"(step|loss|grad_norm|memory|tps|wps|tflops):\s*(\S+)")
 STAMP = re.compile(r"\b20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 DEGREES = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
-RECIPE = re.compile(r"training active with recipe (\w+)")
 
 
 def stamp_of(text: str) -> float | None:
@@ -71,18 +70,6 @@ def degrees_of(degrees: Iterable[tuple[str, int]]) -> LineFields:
     return LineFields(evidence=evidence | {"world_size": world, "data_parallel": replicas})
 
 
-def read_narrow(text: str) -> LineFields:
-    """Read that linear layers multiply in 8 or 4 bits, and how they scale."""
-    match = RECIPE.search(text)
-    recipe = match[1] if match else next((name for name in ("tensorwise", "MXFP8", "NVFP4") if name in text), "").lower()
-    dtype = "fp4" if "fp4" in recipe else "fp8"
-    if recipe.startswith("mx"):
-        recipe = f"mx{dtype}"
-    named = {f"{dtype}_recipe": recipe} if recipe else {}
-    gathers = {"fp8_param_gather": "True"} if "fsdp_float8_all_gather=True" in text else {}
-    return LineFields(evidence={"matmul_dtype": dtype}, arguments={"fp8_linears": "True"} | named | gathers)
-
-
 DIALECT = Dialect(
     name="torchtitan",
     signs=(("step:", "loss:", "tps:"), ("step:", "loss:", "memory:", "wps:")),
@@ -98,9 +85,5 @@ DIALECT = Dialect(
             read_trainer_in_tokens,
         ),
         **rules_of("torchtitan"),
-        **dict.fromkeys(
-            ("Swapped to Float8Linear layers", "Linear layers to MXFP8Linear", "Linear layers to NVFP4Linear"), read_narrow
-        ),
-        "training active": lambda text: read_narrow(text) if "Float8" in text or "MX training" in text else None,
     },
 )

@@ -278,7 +278,7 @@ def search(section: str, lines: Sequence[str], *, without: str = "") -> Failure 
 
 def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
     """Fill the signature's texts with the details of the line."""
-    of_ranks = ranks_in(one for one in lines if signature.match(one)) if "{ranks}" in signature.cause else ""
+    of_ranks = ranks_in(one for one in lines if signature.match(one)) if "{ranks}" in f"{signature.cause}{signature.hint}" else ""
     words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line, "ranks": of_ranks}
     cause = (memory_cause(lines) if signature.memory == "device" else None) or signature.cause.format_map(words)
     hint = signature.hint.format_map(words) if signature.hint else None

@@ -92,7 +92,7 @@ def test_each_wording_has_its_cause_before_and_after_what_other_ranks_say():
 def test_ranks_that_wait_are_the_cause_only_where_nothing_else_is():
     assert "A collective operation timed out" in cause_of(*WATCHDOG).cause
     assert cause_of(*HARMLESS) is None
-    assert "the others waited, first on rank 0;" in cause_of(*WATCHDOG).hint
+    assert cause_of(*WATCHDOG).hint.endswith("; waiting: rank 0")
     for line, cause in WAITS.items():
         assert cause in cause_of(line).cause
         assert "bad vocabulary" in cause_of(line, "[rank3]: ValueError: bad vocabulary").cause

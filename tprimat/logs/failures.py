@@ -278,8 +278,10 @@ def search(section: str, lines: Sequence[str], *, without: str = "") -> Failure 
 
 def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
     """Fill the signature's texts with the details of the line."""
-    of_ranks = ranks_in(one for one in lines if signature.match(one)) if "{ranks}" in f"{signature.cause}{signature.hint}" else ""
-    words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line, "ranks": of_ranks}
+    named = "{ranks}" in signature.cause or "{waiting}" in (signature.hint or "")
+    ranks = ranks_in(one for one in lines if signature.match(one)) if named else ""
+    words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
+    words |= {"ranks": f", first on rank {ranks}" if ranks else "", "waiting": f"; waiting: rank {ranks}" if ranks else ""}
     cause = (memory_cause(lines) if signature.memory == "device" else None) or signature.cause.format_map(words)
     hint = signature.hint.format_map(words) if signature.hint else None
     return Failure(
@@ -293,9 +295,9 @@ def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Seq
 
 
 def ranks_in(lines: Iterable[str]) -> str:
-    """Return ', first on rank 428, 390', in the order of the lines; empty where they name none."""
+    """Return '428, 390', in the order of the lines; empty where they name none."""
     ranks = dict.fromkeys(next(filter(None, match.groups())) for line in lines if (match := RANK.search(line)))
-    return f", first on rank {', '.join(islice(ranks, MOST_RANKS))}" if ranks else ""
+    return ", ".join(islice(ranks, MOST_RANKS))
 
 
 def worker_hint(line: str, lines: Sequence[str]) -> str | None:

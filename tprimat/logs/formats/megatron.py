@@ -27,7 +27,7 @@ from tprimat.records.schema import RunRecord
 from tprimat.records.store import RUN_LINE, from_json
 
 ITERATION = re.compile(r"iteration[\s=]+(\d+)/\s*(\d+)")
-SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
+SIZE = re.compile(r"(?<![\w-])(world|data|context|tensor|pipeline)(?:-model)?(-parallel|) size: (\d+)")
 RANK_PARAMETERS = "parameters of rank"
 """How the evidence of such a line begins; its end names the rank."""
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
@@ -63,17 +63,14 @@ MEMORY = matching(
 )
 
 
-def size_of(name: str) -> str:
-    """Return world_size for world, tensor_parallel for tensor-model-parallel."""
-    return "world_size" if name == "world" else f"{name.partition('-')[0]}_parallel"
-
-
 RULES = {
     "elapsed time per iteration": read_iteration,
     "| lm loss:": read_iteration,  # of programs that print a rate, and no time
     "max allocated": MEMORY,
     " ..": matching(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)", lambda match: argument(match[1], match[2])),
-    "using world size": lambda text: LineFields(evidence={size_of(name): count(digits) for name, digits in SIZE.findall(text)}),
+    "using world size": lambda text: LineFields(
+        evidence={f"{name}{kind.replace('-', '_') or '_size'}": count(digits) for name, kind, digits in SIZE.findall(text)}
+    ),
     # The parameters of one rank, which add up where all ranks print theirs; '(tensor, gtp_remat, pipeline)' since core 0.19.
     "number of parameters on": matching(
         r"number of parameters on \(tensor,[\w ,]* pipeline\) model parallel rank \(([\d, ]+)\): (\d+)",

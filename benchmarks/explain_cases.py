@@ -8,7 +8,8 @@ python3 benchmarks/explain_cases.py --output /tmp/cases --platform cpu     only 
 
 First probes of this machine (three minutes; --no-probes leaves them out), then a run of each case, which trains six layers for
 seconds. From the third step on, the ranks of late_host share one core with a busy loop, and another process multiplies on the
-second GPU of uneven_ranks. OUTPUT/CASE/ROUND has the record of each run, with trace.json, the summary of its trace.
+second GPU of uneven_ranks; on a CPU it takes the core of the second rank. OUTPUT/CASE/ROUND has the record of each run, with
+trace.json, the summary of its trace.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,8 @@ from tprimat.records.store import as_document, read_lines, read_trace  # noqa: E
 from tprimat.runner.explain import SUMMARY_FILE, traces_of  # noqa: E402
 
 STEPS, WARMUP, PROFILED = 16, 5, 12
-DISTURBED_FROM = 3
-"""Step that has ended when a case is made worse, so that neither start nor compilation is."""
+UNDISTURBED = 2
+"""Steps that have ended when a case is made worse, so that neither start nor compilation is."""
 PROBES = "pieces,memory,collectives"
 PROFILER = {
     "enabled": "true",
@@ -48,16 +49,28 @@ PROFILER = {
     "schedule.warmup": "1",
     "schedule.active": "1",
 }
-BUSY = "while True: pass"
+BUSY = """
+import sys
+sys.stdin.readline()
+sys.stdin.readline()
+while True:
+    pass
+"""
 MULTIPLY = """
-import time, torch
+import sys, time, torch
+sys.stdin.readline()
 matrix = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda:1")
+matrix @ matrix
+torch.cuda.synchronize()
+sys.stdin.readline()
 while True:
     for _ in range(20):
         matrix @ matrix
     torch.cuda.synchronize()
     time.sleep(0.06)
 """
+"""Programs that disturb a run: the first line says that it has started, before which its GPUs must be free, the second that steps
+have ended. Imports and a first product take longer than steps do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +115,13 @@ def descendants(root: int) -> list[int]:
     return descending
 
 
-def rank_processes(root: int) -> list[int]:
-    """Return the processes that train: those below one that have a rank."""
-    ranks = []
+def rank_processes(root: int) -> dict[int, bytes]:
+    """Return the processes that train, each with its rank: those below one that have one."""
+    ranks = {}
     for process in descendants(root):
-        with contextlib.suppress(OSError):
-            if any(word.startswith(b"LOCAL_RANK=") for word in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")):
-                ranks.append(process)
+        with contextlib.suppress(OSError, StopIteration):
+            words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            ranks[process] = next(word for word in words if word.startswith(b"LOCAL_RANK="))
     return ranks
 
 
@@ -121,26 +134,38 @@ def pin(process: int, core: int) -> None:
 
 @contextlib.contextmanager
 def disturbed(case: Case, root: int, folder: Path, platform: str) -> Iterator[None]:
-    """Make a running case worse once its third step has ended, until it ends."""
-    helpers: list[subprocess.Popen[bytes]] = []
-    ended = time.monotonic() + 300
-    while case.worse and time.monotonic() < ended and Path(f"/proc/{root}").exists():
-        if any(len(read_lines(StepRecord, file)) >= DISTURBED_FROM for file in folder.glob("runs/*/steps.jsonl")):
-            break
-        time.sleep(0.2)
-    core = min(os.sched_getaffinity(0))
-    if case.worse == "host":
-        helpers.append(subprocess.Popen([sys.executable, "-c", BUSY]))
-        for process in (helpers[0].pid, *rank_processes(root)):
-            pin(process, core)
-    elif case.worse == "rank":
-        helpers.append(subprocess.Popen([sys.executable, "-c", BUSY if platform == "cpu" else MULTIPLY]))
+    """Make a running case worse once its first steps have ended, until it ends."""
+    if not case.worse:
+        yield
+        return
+    multiplies = case.worse == "rank" and platform != "cpu"
+    helper = subprocess.Popen([sys.executable, "-c", MULTIPLY if multiplies else BUSY], stdin=subprocess.PIPE, bufsize=0)
+    assert helper.stdin is not None
     try:
+        wait_for(lambda: any(folder.glob("runs/*/run.json")), root)
+        helper.stdin.write(b"\n")
+        wait_for(lambda: ended_steps(folder) >= UNDISTURBED, root)
+        ranks = {} if multiplies else rank_processes(root)
+        slowed = [process for process, rank in ranks.items() if case.worse == "host" or rank == b"LOCAL_RANK=1"]
+        for process in (helper.pid, *slowed) if slowed else ():
+            pin(process, min(os.sched_getaffinity(0)))
+        helper.stdin.write(b"\n")
         yield
     finally:
-        for helper in helpers:
-            helper.kill()
-            helper.wait()
+        helper.kill()
+        helper.wait()
+
+
+def ended_steps(folder: Path) -> int:
+    """Return the steps of the run in a folder that have ended."""
+    return sum(len(read_lines(StepRecord, file)) for file in folder.glob("runs/*/steps.jsonl"))
+
+
+def wait_for(happened: Callable[[], bool], root: int) -> None:
+    """Wait until something happens, but not longer than a process lives, nor five minutes."""
+    ended = time.monotonic() + 300
+    while time.monotonic() < ended and Path(f"/proc/{root}").exists() and not happened():
+        time.sleep(0.05)
 
 
 def make(case: Case, folder: Path, platform: str) -> bool:

@@ -20,7 +20,7 @@ from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.analyze.waterfall import EXCHANGES, LOSSES  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
-from tprimat.report.explain import Explanation, signed  # noqa: E402
+from tprimat.report.explain import Explanation, signed, text  # noqa: E402
 from tprimat.report.names import LOSS_NAMES  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
 from tprimat.runner.analysis import read_results  # noqa: E402
@@ -38,6 +38,9 @@ TRACED = (
     ("EP2, bf16", "moe/natural/engine", "moe/profiles/natural.json"),
 )
 """Title, folder of a record, and the summary of a trace of the same configuration on another day."""
+SHOWN = ("repeated/dp_mbs4", "in-turn-four-programs/megatron/dp_mbs4/1")
+"""README's fastest layout on four GPUs, and its waterfall on two."""
+SOURCES = "By probes of H200, without a trace. The first record has no telemetry: the clock counts among the products."
 EXPECTED = {"late_host": "host", "uneven_ranks": "uneven", "smaller_micro_batch": "products"}
 """Case -> the part that should grow by what the step does."""
 FROM_STEP = {"uneven_ranks": 13}
@@ -115,14 +118,21 @@ def of_cases() -> str:
 
 Llama with six layers, DP2 on two H100 (`benchmarks/explain_cases.py`), each against `dp2`: what the step grew by, and what the
 part that was made worse did. A late host leaves the GPU idle, which then draws less power, so that its clock rises. The other
-program of `uneven_ranks` began at step 12 of 16: the times of the ranks, which are medians of all steps, do not show it, and with
-the trace it is waiting in DP communication.
+program of `uneven_ranks` began at step 12 of 16 in this record: the times of the ranks, which are medians of all steps, do not
+show it, and with the trace it is waiting in DP communication. By now the command lets it begin at step 3.
 
 {cases}
 
 The same runs, whose traces are their own, without / with the trace:
 
 {both_ways([(place.name, *explanations[place.name]) for place in places if place.name != "uneven_ranks"])}"""
+
+
+def of_readme() -> str:
+    """Return the waterfalls of the runs that README shows."""
+    shown = [text(explain_one(H200 / place, None), "tflops") for place in SHOWN]
+    blocks = "\n\n".join(f"```text\n{one}\n```" for one in shown)
+    return f"\n## README's own numbers\n\n{SOURCES}\n\n{blocks}\n"
 
 
 def page() -> str:
@@ -137,7 +147,7 @@ def page() -> str:
 without the trace, which is predicted by probes of the same kind of machine or read from telemetry, and with it. The traces here
 are of other runs of the same configuration, some by older versions, so that parts and what is not explained also differ for that.
 
-{both_ways(pairs)}{of_cases()}"""
+{both_ways(pairs)}{of_readme()}{of_cases()}"""
 
 
 def main() -> int:

@@ -21,6 +21,8 @@ from tprimat.report.words import not_counted_words
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
+TABLE = ("--output", "compare.md")
+"""Where a test reads only what is printed: a picture takes most of a second."""
 FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_nvd_nemo_qwen.json"
 
 
@@ -123,7 +125,7 @@ def test_the_gate_is_undecided_where_a_run_of_the_candidate_failed_or_diverged(t
     for number, change in enumerate(candidate):
         side(tmp_path / "before", f"before-{number}", 1 + 0.0007 * number)
         side(tmp_path / "after", f"after-{number}", 0.95 + 0.0011 * number, **change)
-    done = run_command("compare.py", "--results-dir", "before", "after", "--fail-if-slower", "3%", cwd=tmp_path)
+    done = run_command("compare.py", "--results-dir", "before", "after", "--fail-if-slower", "3%", *TABLE, cwd=tmp_path)
     assert (done.returncode, words in done.stderr) == (status, True), done.stderr
     assert ("after is fastest" in done.stdout) == (status == 0)
 
@@ -132,7 +134,7 @@ def test_a_loss_far_from_the_reference_is_no_win_where_seeds_are_not_recorded(tm
     for number in range(3):
         side(tmp_path / "before", f"before-{number}", 1 + 0.0007 * number)
         side(tmp_path / "after", f"after-{number}", 0.95 + 0.0011 * number, losses=creeping)
-    done = run_command("compare.py", "--results-dir", "before", "after", "--fail-if-slower", "3%", cwd=tmp_path)
+    done = run_command("compare.py", "--results-dir", "before", "after", "--fail-if-slower", "3%", *TABLE, cwd=tmp_path)
     assert "No win: seeds aside, the loss differs by +4" in done.stdout
     assert done.returncode == 1
 
@@ -145,14 +147,14 @@ def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
     for number in range(3):
         side(tmp_path / "with", f"with-{number}", 0.97 + 0.0007 * number)
         side(tmp_path / "without", f"without-{number}", 1 + 0.0011 * number)
-    compared = run_command("compare.py", "--results-dir", "with", "without", cwd=tmp_path)
+    compared = run_command("compare.py", "--results-dir", "with", "without", *TABLE, cwd=tmp_path)
     assert "with is fastest: 3." in compared.stdout
     assert "Nothing that is recorded differs but the folder (with | without)." in compared.stdout
     peak = run_command("analyze_peak_throughput.py", "--show-all", "--results-dir", "with", "without", "--json", cwd=tmp_path)
     assert [len(one["runs"]) for one in json.loads(peak.stdout)["configurations"]] == [3, 3]
     run_command("report", "with", "without", cwd=tmp_path)
     assert "with is fastest" in (tmp_path / "report.html").read_text(encoding="utf8")
-    files = run_command("compare.py", "--results-dir", *(tmp_path / "with" / "runs").iterdir(), cwd=tmp_path)
+    files = run_command("compare.py", "--results-dir", *(tmp_path / "with" / "runs").iterdir(), *TABLE, cwd=tmp_path)
     assert re.search(r" 3 +111 ", files.stdout), "runs of one folder, named one by one, repeat it"
 
 
@@ -163,7 +165,7 @@ def test_a_result_is_read_whatever_its_name_and_a_folder_without_one_is_named(tm
     (tmp_path / "imported" / "h200.json").write_bytes(FOREIGN.read_bytes())
     (tmp_path / "empty" / "package.json").write_text('{"name": "none"}', encoding="utf8")
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
-    done = run_command("compare.py", "--results-dir", "one", "imported", "empty", "copy", cwd=tmp_path)
+    done = run_command("compare.py", "--results-dir", "one", "imported", "empty", "copy", *TABLE, cwd=tmp_path)
     assert "imported/h200.json" in done.stdout
     assert done.returncode == 1
     assert "skipped: empty holds no result." in done.stderr

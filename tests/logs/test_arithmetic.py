@@ -50,7 +50,7 @@ def compared(tmp_path, *runs):
         slower = [1 + 0.01 * (number + step.step % 2 * number) for step in run.steps]  # the same times would be a copy
         steps = [replace(step, step_seconds=by * step.step_seconds) for step, by in zip(run.steps, slower, strict=True)]
         write_benchmark_file(folder / "benchmark_cuda_m.json", run.record, steps, run_metrics(run.record, steps))
-    done = run_command("compare.py", "--results-dir", *folders, cwd=tmp_path)
+    done = run_command("compare.py", "--results-dir", *folders, "--output", tmp_path / "x.md")
     return " ".join(done.stdout.split())
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import nnls
 
 from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
@@ -283,6 +282,8 @@ def fit(measured: Series) -> Fit:
     negative: one that would be is set to 0 and the others are fitted again. Intervals: Student's t on the residuals, carried
     to the ratios by the Jacobian.
     """
+    from scipy.optimize import nnls  # imported late: every command on results imports this module
+
     gpus = np.array([float(point.gpus) for point in measured.points])
     inverse = gpus / np.array([point.tokens_per_second.value for point in measured.points])
     terms = [np.ones_like(gpus), gpus - 1, gpus * (gpus - 1)][: len(gpus)]

@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -41,6 +40,8 @@ class Interval:
 @lru_cache(maxsize=4096)
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return the number that Student's t stays below, in absolute value, with a probability."""
+    from scipy.special import stdtrit  # imported late, as below: it takes as long as all else that most commands import
+
     return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
@@ -126,6 +127,8 @@ def median_ranks(n: int) -> tuple[int, float]:
     Order statistics k and n + 1 - k enclose the median with a binomial probability; interpolation between two such intervals
     meets 95 % closely for any continuous distribution (Hettmansperger and Sheather 1986, doi:10.1016/0167-7152(86)90021-0).
     """
+    from scipy.special import bdtr
+
     enclosed = 1 - 2 * bdtr(np.arange((n + 1) // 2), n, 0.5)
     rank = int((enclosed >= CONFIDENCE).sum())
     outer, inner = float(enclosed[rank - 1]), float(enclosed[rank])

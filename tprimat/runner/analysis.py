@@ -34,7 +34,6 @@ from tprimat.records.store import as_document, cannot_write, checked, to_json
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import Comparison
 from tprimat.report.export import Row
-from tprimat.report.html import Report, html_report
 from tprimat.report.words import held_words, lost_words, not_counted_words, run_name, runs_to_decide, sentence
 from tprimat.runner.explain import fastest_explained
 
@@ -214,6 +213,8 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
 
 def report_page(results: Results) -> str:
     """Return the HTML page on some runs, which were read to be shared."""
+    from tprimat.report.html import Report, html_report  # imported late: of all commands on results one writes a page
+
     rankings = compare.rankings(group_runs(results.measured))
     return html_report(
         Report(

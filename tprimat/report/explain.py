@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.trace import ProfileSummary
 from tprimat.analyze.traits import dtype_that_ran, machine_name, on_nodes
-from tprimat.analyze.waterfall import Loss, LossName, Waterfall
+from tprimat.analyze.waterfall import Known, Loss, LossName, Waterfall
 from tprimat.core import units
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.rates import Rates
@@ -70,17 +70,20 @@ class Explanation:
     against: Against | None = None
 
 
-def title_of(found: Explanation) -> str:
-    """Name a run and say how fast it was."""
-    run, parts = found.measured.result.run, found.parts
+def named(found: Explanation) -> str:
+    """Name a run, what it trained in, and its machine."""
+    run = found.measured.result.run
     who = ", ".join(filter(None, (f"{run.model} {run.strategy or ''}".strip(), run.engine, dtype_that_ran(run))))
-    where = f"{who} on {machine_name(run)}{on_nodes(run)}"
+    return f"{who} on {machine_name(run)}{on_nodes(run)}"
+
+
+def speed_of(parts: Waterfall) -> str:
+    """Say how fast a run was, and what part of the peak that is."""
+    step = f"{units.seconds(parts.step_seconds)} a step"
     if parts.peak_flops is None or parts.flops is None:
-        return f"{where}: {units.seconds(parts.step_seconds)} a step"
-    return (
-        f"{where}: {parts.flops / 1e12:,.0f} of {units.teraflops(parts.peak_flops)} per GPU, "
-        f"{units.percent(parts.flops / parts.peak_flops)}; {units.seconds(parts.step_seconds)} a step"
-    )
+        return step
+    share = units.percent(parts.flops / parts.peak_flops)
+    return f"{parts.flops / 1e12:,.0f} of {units.teraflops(parts.peak_flops)} per GPU, {share}; {step}"
 
 
 def unit_of(parts: Waterfall, asked: Unit) -> Unit:
@@ -115,34 +118,43 @@ def lost_most(parts: Waterfall) -> list[str]:
     ]
 
 
-def rows(parts: Waterfall, unit: Unit) -> list[list[str]]:
-    """Return a row for the peak, each part, and what was measured: name, how it is known, amount, share."""
-    sign = 1 if unit == "ms" else -1
-    whole = parts.step_seconds if unit == "ms" else parts.step_seconds - parts.at_peak_seconds
-    table = []
-    if parts.peak_flops and parts.flops:
-        first = parts.at_peak_seconds * 1e3 if unit == "ms" else parts.peak_flops / 1e12
-        table.append(["at the dense peak", "data sheet", f"{first:,.1f}", ""])
+class Bar(NamedTuple):
+    """One row of a waterfall: the peak, a part with its sign, or what was measured."""
+
+    name: str
+    known_by: Known | Literal["base"]
+    source: str
+    amount: float
+    share: float | None = None
+    """Of what is lost, or of the step in ms; None: no part."""
+
+    def shown(self, digits: int) -> str:
+        """Format the amount."""
+        return f"{self.amount:,.{digits}f}" if self.share is None else signed(self.amount, digits)
+
+
+def bars(parts: Waterfall, unit: Unit) -> list[Bar]:
+    """Return the rows of a waterfall, which the table and the picture show."""
+    whole, sign, first, last = parts.step_seconds, 1, parts.at_peak_seconds * 1e3, parts.step_seconds * 1e3
+    if unit == "tflops":
+        whole, sign, first, last = whole - parts.at_peak_seconds, -1, (parts.peak_flops or 0) / 1e12, (parts.flops or 0) / 1e12
+    rows = [Bar("at the dense peak", "base", "", first)] if parts.peak_flops else []
     for loss in parts.losses:
-        value = sign * amount(parts, loss, unit)
-        share = units.percent(loss.seconds / whole) if whole else ""
-        table.append([LOSS_NAMES[loss.name], known(loss), signed(value), share])
-    last = parts.step_seconds * 1e3 if unit == "ms" else (parts.flops or 0) / 1e12
-    return [*table, ["measured", KNOWN_BY["run"], f"{last:,.1f}", ""]]
-
-
-def known(loss: Loss) -> str:
-    """Say how a part is known, and from what."""
-    return f"{KNOWN_BY[loss.known_by]} ({loss.source})"
+        size, share = sign * amount(parts, loss, unit), loss.seconds / whole if whole else 0.0
+        rows.append(Bar(LOSS_NAMES[loss.name], loss.known_by, loss.source, size, share))
+    return [*rows, Bar("measured", "run", "", last)]
 
 
 def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     """Format a waterfall, what would help with its largest parts, and the kernels of a trace."""
     parts, unit = found.parts, unit_of(found.parts, asked)
     header = ["part", "known by", *(("ms of a step", "of the step") if unit == "ms" else ("TFLOP/s/GPU", "of the loss"))]
-    lines = [screen.prose(title_of(found), 2, "heading"), "", columns(header, rows(parts, unit), left=2, screen=screen)]
-    if rest := rest_words(parts, unit):
-        lines += ["", screen.prose(rest, 2, "warning")]
+    rows = []
+    for bar in bars(parts, unit):
+        known = KNOWN_BY[bar.known_by] + (f" ({bar.source})" if bar.source else "")
+        rows.append([bar.name, known, bar.shown(1), "" if bar.share is None else units.percent(bar.share)])
+    title = screen.prose(f"{named(found)}: {speed_of(parts)}", 2, "heading")
+    lines = [title, "", columns(header, rows, left=2, screen=screen)]
     lines += ["", *(screen.prose(one, 2) for one in advised(found, unit))]
     lines += _against_lines(found.against, screen) if found.against else []
     if found.trace is not None:
@@ -163,15 +175,6 @@ def _against_lines(found: Against, screen: Screen) -> list[str]:
     body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in found.parts.items()]  # type: ignore[index]
     header = ["difference", "here", "there", "TFLOP/s/GPU"]
     return ["", screen.prose(title, 2, "heading"), "", columns(header, body, left=3, screen=screen)]
-
-
-def rest_words(parts: Waterfall, unit: Unit) -> str:
-    """Say that the parts are longer than the step, where they are."""
-    rest = parts.losses[-1]
-    if rest.seconds >= -0.005 * parts.step_seconds:
-        return ""
-    over = f"{-amount(parts, rest, unit):,.1f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
-    return f"The parts together are {over} more than the step lost: what is predicted was faster in the run, or is counted twice."
 
 
 def advised(found: Explanation, asked: Unit = "tflops") -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, label_of, labels_among
@@ -174,7 +175,8 @@ LOSS_NAMES: Mapping[LossName, str] = {
     "rest": "not explained",
 }
 """Part of a step -> its name in a waterfall. Communication counts as far as it is exposed."""
-KNOWN_BY: Mapping[Known, str] = {
+KNOWN_BY: Mapping[Known | Literal["base"], str] = {
+    "base": "data sheet",
     "run": "measured in this run",
     "machine": "measured on this machine",
     "predicted": "predicted",

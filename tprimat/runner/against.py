@@ -18,7 +18,7 @@ from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Workload
 from tprimat.predict.rates import Rates, published_rates
 from tprimat.predict.time import predict_time
 from tprimat.records.schema import ProbeRecord
-from tprimat.report.explain import Against, Apart, Explanation, title_of
+from tprimat.report.explain import Against, Apart, Explanation, named, speed_of
 from tprimat.report.plan import layout_name
 from tprimat.runner.analysis import read_results
 from tprimat.runner.explain import explained, newest, trace_of_run
@@ -104,7 +104,7 @@ def _side(found: Explanation) -> Side:
     if found.parts.flops is None:
         why = found.measured.metrics.mfu_absent_because if found.measured.metrics else None
         raise ConfigError("There is no FLOP/s to compare.", where=str(found.measured.result.path), why=why)
-    name, flops = title_of(found), found.parts.flops
+    name, flops = f"{named(found)}: {speed_of(found.parts)}", found.parts.flops
     return Side(name=name, flops=flops, known=run.ran, full=found.workload, rates=found.rates, found=found)
 
 

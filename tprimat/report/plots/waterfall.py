@@ -4,8 +4,8 @@ from html import escape
 
 from tprimat.analyze.waterfall import Known
 from tprimat.core import units
-from tprimat.report.explain import Explanation, Unit, amount, signed, title_of, unit_of
-from tprimat.report.names import KNOWN_BY, LOSS_NAMES
+from tprimat.report.explain import Explanation, Unit, bars, named, speed_of, unit_of
+from tprimat.report.names import KNOWN_BY
 
 WIDTH, ROW = 800, 23
 LABELS, BARS, VALUES, NOTES = 12, 205, 618, 630
@@ -24,31 +24,27 @@ INK, SOFT, BASE = ("#16202c", "#e6e9ed"), ("#566474", "#9aa7b5"), ("#c9d0d8", "#
 
 def svg(found: Explanation, asked: Unit = "tflops") -> str:
     """Return the picture; readable at 800 pixels."""
-    parts, unit = found.parts, unit_of(found.parts, asked)
-    sign = 1 if unit == "ms" else -1
-    last = parts.step_seconds * 1e3 if unit == "ms" else (parts.flops or 0.0) / 1e12
-    at = (parts.at_peak_seconds * 1e3 if unit == "ms" else (parts.peak_flops or 0.0) / 1e12) if parts.peak_flops else 0.0
-    bars = [("at the dense peak", 0.0, at, "base", f"{at:,.0f}", "data sheet")] if at else []
-    for loss in parts.losses:
-        size = sign * amount(parts, loss, unit)
-        bars.append((LOSS_NAMES[loss.name], at, at + size, loss.known_by, signed(size, 0), KNOWN_BY[loss.known_by]))
-        at += size
-    bars.append(("measured", 0.0, last, "run", f"{last:,.0f}", KNOWN_BY["run"]))
-    scale = ROOM / max(max(start, end) for _, start, end, *_ in bars)
-    who, _, how = title_of(found).rpartition(": ")
+    unit, who = unit_of(found.parts, asked), named(found)
+    rows, at, spans = bars(found.parts, unit), 0.0, []
+    for bar in rows:
+        start = 0.0 if bar.share is None else at
+        at = start + bar.amount
+        spans.append((start, at))
+    scale = ROOM / max(max(span) for span in spans)
     lines = [f'<text x="{LABELS}" y="22" class="wf-head">{escape(who)}</text>']
-    lines.append(f'<text x="{LABELS}" y="41" class="wf-soft">{escape(how)}{" (in ms)" if unit == "ms" else ""}</text>')
-    for row, (name, start, end, kind, value, note) in enumerate(bars):
+    speed = escape(speed_of(found.parts)) + (" (in ms)" if unit == "ms" else "")
+    lines.append(f'<text x="{LABELS}" y="41" class="wf-soft">{speed}</text>')
+    for row, (bar, (start, end)) in enumerate(zip(rows, spans, strict=True)):
         top = 54 + row * ROW
         left, width = BARS + min(start, end) * scale, max(1.5, abs(end - start) * scale)
         lines += [
-            f'<text x="{LABELS}" y="{top + 14}">{escape(name)}</text>',
-            f'<rect x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{ROW - 7}" rx="2" class="wf-{kind}"/>',
-            f'<text x="{VALUES}" y="{top + 14}" text-anchor="end">{escape(value)}</text>',
-            f'<text x="{NOTES}" y="{top + 14}" class="wf-soft">{escape(note)}</text>',
+            f'<text x="{LABELS}" y="{top + 14}">{escape(bar.name)}</text>',
+            f'<rect x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{ROW - 7}" rx="2" class="wf-{bar.known_by}"/>',
+            f'<text x="{VALUES}" y="{top + 14}" text-anchor="end">{escape(bar.shown(0))}</text>',
+            f'<text x="{NOTES}" y="{top + 14}" class="wf-soft">{escape(KNOWN_BY[bar.known_by])}</text>',
         ]
-    height = 62 + len(bars) * ROW
-    label = escape(f"Waterfall of {who}: {units.seconds(parts.step_seconds)} a step, by part.")
+    height = 62 + len(rows) * ROW
+    label = escape(f"Waterfall of {who}: {units.seconds(found.parts.step_seconds)} a step, by part.")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" class="wf" '
         f'role="img" aria-label="{label}"><style>{_style()}</style>{"".join(lines)}</svg>\n'

@@ -25,7 +25,7 @@ from tprimat.report.plots.comparison import comparison_sheet  # noqa: E402
 from tprimat.runner.analysis import by_folder, compare_runs, read_results  # noqa: E402
 
 RECORDS = ROOT / "benchmarks" / "records" / "h200" / "repeated"
-LAYOUTS = [str(RECORDS / name) for name in ("dp_mbs4", "tp2_mbs4", "tp2_pp2_mbs4", "tp4_mbs4")]
+LAYOUTS = [RECORDS / name for name in ("dp_mbs4", "tp2_mbs4", "tp2_pp2_mbs4", "tp4_mbs4")]
 IMAGES = ROOT / "docs" / "images"
 COMPARISON, PAGE = IMAGES / "comparison.png", IMAGES / "report.png"
 WATERFALL = IMAGES / "waterfall.svg"
@@ -55,7 +55,9 @@ def photograph_page(path: Path) -> None:
         sys.exit("no Chromium here: the picture of the page stays as it is")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
-        subprocess.run([sys.executable, "-m", "tprimat", "report", *LAYOUTS, "--output", str(page)], cwd=ROOT, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "tprimat", "report", *map(str, LAYOUTS), "--output", str(page)], cwd=ROOT, check=True
+        )
         words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000"]
         size = "--window-size={},{}".format(*PAGE_PIXELS)
         subprocess.run([browser, *words, size, f"--screenshot={path}", page.as_uri()], check=True, capture_output=True)

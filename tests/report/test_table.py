@@ -86,7 +86,7 @@ def test_a_difference_between_single_steps_is_not_called_noise():
     short = replace(result, steps=result.steps[:2])
     (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
     assert words.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
-    assert comparison.vs_fastest(ranking, 1) == "-16.7 % (n = 1)"
+    assert comparison.cells(ranking, [])[1][0][0] == "-16.7 % (n = 1)"
 
 
 def test_an_interval_of_two_uneven_steps_is_not_printed():
@@ -115,7 +115,7 @@ def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
     (ranking,) = rankings(group_runs(close))
     (line,) = words.headline(ranking)
     assert re.fullmatch(r"No winner: a leads, and b is within noise \(0\.0 % \[-\d\.\d, \d\.\d\]\); 1 more within noise", line)
-    assert [comparison.vs_fastest(ranking, place) for place in range(4)] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]
+    assert [row[0][0] for row in comparison.cells(ranking, [])] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])

@@ -34,7 +34,7 @@ class Metric:
     show_in_full: Show | None = None
     """Value to text where a single run is described; None: as in columns."""
     interval: bool = False
-    """Whether a column shows the 95 % interval."""
+    """Whether a column shows the 95 % interval; once a row is enough, since those of other rates repeat it."""
     optional: bool = True
     """Whether a table without a single value leaves the column out."""
     stands_in_for: "Metric | None" = None
@@ -118,7 +118,6 @@ TOKENS = Metric(
 TOKENS_OF_ALL = Metric("tokens_per_second", "tokens/s", "mean", units.significant)
 FLOPS = Metric(
     *("model_flops_per_second_per_gpu", "model FLOP/s/GPU", "estimate", _short_flops, units.teraflops),
-    interval=True,
     unit="TFLOP/s per GPU",
     scale=TERA,
 )
@@ -143,9 +142,9 @@ RANK_LOAD = Metric("rank_load", "busiest rank", "mean", lambda value: f"{value:.
 DROPPED = Metric("dropped", "choices dropped", "mean", units.percent)
 
 COLUMNS = (
+    TOKENS,
     RUNS,
     STEPS,
-    TOKENS,
     FLOPS,
     MFU,
     MATMUL_SHARE,

@@ -10,7 +10,7 @@ from tprimat.analyze.groups import Group, Measured, findings
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.core import units
 from tprimat.records.store import as_document
-from tprimat.report.catalogue import FLOPS, MFU, TOKENS, heading_of, shown_columns, tera
+from tprimat.report.catalogue import MFU, Metric, heading_of, shown_columns, tera
 from tprimat.report.names import heading, short_names
 from tprimat.report.tables import PLAIN, Meaning, Painted, Screen, columns, escaped, table, with_interval
 from tprimat.report.words import (
@@ -192,6 +192,29 @@ def _plain(value: object) -> str:
 
 
 VS_FASTEST = "vs fastest"
+Cell = tuple[str, float | None]
+"""Text, and what it sorts by."""
+
+
+def cells(ranking: Ranking, metrics: Sequence[Metric]) -> list[list[Cell]]:
+    """Return the row of each configuration behind its name: how much slower than the fastest it is, and its metrics."""
+    rows = []
+    for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
+        change = None if verdict is None or verdict.ratio is None else verdict.ratio.value - 1
+        rows.append([(_vs_fastest(verdict), change), *((one.text(group), one.value(group)) for one in metrics)])
+    if len(rows) > 1:
+        rows[0][0] = (Painted("fastest", "winner") if proven(ranking) else "first", 0.0)
+    return rows
+
+
+def _vs_fastest(verdict: Verdict | None) -> str:
+    """Say how much slower than the fastest one is, or that this is not shown."""
+    if verdict is None or verdict.ratio is None:
+        return units.ABSENT
+    change = units.signed_percent(verdict.ratio.value - 1)
+    if verdict.ratio.low is None:
+        return f"{change} (n = 1)"  # single steps have no interval, so nothing tells noise from a difference
+    return f"{change}, noise" if verdict.outcome == "no difference shown" else change
 
 
 def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bool = True) -> str:
@@ -201,20 +224,11 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
     """
     parts = []
     for number, ranking in enumerate(rankings):
-        names, best = short_names(ranking.groups), ranking.best
-        metrics = [metric for metric in shown_columns(ranking.groups) if metric is not TOKENS]
-        header = ["configuration", *(heading_of(metric, ranking.groups) for metric in (TOKENS, *metrics))]
-        rows = []
-        for group in ranking.groups:
-            name = Painted(names[id(group)], "winner") if group is best and proven(ranking) else names[id(group)]
-            numbers = [(metric, metric.value(group)) for metric in metrics]
-            # The interval of FLOP/s repeats that of tokens/s.
-            cells = [metric.show(one) if metric is FLOPS and one is not None else metric.text(group) for metric, one in numbers]
-            rows.append([name, TOKENS.text(group), *cells])
-        if len(rows) > 1:
-            header.insert(2, VS_FASTEST)
-            for position, row in enumerate(rows):
-                row.insert(2, vs_fastest(ranking, position))
+        names, best, metrics = short_names(ranking.groups), ranking.best, shown_columns(ranking.groups)
+        header = ["configuration", VS_FASTEST, *(heading_of(metric, ranking.groups) for metric in metrics)]
+        made = zip(ranking.groups, cells(ranking, metrics), strict=True)
+        rows = [[names[id(group)], *(text for text, _ in row)] for group, row in made]
+        rows[0][0] = Painted(rows[0][0], "winner") if proven(ranking) else rows[0][0]
         lines = [screen.prose(heading(ranking), meaning="heading")]
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
         lines += [screen.prose(line, 2) for line in differing(ranking)]
@@ -224,16 +238,3 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)
-
-
-def vs_fastest(ranking: Ranking, position: int) -> str:
-    """Return the cell of one group: how much slower than the fastest, or that this is not shown."""
-    if position == 0:
-        return Painted("fastest", "winner") if proven(ranking) else "first"
-    verdict = ranking.against_best[position]
-    if verdict is None or verdict.ratio is None:
-        return units.ABSENT
-    change = units.signed_percent(verdict.ratio.value - 1)
-    if verdict.ratio.low is None:
-        return f"{change} (n = 1)"  # single steps have no interval, so nothing tells noise from a difference
-    return f"{change}, noise" if verdict.outcome == "no difference shown" else change

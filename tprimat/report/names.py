@@ -41,6 +41,10 @@ class Configuration:
     label: str
     """The name, with the layout behind a strategy."""
 
+    def label_among(self, work: "Workload") -> str:
+        """Return the label with its workload in front where there are several."""
+        return f"{work.title}: {self.label}" if work.title else self.label
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:

@@ -61,30 +61,25 @@ def _column(metric: Metric) -> tuple[str, Cell]:
 
 PLACE: tuple[tuple[str, Cell], ...] = (("platform", lambda entry: entry.platform), ("model", lambda entry: entry.model))
 FIGURES: tuple[tuple[str, Cell], ...] = (
-    (TOKENS_OF_ALL.heading, lambda entry: TOKENS_OF_ALL.show(entry.tokens_per_second)),
     (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, TOKENS.show)),
-    ("TFLOP/s", lambda entry: tera(entry.flops)),
-    ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
+    (TOKENS_OF_ALL.heading, lambda entry: TOKENS_OF_ALL.show(entry.tokens_per_second)),
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
     ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT),
+    ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
+    ("mean step", lambda entry: step_time(entry.mean_step.value)),
+    *map(_column, (MATMUL_SHARE, PEAK_MEMORY, RESERVED_MEMORY)),
     ("sequence", lambda entry: units.count(entry.run.ran.sequence_tokens)),
     ("micro", lambda entry: units.count(entry.run.ran.micro_batch_sequences)),
-    ("mean step", lambda entry: step_time(entry.mean_step.value)),
-    *map(_column, (MATMUL_SHARE, PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY, RUNS, STEPS)),
+    *map(_column, (COST, ENERGY, RUNS, STEPS)),
 )
-DROP = (
-    *(STEPS.heading, RUNS.heading, "TFLOP/s", ENERGY.heading, COST.heading, "mean step", "micro", "sequence"),
-    *(MATMUL_SHARE.heading, RESERVED_MEMORY.heading, PEAK_MEMORY.heading, "TFLOP/s/GPU", "dtype", "utilization"),
-    TOKENS_OF_ALL.heading,
-)
-"""Columns in the order in which a narrow terminal loses them."""
+"""A narrow terminal loses the last ones first."""
 
 
 def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int, screen: Screen = PLAIN) -> str:
-    """Format columns of text, without those in which no row has a value."""
+    """Format columns, of which the first `left` are text."""
     per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
     names = [per_gpu if name == TOKENS.heading else name for name, _ in shown]
-    return columns(names, [[cell(entry) for _, cell in shown] for entry in entries], left=left, screen=screen, drop=DROP)
+    return columns(names, [[cell(entry) for _, cell in shown] for entry in entries], left=left, screen=screen)
 
 
 def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> str:
@@ -131,38 +126,35 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
 
 def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
     """Describe the best configuration of a model."""
-    runs, run = plural(len(best.group.runs), "run"), best.run
-    ranking = next(one for one in analysis.rankings if best.group in one.groups)
-    lead = [("lead", " ".join(headline(ranking)))] if ranking.lead is not None and ranking.best is best.group else []
+    run, group = best.run, best.group
+    ranking = next(one for one in analysis.rankings if group in one.groups)
+    gpu, each = per_rank("GPU", {run.machine.platform}), with_interval(best.per_gpu, TOKENS.show)
     step = with_interval(best.mean_step, lambda value: f"{value:.4g} s")
-    rows = [
-        ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}"),
-        ("work", ", ".join(filter(None, (*work_words(run), routing_words(run))))),
-        ("throughput", f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s"),
-        (per_rank("per GPU", {run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
-        *_compute(best),
-        *lead,
-        ("mean step time", f"{step} over {best.steps} steady steps, {runs}"),
-        *([] if on_cpu([best.group]) else [("in 24 hours", _day(best))]),
-    ]
-    return "\n".join(
-        screen.prose(f"  {label:<20}{value}", 22, "winner" if label == rows[0][0] else None) for label, value in rows
-    )
+    matmul = f"{MATMUL_SHARE.text(group)} of the fastest product probed on this machine ({MATMUL_RATE.text(group)})"
+    rows = {
+        "best configuration": f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}",
+        "work": ", ".join(filter(None, (*work_words(run), routing_words(run)))),
+        "throughput": f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s, {each} per {gpu}",
+        "compute": _compute(best),
+        MATMUL_SHARE.heading: matmul if MATMUL_SHARE.fills(group) else "",
+        "lead": " ".join(headline(ranking)) if ranking.best is group else "",
+        "mean step time": f"{step} over {best.steps} steady steps, {plural(len(group.runs), 'run')}",
+        "in 24 hours": "" if on_cpu([group]) else _day(best),
+    }
+    lines = [screen.prose(f"  {label:<20}{value}", 22) for label, value in rows.items() if value]
+    return "\n".join([screen.paint(lines[0], "winner"), *lines[1:]])
 
 
-def _compute(entry: Entry) -> list[tuple[str, str]]:
-    rows = []
+def _compute(entry: Entry) -> str:
+    """Return FLOP/s, and the share of the peak, or why there is none."""
+    parts = []
     if entry.flops is not None and entry.flops_per_gpu is not None:
-        total, single = units.teraflops(entry.flops), units.teraflops(entry.flops_per_gpu.value)
-        rows.append(("compute", f"{total} total, {single} per GPU"))
+        parts.append(f"{units.teraflops(entry.flops)} total, {units.teraflops(entry.flops_per_gpu.value)} per GPU")
     if entry.utilization is not None and entry.peak_flops is not None:
-        rows.append(("utilization", f"{units.percent(entry.utilization.value)} of {units.teraflops(entry.peak_flops)} per GPU"))
+        parts.append(f"{units.percent(entry.utilization.value)} of {units.teraflops(entry.peak_flops)}")
     elif entry.utilization_absent_because:
-        rows.append(("utilization", f"{units.ABSENT} ({entry.utilization_absent_because})"))
-    if MATMUL_SHARE.of_group(entry.group) is not None:
-        share, ceiling = MATMUL_SHARE.text(entry.group), MATMUL_RATE.text(entry.group)
-        rows.append((MATMUL_SHARE.heading, f"{share} of the fastest product probed on this machine ({ceiling})"))
-    return rows
+        parts.append(f"no utilization ({entry.utilization_absent_because})")
+    return ", ".join(parts)
 
 
 def _day(entry: Entry) -> str:
@@ -193,37 +185,33 @@ def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
     if not analysis.projections:
         return []
     best, share = analysis.peaks[0], units.percent(analysis.efficiency, 0)
-    header = ["nodes", "GPUs", "tokens/s, linear", f"tokens/s at {share}", "tokens a day, linear", f"a day at {share}"]
+    header = ["nodes", "GPUs", "tokens/s, linear", f"tokens/s at {share}", f"tokens a day at {share}"]
     rows = [
         [
             units.count(row.nodes),
             units.count(row.gpus),
             TOKENS_OF_ALL.show(row.linear_tokens_per_second),
             TOKENS_OF_ALL.show(row.tokens_per_second),
-            units.billions(row.linear_tokens_per_second * SECONDS_PER_DAY),
             units.billions(row.tokens_per_second * SECONDS_PER_DAY),
         ]
         for row in analysis.projections
     ]
     measured = plural(best.run.machine.nodes or 1, "node")
     source = f"Assumed, not measured, beyond {measured}; python3 -m tprimat scaling judges measured runs."
-    body = columns(header, rows, left=0, screen=screen, drop=("tokens a day, linear", f"a day at {share}"))
-    return [_section(f"More nodes: {best.model} on {best.platform}", f"{body}\n{screen.prose(source)}", screen)]
+    body = f"{columns(header, rows, left=0, screen=screen)}\n{screen.prose(source)}"
+    return [_section(f"More nodes: {best.model} on {best.platform}", body, screen)]
 
 
 def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
-    header = ["platform", "model", "counted as", "tokens/s", "TFLOP/s/GPU", "peak", "utilization"]
-    rows = []
-    for entry in analysis.peaks:
-        for name, row in by_convention(entry, analysis.options.warmup).items():
-            if row.utilization:
-                single = tera(row.flops_per_gpu.value if row.flops_per_gpu else None)
-                share, rate = units.percent(row.utilization.value), TOKENS_OF_ALL.show(row.tokens_per_second)
-                rows.append([entry.platform, entry.model, name, rate, single, tera(row.peak_flops), share])
-    if not rows:
-        return []
-    body = columns(header, rows, left=3, screen=screen, drop=("peak", "tokens/s"))
-    return [_section("The same runs by other conventions", body, screen)]
+    header = ["platform", "model", "counted as", "TFLOP/s/GPU", "peak", "utilization"]
+    rows = [
+        [entry.platform, entry.model, name, tera(row.flops_per_gpu.value), tera(row.peak_flops), share]
+        for entry in analysis.peaks
+        for name, row in by_convention(entry, analysis.options.warmup).items()
+        if row.flops_per_gpu and row.utilization and (share := units.percent(row.utilization.value))
+    ]
+    title = "The same runs by other conventions"
+    return [_section(title, columns(header, rows, left=3, screen=screen), screen)] if rows else []
 
 
 def as_document(analysis: PeakAnalysis) -> dict[str, Any]:

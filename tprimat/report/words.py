@@ -1,6 +1,7 @@
 """Sentences about results: who leads and how surely, in what sides differ, and what a reader must know."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
 from tprimat.analyze.groups import Measured, Shared, group_held_back, on_cpu
@@ -270,90 +271,64 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     return lines + told(findings)
 
 
-def _whole_percent(value: float) -> str:
-    return units.percent(value, 0)
-
-
-def _tera(value: float) -> str:
-    return f"{value / units.TERA:,.0f}"
-
-
-def _four(value: float) -> str:
-    return f"{value:.4g}"
-
-
-FINDINGS: Mapping[str, tuple[str, tuple[Callable[[float], str], ...]]] = {
-    "no MFU": ("no MFU, since {}", ()),
-    "few steps": ("only {} steady steps; 10 or more make an interval trustworthy", (units.count,)),
-    "drift": ("step time drifts by {} over the steady steps (Mann-Kendall, p < 0.05)", (units.signed_percent,)),
-    "outliers": (
-        "outliers (3 scaled MAD): {} of {} steady steps; throughput includes them, its interval may be too narrow",
-        (units.count, units.count),
-    ),
-    "not finite": (
-        "{} of {} steady steps have a skipped update, or a loss or norm that is not finite",
-        (units.count, units.count),
-    ),
-    "two speeds": (
-        "bimodal step times: {} take {}, the others {}; no interval. Check the clocks, and run longer",
-        (_whole_percent, units.seconds, units.seconds),
-    ),
-    "caution": ("{}", ()),
-    "memory of graphs": ("memory is what torch reserved: what CUDA graphs hold does not count as allocated", ()),
-    "framework's clock": ("step times are the framework's own, not measured at the end of each step", ()),
-    "unlike variable": ("{0} is {1} on node 0, and {2} on node {4} ({3})", (units.count,)),
-    "straggler": ("{} takes {} longer than its peers, which wait", (units.percent,)),
-    "clocks": ("clocks were held back in {1} of the readings: {0}", (_whole_percent,)),
-    "energy of other steps": ("energy absent: the file states it of other steps", ()),
-    "energy of profiled steps": ("energy absent: profiled steps lie between the steady ones", ()),
-    "no ends of steps": ("energy absent: the steps do not say when they ended", ()),
-    "power of few GPUs": ("energy absent: power was read on {} of {} GPUs", (units.count, units.count)),
-    "gaps in power": ("energy absent: power readings of {} of {} GPUs do not span the steady steps", (units.count, units.count)),
-    "no losses": ("{} of 2 sides recorded no loss", (units.count,)),
-    "losses of two engines": ("two engines draw different initial weights from the same seed", ()),
-    "unlike losses": ("{} is {} on one side and {} on the other", ()),
-    "no common step": ("they have no step in common", ()),
-    "too few steps for losses": (
-        "{} steps do not decide whether the losses are the same within {}",
-        (units.count, _whole_percent),
-    ),
-    # Why a run does not count.
-    "no end": (
-        "no end was recorded: it still runs, or was killed with its launcher; steps so far: {}",
-        (units.count,),
-    ),
-    "not completed": ("{}{}", ()),
-    "not as asked": ("{}", ()),
-    "no metrics": ("{}", ()),
-    "copy": ("its step times are those of {}: it is a copy", ()),
-    "diverged": ("its loss rose for good, from {} to {}: it diverged", (units.significant, units.significant)),
-    "unlike evidence": ("{} is {} in the record and {} in its evidence", ()),
-    "other parameters": ("{} parameters ran, and the recorded shape has {}", (units.count, units.count)),
-    "other ranks": ("its layout needs {} GPUs, and {} ran", (units.count, units.count)),
-    "uneven batch": (
-        "a batch of {} sequences is not a multiple of micro-batch {} on {} replicas",
-        (units.count, units.count, units.count),
-    ),
-    "too much memory": ("its peak memory is {}, and its GPU has {}", (units.gibibytes, units.gibibytes)),
-    "too much MFU": (
-        "MFU is {}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
-        (_whole_percent,),
-    ),
-    "too many FLOP": ("it means {1} TFLOP/s per GPU, and {0} has {2} in its fastest dtype", (_tera, _tera)),
-    "too much power": ("its energy means {} W per GPU, whose limit is {} W", (units.count, units.count)),
-    "other tokens": (
-        "{} of {} steps have {} tokens, and {} sequences of {} make {}",
-        (units.count,) * 6,
-    ),
-    "no loss": ("the loss is not a number in {} of {} steps", (units.count, units.count)),
-    "other span": ("its steps take {} s in sum, and {} s passed between their ends", (_four, _four)),
-    "other moments": (
-        "its times are not what passed between the ends of its steps: first in step {}, in {} of {}",
-        (units.count, units.count, units.count),
-    ),
-    "other rate": ("the file states {} tokens/s, and its own steps make {}", (units.count, units.count)),
+SHOWN: Mapping[str, Callable[[float], str]] = {
+    "": units.count,
+    "percent": units.percent,
+    "share": lambda value: units.percent(value, 0),
+    "signed": units.signed_percent,
+    "seconds": units.seconds,
+    "memory": units.gibibytes,
+    "figure": units.significant,
+    "tera": lambda value: f"{value / units.TERA:,.0f}",
+    "digits": lambda value: f"{value:.4g}",
 }
-"""A finding's sentence, with its subjects and then its numbers; and how each number is shown."""
+"""How a number of a finding is shown, by the name that stands in its sentence."""
+FINDINGS = {
+    "no MFU": "no MFU, since {}",
+    "few steps": "only {} steady steps; 10 or more make an interval trustworthy",
+    "drift": "step time drifts by {:signed} over the steady steps (Mann-Kendall, p < 0.05)",
+    "outliers": "outliers (3 scaled MAD): {} of {} steady steps; throughput includes them, its interval may be too narrow",
+    "not finite": "{} of {} steady steps have a skipped update, or a loss or norm that is not finite",
+    "two speeds": "bimodal step times: {:share} take {:seconds}, the others {:seconds}; no interval. "
+    "Check the clocks, and run longer",
+    "caution": "{}",
+    "memory of graphs": "memory is what torch reserved: what CUDA graphs hold does not count as allocated",
+    "framework's clock": "step times are the framework's own, not measured at the end of each step",
+    "unlike variable": "{0} is {1} on node 0, and {2} on node {4} ({3})",
+    "straggler": "{} takes {:percent} longer than its peers, which wait",
+    "clocks": "clocks were held back in {1:share} of the readings: {0}",
+    "energy of other steps": "energy absent: the file states it of other steps",
+    "energy of profiled steps": "energy absent: profiled steps lie between the steady ones",
+    "no ends of steps": "energy absent: the steps do not say when they ended",
+    "power of few GPUs": "energy absent: power was read on {} of {} GPUs",
+    "gaps in power": "energy absent: power readings of {} of {} GPUs do not span the steady steps",
+    "no losses": "{} of 2 sides recorded no loss",
+    "losses of two engines": "two engines draw different initial weights from the same seed",
+    "unlike losses": "{} is {} on one side and {} on the other",
+    "no common step": "they have no step in common",
+    "too few steps for losses": "{} steps do not decide whether the losses are the same within {:share}",
+    # Why a run does not count.
+    "no end": "no end was recorded: it still runs, or was killed with its launcher; steps so far: {}",
+    "not completed": "{}{}",
+    "not as asked": "{}",
+    "no metrics": "{}",
+    "copy": "its step times are those of {}: it is a copy",
+    "diverged": "its loss rose for good, from {:figure} to {:figure}: it diverged",
+    "unlike evidence": "{} is {} in the record and {} in its evidence",
+    "other parameters": "{} parameters ran, and the recorded shape has {}",
+    "other ranks": "its layout needs {} GPUs, and {} ran",
+    "uneven batch": "a batch of {} sequences is not a multiple of micro-batch {} on {} replicas",
+    "too much memory": "its peak memory is {:memory}, and its GPU has {:memory}",
+    "too much MFU": "MFU is {:share}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
+    "too many FLOP": "it means {1:tera} TFLOP/s per GPU, and {0} has {2:tera} in its fastest dtype",
+    "too much power": "its energy means {} W per GPU, whose limit is {} W",
+    "other tokens": "{} of {} steps have {} tokens, and {} sequences of {} make {}",
+    "no loss": "the loss is not a number in {} of {} steps",
+    "other span": "its steps take {:digits} s in sum, and {:digits} s passed between their ends",
+    "other moments": "its times are not what passed between the ends of its steps: first in step {}, in {} of {}",
+    "other rate": "the file states {} tokens/s, and its own steps make {}",
+}
+"""A finding's sentence, with its subjects and then its numbers."""
 AS_THEY_ARE = {
     "no end": "running",
     "not completed": "",
@@ -366,13 +341,24 @@ AS_THEY_ARE = {
 IMPOSSIBLE = "this cannot be"
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A number of a finding: of several runs the least and the largest."""
+
+    low: float
+    high: float
+
+    def __format__(self, how: str) -> str:
+        """Show both ends, by a name of SHOWN."""
+        low, high = map(SHOWN[how], (self.low, self.high))
+        return high if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
 def finding_words(found: Finding | Shared) -> str:
-    """Put a finding into words: of several runs the least and the largest of each number."""
-    template, shows = FINDINGS[found.kind]
+    """Put a finding into words."""
     least, most = (found.numbers, found.numbers) if isinstance(found, Finding) else (found.least, found.most)
-    ends = [(show(low), show(high)) for show, low, high in zip(shows, least, most, strict=True)]
-    numbers = [high if low == high else f"{low.removesuffix(' %')} to {high}" for low, high in ends]
-    return template.format(*map(without_secrets, found.subjects), *numbers).rstrip(".")
+    subjects = map(without_secrets, found.subjects)
+    return FINDINGS[found.kind].format(*subjects, *map(Span, least, most)).rstrip(".")
 
 
 def not_counted_words(item: Measured) -> str:

@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -13,16 +13,15 @@ from itertools import cycle
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from tprimat.analyze.compare import Ranking, Verdict
+from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
-from tprimat.report.comparison import Comparison
 from tprimat.report.explain import Explanation, advised
 from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
-from tprimat.report.names import workloads
+from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.waterfall import svg
@@ -60,19 +59,21 @@ def html_report(report: Report) -> str:
     Raises:
         LaunchError: plotly, which draws the curves, is not installed.
     """
-    report = _relabelled(report)
-    groups = report.groups
+    groups, ranked = report.groups, workloads(report.rankings)
+    works = sorted(ranked, key=lambda work: report.rankings.index(work.ranking))
+    appearance = _appearance(works, colours(ranked))
     names = short_names(report.runs)
-    comparison = Comparison(
-        groups=tuple(groups),
-        verdicts=tuple(verdict for ranking in report.rankings for verdict in ranking.against_best if verdict is not None),
-        not_counted=report.not_counted,
-    )
-    appearance = _appearance(report.rankings)
-    cards, remarks = sections.cards(report.rankings)
+    named = {one.group.label: one.label_among(work) for work in works for one in work.configurations}
+    judged = [
+        replace(one, baseline=named[one.baseline], candidate=named[one.candidate])
+        for ranking in report.rankings
+        for one in ranking.against_best
+        if one is not None
+    ]
+    cards, remarks = sections.cards(works)
     bars, curves = shown_panels(groups)
     records = [item.result.run for item in report.runs]
-    data = json.dumps(page_data(report.rankings, report.runs, appearance), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(page_data(works, report.runs, appearance), separators=(",", ":"), allow_nan=False)
     return (
         _templates()
         .get_template("page.html")
@@ -80,20 +81,20 @@ def html_report(report: Report) -> str:
             report=report,
             name_of=lambda item: names[run_name(item)],
             title=_title(groups),
-            facts=subtitle(workloads(report.rankings)) + (f" · {len(lost)} not counted" if (lost := report.not_counted) else ""),
+            facts=subtitle(ranked) + (f" · {len(lost)} not counted" if (lost := report.not_counted) else ""),
             hardware=sections.hardware(records),
             software=sections.software(records),
             cards=cards,
             remarks=remarks,
-            verdicts=list(map(sentence, comparison.verdicts)),
+            verdicts=list(map(sentence, judged)),
             waterfalls=[(Markup(svg(one)), advised(one)) for one in report.explained],
-            ranking=sections.ranking_table(report.rankings, appearance),
+            ranking=sections.ranking_table(works, appearance),
             bar_titles=[panel.title for panel in bars],
             curve_titles=[curve.title for curve in curves],
-            warnings=sections.warnings(comparison, names),
+            warnings=sections.warnings(groups, report.not_counted, names),
             caveats=caveats(report.rankings),
             failures=sections.failures(report.not_counted, names),
-            commands=sections.commands(groups, report.not_counted, names),
+            commands=sections.commands(works, report.not_counted, names),
             style=_asset("page.css"),
             script=Markup("\n").join(_asset(name) for name in SCRIPTS),
             data=packed(data.encode()),
@@ -144,37 +145,11 @@ def _plotly() -> str:
         raise LaunchError(what, why=str(error), fix="pip install -r requirements.txt") from error
 
 
-def _relabelled(report: Report) -> Report:
-    """Give each group the label of the pictures, with its workload in front where there are several."""
-    named = {
-        one.group.label: f"{work.title}: {one.label}" if work.title else one.label
-        for work in workloads(report.rankings)
-        for one in work.configurations
-    }
-
-    def renamed(found: Verdict | None) -> Verdict | None:
-        return found and replace(found, baseline=named[found.baseline], candidate=named[found.candidate])
-
-    rankings = [
-        replace(
-            ranking,
-            groups=tuple(replace(group, label=named[group.label]) for group in ranking.groups),
-            against_best=tuple(map(renamed, ranking.against_best)),
-            lead=renamed(ranking.lead),
-        )
-        for ranking in report.rankings
-    ]
-    return replace(report, rankings=tuple(rankings))
-
-
-def _appearance(rankings: Sequence[Ranking]) -> list[Look]:
+def _appearance(works: Sequence[Workload], shown: Mapping[str, Look]) -> list[Look]:
     """Return a look for each group: that of the pictures for the fastest, another line or pattern for each of the others."""
-    works = workloads(rankings)
-    shown = colours(works)
-    names = {id(one.group): one.name for work in works for one in work.configurations}
     rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
-    groups = [group for ranking in rankings for group in ranking.groups]
-    return [shown[names[id(group)]] if names[id(group)] in shown else next(rest) for group in groups]
+    names = [one.name for work in works for one in work.configurations]
+    return [shown[name] if name in shown else next(rest) for name in names]
 
 
 def _title(groups: Sequence[Group]) -> str:

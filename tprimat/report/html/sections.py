@@ -5,10 +5,8 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import count
 from typing import Any
 
-from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, Measured, findings, on_cpu
 from tprimat.analyze.traits import accelerator_name, machine_name, on_nodes
 from tprimat.core import units
@@ -26,8 +24,8 @@ from tprimat.report.catalogue import (
     heading_of,
     shown_columns,
 )
-from tprimat.report.comparison import VS_FASTEST, Comparison, vs_fastest
-from tprimat.report.names import heading
+from tprimat.report.comparison import VS_FASTEST, cells
+from tprimat.report.names import Workload, heading
 from tprimat.report.plots import MOST_SERIES, Look
 from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, BarPanel, Curve, curves_of, memory_panel, throughput_panel
 from tprimat.report.words import differing, finding_words, headline, not_counted_words, run_name
@@ -42,18 +40,18 @@ Values = dict[str, Any]
 """What a template lays out, by name."""
 
 
-def cards(rankings: Sequence[Ranking]) -> tuple[list[Values], list[str]]:
+def cards(works: Sequence[Workload]) -> tuple[list[Values], list[str]]:
     """Return a card per workload, those with a single configuration last; and the paragraphs that several share, each once."""
-    found = [_card(ranking) for ranking in sorted(rankings, key=lambda ranking: len(ranking.groups) == 1)]
+    found = [_card(work) for work in sorted(works, key=lambda work: len(work.configurations) == 1)]
     times = Counter(text for card in found for text in card["paragraphs"])
     for card in found:
         card["paragraphs"] = [text for text in card["paragraphs"] if times[text] == 1]
     return found, [text for text, count in times.items() if count > 1]
 
 
-def _card(ranking: Ranking) -> Values:
-    best = ranking.best
-    first, *more = headline(ranking) if ranking.lead else [brief(best), *headline(ranking)]
+def _card(work: Workload) -> Values:
+    ranking, best = work.ranking, work.ranking.best
+    first, *more = headline(ranking) or [work.configurations[0].label]
     paragraphs = [CPU_CAUTION if on_cpu([best]) else "", *more, *differing(ranking)]
     return {
         "workload": heading(ranking),
@@ -61,11 +59,6 @@ def _card(ranking: Ranking) -> Values:
         "tiles": [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)],
         "paragraphs": [text for text in paragraphs if text],
     }
-
-
-def brief(group: Group) -> str:
-    """Return a group's label without its workload, for places that name the workload above."""
-    return group.label.rpartition(": ")[2]
 
 
 # The head: what the runs ran on.
@@ -105,50 +98,36 @@ TRAITS: dict[str, Callable[[RunRecord], str]] = {
 """By which rows can be filtered."""
 
 
-Cell = tuple[str, str, float | None]
-"""Heading, text and what it sorts by."""
-
-
-def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Values:
+def ranking_table(works: Sequence[Workload], appearance: Sequence[Look]) -> Values:
     """Return all rows by workload, with what the controls above them need; `appearance` has one look per group.
 
     A row's place is that of its group among all of the page, as its data count them.
     """
-    groups = [group for ranking in rankings for group in ranking.groups]
-    metrics = shown_columns(groups)
-    headings = {metric: heading_of(metric, groups) for metric in metrics}
+    groups = [one.group for work in works for one in work.configurations]
+    metrics, looks = shown_columns(groups), enumerate(appearance)
     workloads: list[tuple[str, list[Values]]] = []
-    places = count()
-    for ranking in rankings:
+    for work in works:
         rows = []
-        for position, group in enumerate(ranking.groups):
-            place = next(places)
-            cells = [_vs_fastest(ranking, position), *((headings[one], one.text(group), one.value(group)) for one in metrics)]
-            traits = {name: trait(group.run) for name, trait in TRAITS.items()}
-            rows.append({"place": place, "label": brief(group), "look": appearance[place], "traits": traits, "cells": cells})
-        workloads.append((heading(ranking), rows))
+        for one, row in zip(work.configurations, cells(work.ranking, metrics), strict=True):
+            place, look = next(looks)
+            traits = {name: trait(one.group.run) for name, trait in TRAITS.items()}
+            rows.append({"place": place, "label": one.label, "look": look, "traits": traits, "cells": row})
+        workloads.append((heading(work.ranking), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
     return {
-        "headings": ["configuration", VS_FASTEST, *headings.values()],
+        "headings": ["configuration", VS_FASTEST, *(heading_of(metric, groups) for metric in metrics)],
         "workloads": workloads,
         "choices": {name: several for name, several in values.items() if len(several) > 1},
     }
 
 
-def _vs_fastest(ranking: Ranking, position: int) -> Cell:
-    verdict = ranking.against_best[position]
-    behind = None if verdict is None or verdict.ratio is None else verdict.ratio.value - 1
-    text = vs_fastest(ranking, position) if len(ranking.groups) > 1 else units.ABSENT
-    return VS_FASTEST, text, 0.0 if position == 0 and len(ranking.groups) > 1 else behind
-
-
 # Evidence, failures and commands.
 
 
-def warnings(comparison: Comparison, names: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return each warning with the short names of its runs: those of the comparison, then those of runs that do not count."""
-    places = {finding_words(one): list(one.places) for one in findings(comparison.groups, run_name)}
-    for item in comparison.not_counted:
+def warnings(groups: Sequence[Group], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return each warning with the short names of its runs: those that count, then those that do not."""
+    places = {finding_words(one): list(one.places) for one in findings(groups, run_name)}
+    for item in not_counted:
         for mismatch in item.result.run.mismatches:
             places.setdefault(f"what ran is not what was asked: {mismatch}", []).append(run_name(item))
         for finding in item.metrics.warnings if item.metrics else ():
@@ -183,9 +162,10 @@ def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[
     return found
 
 
-def commands(groups: Sequence[Group], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:
+def commands(works: Sequence[Workload], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the different command lines of every configuration; an empty list where none is recorded."""
-    named = [(group.label, [item.result.run for item in group.runs]) for group in groups]
+    every = [(one, work) for work in works for one in work.configurations]
+    named = [(one.label_among(work), [item.result.run for item in one.group.runs]) for one, work in every]
     named += [(f"{names[run_name(item)]} (not counted)", [item.result.run]) for item in not_counted]
     return {label: list(dict.fromkeys(shlex.join(run.command) for run in runs if run.command)) for label, runs in named}
 
@@ -202,25 +182,25 @@ def shown_panels(groups: Sequence[Group]) -> tuple[list[BarPanel], list[Curve]]:
     return [panel for panel in bars if any(row.value is not None for row in panel.rows)], curves
 
 
-def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
+def page_data(works: Sequence[Workload], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
     """Return the data as plain lists and dictionaries; absent values are None.
 
-    Rows of the ranking refer to groups by their place in `rankings`; each group has a look.
+    Rows of the ranking refer to groups by their place here; each group has a look.
     """
-    groups = [group for ranking in rankings for group in ranking.groups]
-    work = [place for place, ranking in enumerate(rankings) for _ in ranking.groups]
-    bars, curves = shown_panels(groups)
+    every = [(place, work, one) for place, work in enumerate(works) for one in work.configurations]
+    bars, curves = shown_panels([one.group for _, _, one in every])
     names = short_names(runs)
     return {
         "groups": [
             {
-                "label": group.label,
-                **dict(zip(("title", "name"), group.label.rpartition(": ")[::2], strict=True)),
+                "label": one.label_among(work),
+                "title": work.title,
+                "name": one.label,
                 "work": place,
                 **asdict(look),
-                "runs": [_series(item, curves, names) for item in group.runs[:MOST_CURVES]],
+                "runs": [_series(item, curves, names) for item in one.group.runs[:MOST_CURVES]],
             }
-            for group, place, look in zip(groups, work, appearance, strict=True)
+            for (place, work, one), look in zip(every, appearance, strict=True)
         ],
         "bars": list(map(_bars, bars)),
         "curves": [{"title": one.title, "unit": one.unit, "steady": one.steady, "span": one.least_span} for one in curves],

@@ -258,8 +258,6 @@ class Canvas:
 class Panel:
     """One panel of a picture, before it is drawn."""
 
-    key: str
-    """Its name on the command line."""
     height: float
     """Of its row, in inches, with title and axis."""
     draw: Callable[[Canvas], None]
@@ -267,7 +265,6 @@ class Panel:
     """What its rows are; neighbours with the same rows label them once. Empty: its rows have no labels."""
     present: bool = True
     """Whether it has anything to show."""
-    whole_row: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,11 +313,11 @@ def drawn(sheet: Sheet) -> "Iterator[Figure]":
 
 
 def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Fill rows with panels of the same rows and of similar height; a panel of a whole row has it alone."""
+    """Fill rows with panels of the same rows and of similar height."""
     rows: list[list[Panel]] = []
-    for panel in sorted(panels, key=lambda panel: panel.whole_row):
+    for panel in panels:
         row = rows[-1] if rows else []
-        alike = row and row[0].rows == panel.rows and not panel.whole_row
+        alike = row and row[0].rows == panel.rows
         heights = [other.height for other in (*row, panel)]
         if alike and len(row) < COLUMNS and max(heights) <= SIMILAR * min(heights):
             row.append(panel)
@@ -340,23 +337,21 @@ def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None
     body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
 
 
-def bar_panel(
-    key: str, words: tuple[str, str], rows: Sequence[Bar], which: str, ceilings: Sequence[tuple[int, float]] = ()
-) -> Panel:
+def bar_panel(title: str, axis: str, rows: Sequence[Bar], which: str, ceilings: Sequence[tuple[int, float]] = ()) -> Panel:
     """Return a panel of bars, with black lines at the ceilings of some rows.
 
-    Its words are title and axis. Panels whose rows are the same (`which`) label them once if they are side by side.
+    Panels whose rows are the same (`which`) label them once if they are side by side.
     """
 
     def draw(canvas: Canvas) -> None:
-        axes = canvas.axes(words[0])
+        axes = canvas.axes(title)
         bars(axes, rows, canvas.inches, labelled=canvas.labelled)
         for place, ceiling in ceilings:
             axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color=INK, linewidth=2.5)
         axes.set_xlim(0, max([axes.get_xlim()[1], *(1.02 * ceiling for _, ceiling in ceilings)]))
-        axes.set_xlabel(words[1], size=SMALL)
+        axes.set_xlabel(axis, size=SMALL)
 
-    return Panel(key=key, height=rows_height(rows), draw=draw, rows=which, present=any(row.value is not None for row in rows))
+    return Panel(height=rows_height(rows), draw=draw, rows=which, present=any(row.value is not None for row in rows))
 
 
 def rest_note(named: int) -> str:

@@ -58,7 +58,6 @@ SMALLEST_PLAIN = 0.01
 class Curve:
     """One panel of curves over steps."""
 
-    key: str
     title: str
     unit: str
     value: Callable[[StepRecord], float | None]
@@ -77,10 +76,10 @@ def curves_of(groups: Sequence[Group]) -> list[Curve]:
         return None if size is None else size / GIBIBYTE
 
     return [
-        Curve("loss", "Training loss", "nats per token", lambda step: step.loss),
-        Curve("learning-rate", "Learning rate", "learning rate", lambda step: step.learning_rate),
-        Curve("memory-steps", "Peak memory in each step, worst rank", memory_unit(groups), gibibytes, least_span=0.2),
-        Curve("step-time", "Step time", "seconds", lambda step: step.step_seconds, steady=True),
+        Curve("Training loss", "nats per token", lambda step: step.loss),
+        Curve("Learning rate", "learning rate", lambda step: step.learning_rate),
+        Curve("Peak memory in each step, worst rank", memory_unit(groups), gibibytes, least_span=0.2),
+        Curve("Step time", "seconds", lambda step: step.step_seconds, steady=True),
     ]
 
 
@@ -103,8 +102,8 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
         title=warning + picture_title(works),
         subtitle=subtitle(works),
         panels=[
-            _bar_panel("throughput", works, shown, throughput_panel),
-            _bar_panel("memory", works, shown, memory_panel),
+            _bar_panel(works, shown, throughput_panel),
+            _bar_panel(works, shown, memory_panel),
             *(_curve_panel(works, shown, curve) for curve in curves_of(comparison.groups)),
         ],
         legend=list(shown.items()) if len(shown) > 1 else (),
@@ -179,7 +178,7 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
     return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
 
 
-def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:
+def _bar_panel(works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:
     configurations = [one for work in works for one in work.configurations][:MOST_GROUPS]
     panel = make([one.group for one in configurations])
     made = {id(one): bar for one, bar in zip(configurations, panel.rows, strict=True)}
@@ -189,7 +188,7 @@ def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make
         rows += [Bar(label=work.title, value=None, heading=True)] if work.title and inside else []
         rows += [replace(made[id(one)], label=one.label, look=shown.get(one.name)) for one in inside]
 
-    return bar_panel(key, (panel.title, panel.axis), rows, "configurations")
+    return bar_panel(panel.title, panel.axis, rows, "configurations")
 
 
 # Curves.
@@ -220,10 +219,10 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
         for number, (axes, (_, lines)) in enumerate(zip(parts, drawn, strict=True)):
             _draw_curves(axes, lines, curve)
             canvas.notes(axes, "optimizer step", ["start-up left out"] if curve.steady else [], len(parts))
-            if number and curve.key != "learning-rate":
+            if number and axes.get_ylabel() == parts[0].get_ylabel():
                 axes.set_ylabel("")
 
-    return Panel(key=curve.key, height=3.2, draw=draw, present=bool(found))
+    return Panel(height=3.2, draw=draw, present=bool(found))
 
 
 def _draw_curves(axes: "Axes", lines: Sequence[Line], curve: Curve) -> None:

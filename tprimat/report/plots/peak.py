@@ -85,8 +85,8 @@ def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str
     counted = "6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count"
     flops = counted + ("; black: fastest matmul probed" if ceilings else "")
     return [
-        bar_panel("throughput", ("Peak throughput of the whole machine", axis), total, "peaks"),
-        bar_panel("compute", ("Compute of each GPU", f"TFLOP/s, {flops}"), single, "peaks", ceilings),
+        bar_panel("Peak throughput of the whole machine", axis, total, "peaks"),
+        bar_panel("Compute of each GPU", f"TFLOP/s, {flops}", single, "peaks", ceilings),
     ]
 
 
@@ -107,6 +107,6 @@ def _of_configurations(analysis: PeakAnalysis, works: Sequence[Workload], looks:
     options, axis = analysis.options, "seconds (lines: 95 % interval; compare within a workload)"
     peak = "peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak"
     return [
-        bar_panel("utilization", ("Utilization, every configuration", f"% of the {peak}"), shares, "every"),
-        bar_panel("step-time", ("Mean step time", axis), steps, "every"),
+        bar_panel("Utilization, every configuration", f"% of the {peak}", shares, "every"),
+        bar_panel("Mean step time", axis, steps, "every"),
     ]

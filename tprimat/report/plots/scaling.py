@@ -42,8 +42,8 @@ def draw_throughput(found: Sequence[Series], path: Path) -> None:
         _line(axes, series, each, look, TOKENS.show if alone else None)
 
     panels = [
-        _panel(found, ("throughput", "Throughput of all GPUs (dotted: proportional)", "tokens per second"), overall, log=True),
-        _panel(found, ("per-gpu", "Throughput of each GPU", "tokens per second and GPU"), single),
+        _panel(found, ("Throughput of all GPUs (dotted: proportional)", "tokens per second"), overall, log=True),
+        _panel(found, ("Throughput of each GPU", "tokens per second and GPU"), single),
     ]
     draw_sheet(_sheet(found, panels), path)
 
@@ -70,15 +70,15 @@ def draw_multiplier(found: Sequence[Series], path: Path) -> None:
 
     dotted = "Scaling multiplier (dotted: proportional, dashed: fitted)"
     panels = [
-        _panel(found, ("multiplier", dotted, "times the throughput of the smallest"), times, log=True),
-        _panel(found, ("efficiency", "Scaling efficiency", "% of the throughput per GPU of the smallest"), share),
+        _panel(found, (dotted, "times the throughput of the smallest"), times, log=True),
+        _panel(found, ("Scaling efficiency", "% of the throughput per GPU of the smallest"), share),
     ]
     draw_sheet(_sheet(found, panels), path)
 
 
-def _panel(found: Sequence[Series], words: tuple[str, str, str], lines: Lines, *, log: bool = False) -> Panel:
-    """Return a panel by its key, title and vertical axis. Proportional growth is straight where both axes are logarithmic."""
-    key, title, axis = words
+def _panel(found: Sequence[Series], words: tuple[str, str], lines: Lines, *, log: bool = False) -> Panel:
+    """Return a panel by its title and vertical axis. Proportional growth is straight where both axes are logarithmic."""
+    title, axis = words
 
     def draw(canvas: Canvas) -> None:
         from matplotlib.ticker import FuncFormatter, NullLocator
@@ -100,7 +100,7 @@ def _panel(found: Sequence[Series], words: tuple[str, str, str], lines: Lines, *
             axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
 
-    return Panel(key=key, height=HEIGHT, draw=draw)
+    return Panel(height=HEIGHT, draw=draw)
 
 
 def _sheet(found: Sequence[Series], panels: Sequence[Panel]) -> Sheet:

@@ -11,7 +11,8 @@ from commands import run_command
 from tprimat.analyze.scaling import Point, fit, series
 from tprimat.records.schema import Estimate
 from tprimat.records.store import RunDirectory
-from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
+from tprimat.report.plots import draw_sheet
+from tprimat.report.plots.scaling import MULTIPLIER, THROUGHPUT, scaling_sheet
 from tprimat.report.scaling import text
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +30,9 @@ def test_both_pictures_say_the_finding_and_what_was_measured(tmp_path):
         for gpus, rate in rates.items()
     ]
     scaled = series("throughput_scaling", points, [point.tokens for point in points])
-    for draw in (draw_throughput, draw_multiplier):
-        path = tmp_path / f"{draw.__name__}.svg"
-        draw([scaled], path)
-        words = path.read_text()
+    for curves in (THROUGHPUT, MULTIPLIER):
+        draw_sheet(scaling_sheet([scaled], curves), tmp_path / "picture.svg")
+        words = (tmp_path / "picture.svg").read_text()
         assert "throughput_scaling: 32 GPUs make 20.56 times the throughput of 1, 64.3 % of proportional" in words
         assert "weak scaling · bars: 95 % intervals" in words
     contention = fit(scaled).contention

@@ -12,7 +12,7 @@ import sys
 
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import models
-from tprimat.report.models import TABLES, select_models, template, text_of
+from tprimat.report.models import accelerator_rows, count_rows, select_models, template, text_of
 from tprimat.report.tables import screen_of
 
 
@@ -35,8 +35,8 @@ def run(options: argparse.Namespace) -> int:
     if options.yaml:
         if len(options.models) != 1:
             raise ConfigError("--yaml prints one model.", where="--yaml", fix="tprimat models llama-3.2-1b --yaml")
-        print(template(selected.shapes[0]), end="")
+        print(template(selected[0][0]), end="")
         return 0
-    rows = {name: table.rows(selected) for name, table in TABLES.items()}
-    print(json.dumps(rows, indent=2) if options.json else text_of(rows, screen_of(sys.stdout)))
+    rows = {"counts": count_rows(selected), "accelerators": [] if options.models else accelerator_rows()}
+    print(json.dumps(rows, indent=2) if options.json else text_of(rows["counts"], rows["accelerators"], screen_of(sys.stdout)))
     return 0

@@ -31,14 +31,15 @@ class Scaling:
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0, or 1 when a file was bad."""
         from tprimat.report import scaling
-        from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
+        from tprimat.report.plots import draw_sheet
+        from tprimat.report.plots.scaling import MULTIPLIER, THROUGHPUT, scaling_sheet
         from tprimat.report.tables import screen_of
         from tprimat.runner.analysis import result_folders, scaling_of
 
         results = read(options, options.results or result_folders(), named=bool(options.results))
         scaled = scaling_of(results.measured)
-        draw_throughput(scaled, options.output / THROUGHPUT_PICTURE)
-        draw_multiplier(scaled, options.output / MULTIPLIER_PICTURE)
+        for curves, name in ((THROUGHPUT, THROUGHPUT_PICTURE), (MULTIPLIER, MULTIPLIER_PICTURE)):
+            draw_sheet(scaling_sheet(scaled, curves), options.output / name)
         if options.format == "json":
             print_json(scaling.as_document(scaled))
         else:

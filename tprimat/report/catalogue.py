@@ -35,8 +35,6 @@ class Metric:
     """Value to text where a single run is described; None: as in columns."""
     interval: bool = False
     """Whether a column shows the 95 % interval; once a row is enough, since those of other rates repeat it."""
-    optional: bool = True
-    """Whether a table without a single value leaves the column out."""
     stands_in_for: "Metric | None" = None
     """A column is shown only beside a configuration without this one's value; None: beside any."""
     unit: str = ""
@@ -53,23 +51,19 @@ class Metric:
 
     def of_group(self, group: Group) -> Estimate | None:
         """Return the metric of a group; None where it is not known."""
+        pick: Callable[[RunMetrics], float | None] = attrgetter(self.key)
         if self.over_runs == "estimate":
             return group_estimate(group, self.of_run)
-        value = self._plain(group)
-        return None if value is None else Estimate(value=value, low=None, high=None, samples=len(group.runs))
-
-    def _plain(self, group: Group) -> float | None:
         if self.over_runs == "count":
-            return len(group.runs)
-        pick: Callable[[RunMetrics], float | None] = attrgetter(self.key)
-        if self.over_runs == "mean of equal steps":
+            value: float | None = len(group.runs)
+        elif self.over_runs == "worst":
+            value = group_worst(group, pick)
+        elif self.over_runs == "sum":
+            value = sum(pick(item.metrics) or 0 for item in group.runs if item.metrics)
+        else:
             ends = {item.result.steps[-1].step for item in group.runs if item.result.steps}
-            return group_mean(group, pick) if len(ends) < 2 else None
-        if self.over_runs == "mean":
-            return group_mean(group, pick)
-        if self.over_runs == "worst":
-            return group_worst(group, pick)
-        return sum(pick(item.metrics) or 0 for item in group.runs if item.metrics)
+            value = None if self.over_runs == "mean of equal steps" and len(ends) > 1 else group_mean(group, pick)
+        return None if value is None else Estimate(value=value, low=None, high=None, samples=len(group.runs))
 
     def value(self, group: Group) -> float | None:
         """Return the number that a group sorts by; None where it is not known."""
@@ -77,7 +71,7 @@ class Metric:
         return None if found is None else found.value
 
     def fills(self, group: Group) -> bool:
-        """Whether a group has something for an optional column."""
+        """Whether a group has something for a column."""
         stood_for = self.stands_in_for is not None and self.stands_in_for.fills(group)
         value = self.value(group)
         nothing = value is None or (value == 0 and self.key == DROPPED.key)  # no choice dropped is no news
@@ -107,12 +101,11 @@ def _short_flops(flop_per_second: float) -> str:
     return units.teraflops(flop_per_second).removesuffix("/s").replace("FLOP", "")
 
 
-RUNS = Metric("runs", "runs", "count", units.count, optional=False)
-STEPS = Metric("window.steps", "steps", "sum", lambda value: f"{value:.0f}", optional=False)
+RUNS = Metric("runs", "runs", "count", units.count)
+STEPS = Metric("window.steps", "steps", "sum", lambda value: f"{value:.0f}")
 TOKENS = Metric(
     *("tokens_per_second_per_gpu", "tokens/s/GPU", "estimate", units.significant),
     interval=True,
-    optional=False,
     unit="tokens per second and GPU",
 )
 TOKENS_OF_ALL = Metric("tokens_per_second", "tokens/s", "mean", units.significant)
@@ -124,7 +117,7 @@ FLOPS = Metric(
 MFU = Metric("mfu", "MFU", "estimate", units.percent)
 MATMUL_SHARE = Metric("share_of_measured_gemm", "of measured matmul", "mean", units.percent)
 MATMUL_RATE = Metric("measured_gemm_flops", "measured matmul", "mean", lambda value: units.si(value, "FLOP/s"))
-STEP_TIME = Metric("step_seconds", "median step", "estimate", units.seconds, optional=False)
+STEP_TIME = Metric("step_seconds", "median step", "estimate", units.seconds)
 PEAK_MEMORY = Metric("peak_memory_bytes", "peak memory", "worst", units.gibibytes, unit="GiB allocated", scale=GIBIBYTE)
 RESERVED_MEMORY = Metric(
     *("peak_reserved_bytes", "reserved memory", "worst", units.gibibytes),
@@ -188,5 +181,5 @@ def per_rank(words: str, platforms: Iterable[str]) -> str:
 
 
 def shown_columns(groups: Sequence[Group]) -> list[Metric]:
-    """Return the columns of a table, without the optional ones that no group fills."""
-    return [metric for metric in COLUMNS if not metric.optional or any(map(metric.fills, groups))]
+    """Return the columns of a table, without those that no group fills."""
+    return [metric for metric in COLUMNS if any(map(metric.fills, groups))]

@@ -7,26 +7,13 @@ from dataclasses import asdict, dataclass
 
 from tprimat.analyze.compare import QUESTION, Outcome, Question, Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured, findings
-from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
+from tprimat.analyze.published import Neighbourhood
 from tprimat.core import units
 from tprimat.records.store import as_document
+from tprimat.report import words
 from tprimat.report.catalogue import MFU, Metric, heading_of, shown_columns, tera
 from tprimat.report.names import heading, short_names
 from tprimat.report.tables import PLAIN, Meaning, Painted, Screen, columns, escaped, table, with_interval
-from tprimat.report.words import (
-    apart,
-    caveats,
-    difference,
-    differing,
-    evidence_words,
-    finding_words,
-    headline,
-    loss_words,
-    not_counted_words,
-    proven,
-    run_name,
-    sentence,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +57,8 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     if comparison.groups:
         lines += [blocks(comparison.rankings, screen, say_apart=not comparison.asked), ""]
         if comparison.asked:
-            lines += [screen.prose(sentence(one), 2, MEANINGS.get(one.outcome)) for one in comparison.verdicts] + [""]
-        lines += [screen.prose(line, 2, "quiet") for line in caveats(comparison.rankings, findings(comparison.groups, run_name))]
+            lines += [screen.prose(words.sentence(one), 2, MEANINGS.get(one.outcome)) for one in comparison.verdicts] + [""]
+        lines += [screen.prose(line, 2, "quiet") for line in _caveats(comparison)]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
         lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
@@ -80,12 +67,15 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return verdicts, what to know, and runs that do not count, one line each."""
-    judged = map(sentence, comparison.verdicts)
-    return [*judged, *caveats(comparison.rankings, findings(comparison.groups, run_name)), *_not_counted(comparison)]
+    return [*map(words.sentence, comparison.verdicts), *_caveats(comparison), *_not_counted(comparison)]
+
+
+def _caveats(comparison: Comparison) -> list[str]:
+    return words.caveats(comparison.rankings, findings(comparison.groups, words.run_name))
 
 
 def _not_counted(comparison: Comparison) -> list[str]:
-    return [f"Not counted: {run_name(item)}: {not_counted_words(item)}" for item in comparison.not_counted]
+    return [f"Not counted: {words.run_name(item)}: {words.not_counted_words(item)}" for item in comparison.not_counted]
 
 
 def markdown(comparison: Comparison) -> str:
@@ -110,27 +100,27 @@ def as_json(comparison: Comparison) -> str:
         "verdicts": [
             {key: value for key, value in asdict(verdict).items() if key not in {"losses", "folders"}}
             | {
-                "differences": [difference(entry) for entry in verdict.differences],
-                "other_loss": loss_words(verdict) or None,
-                "losses_open": finding_words(verdict.losses_open) if verdict.losses_open else None,
-                "evidence": evidence_words(verdict),
+                "differences": [words.difference(entry) for entry in verdict.differences],
+                "other_loss": words.loss_words(verdict) or None,
+                "losses_open": words.finding_words(verdict.losses_open) if verdict.losses_open else None,
+                "evidence": words.evidence_words(verdict),
                 "fewest_runs": min(verdict.runs) if verdict.ratio else 1,
                 "traits": [{"trait": one.name, "sides": one.words, "effect": one.effect} for one in verdict.traits],
-                "words": sentence(verdict),
+                "words": words.sentence(verdict),
             }
             for verdict in comparison.verdicts
         ],
         "rankings": [
             {
                 "workload": heading(ranking),
-                "words": " ".join([*headline(ranking), *differing(ranking)]),
+                "words": " ".join([*words.headline(ranking), *words.differing(ranking)]),
                 "lead": None if ranking.lead is None else as_document(ranking.lead.ratio),
                 "fastest_first": [group.label for group in ranking.groups],
             }
             for ranking in comparison.rankings
         ],
         "not_counted": [
-            {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": not_counted_words(item)}
+            {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": words.not_counted_words(item)}
             for item in comparison.not_counted
         ],
     }
@@ -155,34 +145,19 @@ def published_text(found: Sequence[Neighbourhood], screen: Screen = PLAIN) -> st
 
 
 def _block(found: Neighbourhood, screen: Screen) -> str:
-    ours = found.ours
-    own = [
-        ours.group.label,
-        with_interval(ours.per_gpu, units.count),
-        tera(ours.flops_per_gpu.value if ours.flops_per_gpu else None),
-        units.percent(ours.utilization.value if ours.utilization else None),
-        units.ABSENT,
-    ]
-    lines = [columns(HEADER, [own, *map(_row, found.neighbours)], screen=screen)]
-    for neighbour in found.neighbours:
-        differing = "; ".join(map(_difference, neighbour.differences)) or "nothing that the source states"
-        lines.append(screen.prose(f"{neighbour.result.name} differs: {differing}", 2))
-    return "\n".join(lines)
-
-
-def _row(neighbour: Neighbour) -> list[str]:
-    result, rebased = neighbour.result, neighbour.rebased
-    return [
-        result.name,
-        units.count(result.tokens_per_second_per_gpu),
-        tera(rebased.flops_per_second_per_gpu),
-        units.percent(rebased.mfu),
-        f"{neighbour.ratio:.2f} x",
-    ]
-
-
-def _difference(one: Difference) -> str:
-    return f"{one.name} {_plain(one.ours)} here, {_plain(one.theirs)} there"
+    ours, lines = found.ours, []
+    flops, share = ours.flops_per_gpu, ours.utilization
+    per_gpu = with_interval(ours.per_gpu, units.count)
+    own = [per_gpu, tera(flops.value if flops else None), units.percent(share.value if share else None)]
+    rows = [[ours.group.label, *own, units.ABSENT]]
+    for one in found.neighbours:
+        result, rebased = one.result, one.rebased
+        rate = [units.count(result.tokens_per_second_per_gpu), tera(rebased.flops_per_second_per_gpu), units.percent(rebased.mfu)]
+        rows.append([result.name, *rate, f"{one.ratio:.2f} x"])
+        unlike = [f"{each.name} {_plain(each.ours)} here, {_plain(each.theirs)} there" for each in one.differences]
+        differs = "; ".join(unlike) or "nothing that the source states"
+        lines.append(screen.prose(f"{result.name} differs: {differs}", 2))
+    return "\n".join([columns(HEADER, rows, screen=screen), *lines])
 
 
 def _plain(value: object) -> str:
@@ -203,7 +178,7 @@ def cells(ranking: Ranking, metrics: Sequence[Metric]) -> list[list[Cell]]:
         change = None if verdict is None or verdict.ratio is None else verdict.ratio.value - 1
         rows.append([(_vs_fastest(verdict), change), *((one.text(group), one.value(group)) for one in metrics)])
     if len(rows) > 1:
-        rows[0][0] = (Painted("fastest", "winner") if proven(ranking) else "first", 0.0)
+        rows[0][0] = (Painted("fastest", "winner") if words.proven(ranking) else "first", 0.0)
     return rows
 
 
@@ -228,13 +203,13 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         header = ["configuration", VS_FASTEST, *(heading_of(metric, ranking.groups) for metric in metrics)]
         made = zip(ranking.groups, cells(ranking, metrics), strict=True)
         rows = [[names[id(group)], *(text for text, _ in row)] for group, row in made]
-        rows[0][0] = Painted(rows[0][0], "winner") if proven(ranking) else rows[0][0]
+        rows[0][0] = Painted(rows[0][0], "winner") if words.proven(ranking) else rows[0][0]
         lines = [screen.prose(heading(ranking), meaning="heading")]
-        lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
-        lines += [screen.prose(line, 2) for line in differing(ranking)]
+        lines += [screen.prose(line, 2, "winner" if words.proven(ranking) else None) for line in words.headline(ranking)]
+        lines += [screen.prose(line, 2) for line in words.differing(ranking)]
         path = best.runs[0].result.path
         if MFU.value(best) is not None and path.exists():  # a caveat says why there is none; inside an archive nothing explains
             lines.append(screen.prose(f"Where the rest went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
-        lines += [screen.prose(reason, 2, "quiet") for reason in apart(rankings[:number], ranking) if say_apart]
+        lines += [screen.prose(reason, 2, "quiet") for reason in words.apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)

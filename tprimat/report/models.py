@@ -1,7 +1,7 @@
 """Tables of the models and accelerators: `python3 -m tprimat models`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import yaml
@@ -16,37 +16,22 @@ from tprimat.report.tables import PLAIN, Screen, columns
 USUAL_SEQUENCE_TOKENS = 2048
 
 Row = dict[str, Any]
-Cell = Callable[[Row], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The models that the tables describe."""
-
-    shapes: tuple[ModelShape, ...]
-    all_models: bool
-    sequence_tokens: int | None
-
-    def sequence(self, shape: ModelShape) -> int:
-        """Return the sequence to count FLOP at: as requested, else 2,048 tokens or the model's whole context if shorter."""
-        return self.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens)
-
-
-def select_models(names: Sequence[str], sequence_tokens: int | None) -> Selection:
-    """Select the models to describe: those named (all when none is), without those whose context is too short.
+def select_models(names: Sequence[str], sequence_tokens: int | None) -> list[tuple[ModelShape, int]]:
+    """Select models, all where none is named, with the sequence to count FLOP at: 2,048 tokens or the context unless requested.
 
     Raises:
-        ConfigError: no such model, or a sequence that no selected model can read.
+        ConfigError: no such model, or a sequence that no selected model can read; those whose context is too short are left out.
     """
-    shapes = tuple(model_shape(name) for name in names) or tuple(models().values())
-    if sequence_tokens is not None:
-        longest = max(shape.context_tokens for shape in shapes)
-        if not 1 <= sequence_tokens <= longest:
-            raise ConfigError(
-                f"A sequence of {sequence_tokens} tokens is out of range.", where="--sequence", fix=f"1 to {longest:,} tokens"
-            )
-        shapes = tuple(shape for shape in shapes if sequence_tokens <= shape.context_tokens)
-    return Selection(shapes=shapes, all_models=not names, sequence_tokens=sequence_tokens)
+    shapes = [model_shape(name) for name in names] or list(models().values())
+    longest = max(shape.context_tokens for shape in shapes)
+    if sequence_tokens is None:
+        return [(shape, min(USUAL_SEQUENCE_TOKENS, shape.context_tokens)) for shape in shapes]
+    if not 1 <= sequence_tokens <= longest:
+        what = f"A sequence of {sequence_tokens} tokens is out of range."
+        raise ConfigError(what, where="--sequence", fix=f"1 to {longest:,} tokens")
+    return [(shape, sequence_tokens) for shape in shapes if sequence_tokens <= shape.context_tokens]
 
 
 def template(shape: ModelShape) -> str:
@@ -69,82 +54,55 @@ def template(shape: ModelShape) -> str:
     )
 
 
-def count_rows(selected: Selection) -> list[Row]:
+def count_rows(selected: Sequence[tuple[ModelShape, int]]) -> list[Row]:
     """Return parameters, and the FLOP of one token by each convention."""
     return [
         {
             "model": shape.name,
             **asdict(parameters(shape)),
-            "sequence_tokens": selected.sequence(shape),
-            **{convention: flop_per_token(shape, selected.sequence(shape), convention) for convention in CONVENTIONS},
+            "sequence_tokens": tokens,
+            **{convention: flop_per_token(shape, tokens, convention) for convention in CONVENTIONS},
             "source": shape.source,
         }
-        for shape in selected.shapes
+        for shape, tokens in selected
     ]
 
 
-def accelerator_rows(selected: Selection) -> list[Row]:
-    """Return the data sheets, and the memory that a program may use; none when only some models are selected."""
-    return [{**asdict(one), "usable_bytes": one.usable_bytes} for one in accelerators()] if selected.all_models else []
+def accelerator_rows() -> list[Row]:
+    """Return the data sheets, and the memory that a program may use."""
+    return [{**asdict(one), "usable_bytes": one.usable_bytes} for one in accelerators()]
 
 
-def _tera(flops: float | None) -> str:
-    return units.ABSENT if flops is None else units.significant(flops / 1e12, 4)
+def _scaled(value: float | None, scale: float) -> str:
+    return units.ABSENT if value is None else units.significant(value / scale, 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """One table: its rows as numbers, and their cells as text, by heading; the first column has names."""
-
-    title: str
-    rows: Callable[[Selection], list[Row]]
-    cells: Mapping[str, Cell]
-    drop: Sequence[str]
-    """Headings in the order in which a narrow terminal loses them."""
-
-
-TABLES = {
-    "counts": Table(
-        title="Parameters, and FLOP of one token (forward and backward)",
-        rows=count_rows,
-        cells={
-            "model": lambda row: row["model"],
-            "parameters": lambda row: units.count(row["total"]),
-            "active": lambda row: units.count(row["active"]),
-            "tokens": lambda row: units.count(row["sequence_tokens"]),
-            **{
-                f"{name} GFLOP/token": lambda row, name=name: units.significant(row[name] / 1e9, 4)  # type: ignore[misc]
-                for name in CONVENTIONS
-            },
-        },
-        drop=("6n GFLOP/token", "full GFLOP/token", "tokens"),
-    ),
-    "accelerators": Table(
-        title="Dense peaks and memory of one GPU as torch sees it",
-        rows=accelerator_rows,
-        cells={
-            "accelerator": lambda row: row["name"],
-            **{
-                f"{dtype} TFLOP/s": lambda row, dtype=dtype: _tera(row["dense_flops"].get(dtype))  # type: ignore[misc]
-                for dtype in DTYPES
-            },
-            "memory": lambda row: units.gibibytes(row["usable_bytes"]),
-            "bandwidth": lambda row: units.si(row["bandwidth_bytes_per_second"], "B/s"),
-            "links": lambda row: units.si(row["link_bytes_per_second"], "B/s"),
-            "watts": lambda row: units.count(row["tdp_watts"]),
-        },
-        drop=[*(f"{dtype} TFLOP/s" for dtype in DTYPES if dtype not in {"bf16", "fp8"}), "watts"],
-    ),
-}
-
-
-def text_of(rows: Mapping[str, Sequence[Row]], screen: Screen = PLAIN) -> str:
-    """Return tables, key of TABLES -> rows, as text for a terminal; tables without rows are left out."""
-    parts = []
-    for name, found in rows.items():
-        if found:
-            table = TABLES[name]
-            body = [[cell(row) for cell in table.cells.values()] for row in found]
-            shown = columns(list(table.cells), body, screen=screen, drop=table.drop)
-            parts.append(f"{screen.prose(table.title, meaning='heading')}\n\n{shown}")
-    return "\n\n".join(parts)
+def text_of(counts: Sequence[Row], sheets: Sequence[Row], screen: Screen = PLAIN) -> str:
+    """Return both tables as text for a terminal; one without rows is left out."""
+    flops = [f"{name} GFLOP/token" for name in CONVENTIONS]
+    models = [
+        [row["model"], *(units.count(row[key]) for key in ("total", "active", "sequence_tokens"))]
+        + [_scaled(row[name], 1e9) for name in CONVENTIONS]
+        for row in counts
+    ]
+    devices = [
+        [row["name"], *(_scaled(row["dense_flops"].get(dtype), 1e12) for dtype in DTYPES), units.gibibytes(row["usable_bytes"])]
+        + [units.si(row[f"{what}_bytes_per_second"], "B/s") for what in ("bandwidth", "link")]
+        + [units.count(row["tdp_watts"])]
+        for row in sheets
+    ]
+    peaks = [f"{dtype} TFLOP/s" for dtype in DTYPES]
+    dropped = [name for dtype, name in zip(DTYPES, peaks, strict=True) if dtype not in {"bf16", "fp8"}]
+    tables = (
+        ("Parameters, and FLOP of one token (forward and backward)", ["model", "parameters", "active", "tokens", *flops], models),
+        (
+            "Dense peaks and memory of one GPU as torch sees it",
+            ["accelerator", *peaks, "memory", "bandwidth", "links", "watts"],
+            devices,
+        ),
+    )
+    return "\n\n".join(
+        f"{screen.prose(title, meaning='heading')}\n\n{columns(header, rows, screen=screen, drop=[*flops[1:], *dropped])}"
+        for title, header, rows in tables
+        if rows
+    )

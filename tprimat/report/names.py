@@ -4,28 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tprimat.analyze import traits
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, label_of, labels_among
-from tprimat.analyze.traits import (
-    FORBIDDING,
-    TRAITS,
-    accelerator_name,
-    dtype_that_ran,
-    engine_words,
-    layout,
-    model_and_shape,
-    on_nodes,
-    ranks,
-    sequence_words,
-    tokens_per_step,
-)
 from tprimat.analyze.waterfall import Known, LossName
 from tprimat.core import units
 from tprimat.core.published import SPELLING
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import per_rank
 
-OF_THE_WORK = {"model", "accelerator", *FORBIDDING}
+OF_THE_WORK = {"model", "accelerator", *traits.FORBIDDING}
 """Traits that belong to a heading where there is a single configuration."""
 IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype", "routing")
 """Traits that a heading names apart from the label."""
@@ -79,7 +67,7 @@ def configurations(groups: Sequence[Group]) -> list[Configuration]:
         name, strategy, split = names[id(group)], group.run.strategy, short_layout(group.run)
         behind = strategy and split and strategy in name.split() and split not in name
         label = name.replace(strategy, f"{strategy} ({split})", 1) if strategy and behind else name
-        imported = group.run.source is not None and engine_words(group.run) not in label
+        imported = group.run.source is not None and traits.engine_words(group.run) not in label
         label += f", {engine_name(group.run)}" if imported else ""
         named.append(Configuration(group=group, name=name, label=label))
     return named
@@ -87,7 +75,7 @@ def configurations(groups: Sequence[Group]) -> list[Configuration]:
 
 def _titles(rankings: Sequence[Ranking]) -> list[str]:
     """Return what tells the work of each ranking from that of the others; a number where nothing that is recorded does."""
-    facts = [_facts(ranking, FORBIDDING) for ranking in rankings]
+    facts = [_facts(ranking, traits.FORBIDDING) for ranking in rankings]
     titles: list[tuple[str, ...]] = [()] * len(rankings)
     for key in dict.fromkeys(key for several in facts for key in several):
         words = [several.get(key, "") for several in facts]
@@ -103,14 +91,14 @@ def _titles(rankings: Sequence[Ranking]) -> list[str]:
 
 def short_layout(run: RunRecord) -> str:
     """Return the layout without degrees of 1: 'TP2 DP2', 'DP8'; 'one GPU', or 'one process' on a CPU, where all are 1."""
-    full = layout(run)
+    full = traits.layout(run)
     alone = per_rank("one GPU", {run.machine.platform}) if full else ""
     return " ".join(part for part in full.split() if part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "1") or alone
 
 
 def engine_name(run: RunRecord) -> str:
     """Return the engine as its makers spell it, and Transformer Engine where its layers were seen in the running model."""
-    return engine_words(run).replace(run.engine, SPELLING.get(run.engine, run.engine), 1)
+    return traits.engine_words(run).replace(run.engine, SPELLING.get(run.engine, run.engine), 1)
 
 
 def shared_parts(groups: Sequence[Group]) -> dict[str, str]:
@@ -139,23 +127,27 @@ def heading(ranking: Ranking) -> str:
 
 def _facts(ranking: Ranking, more: Sequence[str] = ()) -> dict[str, str]:
     """Return what a heading says, and `more` traits by their keys; not what is the question."""
-    run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
+    run, tokens = ranking.best.run, traits.tokens_per_step(ranking.best.run)
     shapes = {group.run.ran.shape.name for group in ranking.groups if group.run.ran.shape is not None}
     nodes = {group.run.machine.nodes for group in ranking.groups}
     shared = {key: words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS}
     facts = {
         "": " ".join(shared.values()) or run.model,
         "shape": shapes.pop() if len(shapes) == 1 else None,
-        "gpus": (ranks(run) or "") + (on_nodes(run) if len(nodes) == 1 else ""),
+        "gpus": (traits.ranks(run) or "") + (traits.on_nodes(run) if len(nodes) == 1 else ""),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
-        "sequence": f"sequence {sequence_words(run)}" if run.ran.sequence_tokens else None,
-        "dtype": dtype_that_ran(run),
-        "routing": TRAITS["routing"].label(run),
+        "sequence": f"sequence {traits.sequence_words(run)}" if run.ran.sequence_tokens else None,
+        "dtype": traits.dtype_that_ran(run),
+        "routing": traits.TRAITS["routing"].label(run),
     }
     if more:  # of a title, where each fact stands for itself
-        several = len({accelerator_name(group.run) for group in ranking.groups}) > 1
-        facts |= {"": model_and_shape(run), "accelerator": None if several else accelerator_name(run), "shape": None}
-        facts |= {key: TRAITS[key].label(run) for key in more if key not in {*facts, "model"}}
+        several = len({traits.accelerator_name(group.run) for group in ranking.groups}) > 1
+        facts |= {
+            "": traits.model_and_shape(run),
+            "accelerator": None if several else traits.accelerator_name(run),
+            "shape": None,
+        }
+        facts |= {key: traits.TRAITS[key].label(run) for key in more if key not in {*facts, "model"}}
     return {key: fact for key, fact in facts.items() if fact and key not in ranking.question.varying}
 
 

@@ -3,17 +3,18 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tprimat.core import units
 from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
 from tprimat.core.flops import flop_per_token
-from tprimat.core.implementations import EMBEDDED, Implementation
+from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import PARTS, Part
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, Question, other_routing, reason
-from tprimat.predict.time import TIME_PARTS, TimePart
+from tprimat.predict.time import TIME_PARTS
+from tprimat.report.names import LOSS_NAMES
 from tprimat.report.tables import Painted, Screen, columns, plural
 
 SHOWN = 3
@@ -25,19 +26,7 @@ SECONDS_OF_A_DAY = 86400
 USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
-TIME_NAMES: Mapping[TimePart, str] = {
-    "products": "matrix products",
-    "attention": "attention",
-    "memory": "norms and elementwise",
-    "tensor": "TP communication",
-    "context": "CP communication",
-    "experts": "EP communication",
-    "pipeline": "PP communication",
-    "bubble": "pipeline bubble",
-    "replicas": "DP communication",
-    "optimizer": "optimizer",
-    "host": "host launches",
-}
+TIME_NAMES = {**LOSS_NAMES, "products": "matrix products", "memory": "norms and elementwise", "host": "host launches"}
 ROUTING_NAMES = {"natural": "natural routing", "balanced": "forced-balanced routing (overstates speed)"}
 
 
@@ -54,19 +43,22 @@ class Wishes:
     whole: bool = False
     """Every layout, and the parts of the fastest one."""
 
-    def days(self, candidate: Candidate) -> float | None:
-        """Return how long the tokens take."""
-        rate = rate_of(candidate) * candidate.workload.world_size
-        return None if self.tokens is None else self.tokens / rate / SECONDS_OF_A_DAY
+    def bill(self, candidate: Candidate) -> "Bill":
+        """Return what the tokens take."""
+        rate = rate_of(candidate)
+        days = None if self.tokens is None else self.tokens / (rate * candidate.workload.world_size) / SECONDS_OF_A_DAY
+        each = None if self.price is None else 1e9 / rate / 3600 * self.price
+        return Bill(days, each, None if each is None or self.tokens is None else each * self.tokens / 1e9)
 
-    def per_billion(self, candidate: Candidate) -> float | None:
-        """Return the dollars of a billion tokens."""
-        return None if self.price is None else 1e9 / rate_of(candidate) / 3600 * self.price
 
-    def cost(self, candidate: Candidate) -> float | None:
-        """Return the dollars of all tokens."""
-        each = self.per_billion(candidate)
-        return None if each is None or self.tokens is None else each * self.tokens / 1e9
+class Bill(NamedTuple):
+    """Time and money of a training; None where the tokens or the price are not known."""
+
+    days: float | None
+    per_billion: float | None
+    """Dollars of a billion tokens."""
+    cost: float | None
+    """Dollars of all tokens."""
 
 
 def rate_of(candidate: Candidate) -> float:
@@ -102,11 +94,6 @@ def layout_name(workload: FullWorkload) -> str:
     return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"{replicas}{layout.data}"])
 
 
-def engine_name(implementation: Implementation) -> str:
-    """Name what runs a layout: the embedded engine as --engine does, another as its layers are known."""
-    return "engine megatron" if implementation.name == EMBEDDED.name else implementation.name
-
-
 def how_sure(best: Candidate, rates: Rates) -> str:
     """Say what the predictions come from, and how good they are."""
     step = best.expected
@@ -124,14 +111,7 @@ def close_to(best: Candidate, layouts: Sequence[Candidate]) -> int:
 
 
 def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, wishes: Wishes) -> str:
-    """Format the answer for a terminal.
-
-    Args:
-        rated: all layouts, and what they were predicted from.
-        screen: where it is shown.
-        enough: where nothing fits, a layout on the fewest GPUs that are enough.
-        wishes: price, tokens, and how much to show.
-    """
+    """Format the answer for a terminal; `enough` is, where nothing fits, a layout on the fewest GPUs that are enough."""
     answer, rates = rated
     question, layouts = answer.question, answer.layouts()
     parts = [_question(question, rates, screen)]
@@ -165,8 +145,8 @@ def chosen(
         best = next(iter(rated[0].fitting), None)
         if best is None:
             return False, -math.inf
-        days, cost = wishes.days(best) or 0.0, wishes.cost(best) or 0.0
-        kept = (deadline is None or days <= deadline) and (budget is None or cost <= budget)
+        days, _, cost = wishes.bill(best)
+        kept = (deadline is None or (days or 0.0) <= deadline) and (budget is None or (cost or 0.0) <= budget)
         if deadline is None or not kept:
             return kept, rate_of(best) * best.workload.world_size
         return kept, round(rate_of(best), -2) - 1e-3 * best.workload.world_size  # the cheapest; of like ones the fewest GPUs
@@ -178,21 +158,17 @@ def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: 
     """Format the fastest layout of each of several numbers of GPUs."""
     rows = []
     for answer, _ in answers:
-        gpus, best = answer.question.gpus, next(iter(answer.fitting), None)
-        if best is None:
-            rows.append([str(gpus), "nothing fits", "", "", "", ""])
-            continue
-        days, cost, each = money.days(best), money.cost(best), money.per_billion(best)
-        rows.append(
-            [
-                str(gpus),
+        cells = ["nothing fits", "", "", "", ""]
+        if best := next(iter(answer.fitting), None):
+            days, each, cost = money.bill(best)
+            cells = [
                 layout_name(best.workload),
                 units.count(rate_of(best)),
                 "" if days is None else units.significant(days),
                 "" if each is None else f"${units.significant(each)}",
                 "" if cost is None else f"${units.count(cost)}",
             ]
-        )
+        rows.append([str(answer.question.gpus), *cells])
     header = ["GPUs", "fastest layout", "tokens/s/GPU", "days", "$/billion tokens", "cost"]
     return columns(header, rows, left=2, screen=screen)
 
@@ -203,7 +179,8 @@ def _question(question: Question, rates: Rates, screen: Screen) -> str:
     work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.format}"
     work += f", {ROUTING_NAMES[asked.routing]}" if asked.routing in ROUTING_NAMES and asked.shape.experts else ""
     device = f"{rates.accelerator}, {units.gibibytes(question.memory_bytes)} each"
-    return screen.prose(f"{asked.shape.name} on {where} ({device}): {work}, {engine_name(asked.code)}", meaning="heading")
+    runs = "engine megatron" if asked.code.name == EMBEDDED.name else asked.code.name  # as --engine names it
+    return screen.prose(f"{asked.shape.name} on {where} ({device}): {work}, {runs}", meaning="heading")
 
 
 def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishes) -> list[str]:
@@ -218,14 +195,12 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     if wishes.command is None or question.engine is None:
         return [*lines, screen.prose("TPrimat does not start such a run; the degrees are for the framework's own flags.")]
     lines.append(f"run the fastest:   {wishes.command} {flags_of(best.workload, question, rates)}")
-    if close > 1:
-        lines.append(f"measure the best:  {wishes.command} {measuring_flags(question, rates)}")
-    return lines
+    return lines + [f"measure the best:  {wishes.command} {flags_of(None, question, rates)}"] * (close > 1)
 
 
 def _money(best: Candidate, rates: Rates, money: Wishes) -> str:
     """Say what the fastest layout reaches, how long it takes, and what it costs."""
-    mfu, days, each, cost = mfu_of(best, rates), money.days(best), money.per_billion(best), money.cost(best)
+    mfu, (days, each, cost) = mfu_of(best, rates), money.bill(best)
     words = [] if mfu is None else [f"MFU {units.percent(mfu, 0)}"]
     if days is not None and money.tokens is not None:
         hours = days * 24 * best.workload.world_size
@@ -296,13 +271,9 @@ def _shares(parts: Mapping[str, float], show: Callable[[float], str]) -> str:
 def _too_large(nearly: Sequence[Candidate], question: Question, screen: Screen) -> str:
     lines = [f"too large for {units.gibibytes(question.memory_bytes)} with any micro-batch and recomputation:"]
     for candidate in nearly[:MOST_TOO_LARGE]:
-        parts = candidate.memory.parts
+        parts, missing = candidate.memory.parts, units.gibibytes(candidate.missing_bytes)
         most = MEMORY_NAMES[max(parts, key=lambda part: parts[part])]
-        missing = units.gibibytes(candidate.missing_bytes)
-        why = (
-            f"{missing} missing, most of it {most}" if candidate.fit == "does not fit" else f"{candidate.fit}, {missing} missing"
-        )
-        lines.append(f"  {layout_name(candidate.workload)}: {why}")
+        lines.append(f"  {layout_name(candidate.workload)}: {candidate.fit}, {missing} missing, most of it {most}")
     more = len(nearly) - MOST_TOO_LARGE
     lines += [f"  and {plural(more, 'more layout')}"] if more > 0 else []
     return "\n".join(screen.prose(line, 4) for line in lines)
@@ -311,59 +282,38 @@ def _too_large(nearly: Sequence[Candidate], question: Question, screen: Screen) 
 # The flags of ./benchmark.py that run what a plan predicts, on the machine that it is for.
 
 
-def flags_of(workload: FullWorkload, question: Question, rates: Rates) -> str:
-    """Return the flags that run a layout as it was predicted; without them it might not fit."""
-    layout, machine = workload.layout, _of_machine(question, rates)
-    again, layers = workload.recompute, workload.recompute_layers
-    own = f"platform_optimizations.{machine['--platform']}.recompute"
-    settings = {
-        "vpp": layout.virtual_pipeline,
-        "cp": layout.context if layout.context > 1 else None,
-        "ep": layout.expert if layout.expert > 1 else None,
-        own: None if again == "none" else again,
-        f"{own}_layers": None if again == "none" else layers or None,
-    }
-    flags = {
-        "--engine": question.engine,
-        **machine,
-        "--tp": layout.tensor,
-        "--pp": layout.pipeline,
-        "--micro-batch-size": workload.micro_batch,
-        "--global-batch-size": workload.micro_batch * workload.accumulation * layout.data,
-        "--sequence-length": workload.sequence_tokens,
-        "--precision": workload.format,
-    }
-    set_to = (f"--set {name}={value}" for name, value in settings.items() if value is not None)
-    return " ".join([_words(flags), *set_to])
-
-
-def measuring_flags(question: Question, rates: Rates) -> str:
-    """Return the flags that measure the best layouts and run the fastest."""
-    flags = {
-        "--engine": question.engine,
-        **_of_machine(question, rates),
-        "--parallel": f"auto:{SHOWN}",
-        "--global-batch-size": question.work.global_batch_sequences,
-        "--sequence-length": question.work.sequence_tokens,
-        "--precision": question.work.format,
-    }
-    return _words(flags)
-
-
-def _of_machine(question: Question, rates: Rates) -> dict[str, str | int | None]:
-    """Return the flags that name a plan's machine: without them ./benchmark.py takes the one it runs on."""
+def flags_of(workload: FullWorkload | None, question: Question, rates: Rates) -> str:
+    """Return the flags that run a layout as it was predicted, or it might not fit; None: that measure the best ones."""
     accelerator = find_accelerator(rates.accelerator)
+    platform = None if accelerator is None else PLATFORM_OF[accelerator.backend]
     in_node = min(question.gpus, question.gpus_per_node)
-    return {
-        "--platform": None if accelerator is None else PLATFORM_OF[accelerator.backend],
+    flags: dict[str, object] = {
+        "--engine": question.engine,
+        "--platform": platform,
         "--nodes": question.gpus // in_node if question.gpus > in_node else None,
         "--gpus": in_node if in_node != USUAL_GPUS else None,
     }
-
-
-def _words(flags: Mapping[str, object]) -> str:
-    """Write flags as they are typed, without those that have no value."""
-    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
+    settings: dict[str, object] = {}
+    if workload is None:
+        flags |= {"--parallel": f"auto:{SHOWN}", "--global-batch-size": question.work.global_batch_sequences}
+    else:
+        layout, again, own = workload.layout, workload.recompute, f"platform_optimizations.{platform}.recompute"
+        flags |= {
+            "--tp": layout.tensor,
+            "--pp": layout.pipeline,
+            "--micro-batch-size": workload.micro_batch,
+            "--global-batch-size": workload.micro_batch * workload.accumulation * layout.data,
+        }
+        settings = {
+            "vpp": layout.virtual_pipeline,
+            "cp": layout.context if layout.context > 1 else None,
+            "ep": layout.expert if layout.expert > 1 else None,
+            own: None if again == "none" else again,
+            f"{own}_layers": None if again == "none" else workload.recompute_layers or None,
+        }
+    flags |= {"--sequence-length": question.work.sequence_tokens, "--precision": question.work.format}
+    words = [f"{flag} {value}" for flag, value in flags.items() if value is not None]
+    return " ".join([*words, *(f"--set {name}={value}" for name, value in settings.items() if value is not None)])
 
 
 def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[str, Any]:
@@ -421,8 +371,8 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
             "high": high,
             "kind": step.kind if step else None,
             "mfu": mfu_of(candidate, rates),
-            "days": money.days(candidate),
-            "dollars_per_billion_tokens": money.per_billion(candidate),
+            "days": money.bill(candidate).days,
+            "dollars_per_billion_tokens": money.bill(candidate).per_billion,
             "why_not": reason(candidate, answer.fitting[0]),
         }
     if candidate is answer.fitting[0] if answer.fitting else False:

@@ -87,9 +87,9 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
         ("compute", None if on_cpu else f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})"),
         ("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})" if metrics.mfu_absent_because else None),
     ]
-    only_reserved = metrics.peak_memory_bytes is None
-    memory = catalogue.RESERVED_MEMORY if only_reserved else catalogue.PEAK_MEMORY
-    whose = "reserved on the worst rank" if only_reserved else "allocated on the worst rank"
+    allocated = metrics.peak_memory_bytes is not None
+    memory = catalogue.PEAK_MEMORY if allocated else catalogue.RESERVED_MEMORY
+    whose = f"{'allocated' if allocated else 'reserved'} on the worst rank"
     for label, metric, context in (
         ("MFU", MFU, f"of {units.teraflops(metrics.peak_dense_flops)} dense"),
         ("of matmul", catalogue.MATMUL_SHARE, f"of the fastest {run.ran.matmul_dtype} product measured here"),

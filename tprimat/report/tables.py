@@ -90,12 +90,8 @@ def columns(
 ) -> str:
     """Format a table for a terminal, without columns that have no value; a pipe and a file get one line for each row.
 
-    Args:
-        header: of the columns.
-        rows: as many cells each.
-        left: the number of columns of text, flush left; the others, of numbers, are flush right and never broken.
-        screen: what the table must fit: columns drop out until it does, then text is broken between words.
-        drop: headings in the order in which they drop out; then the last columns do.
+    The first `left` columns are of text, flush left; the others, of numbers, are flush right and never broken. Columns drop out
+    until the table fits the screen, those in `drop` first, then the last ones; then text is broken between words.
     """
     cells, left = _with_values(header, rows, left)
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}

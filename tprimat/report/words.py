@@ -64,13 +64,13 @@ def gain(ratio: Estimate | None) -> str:
     """Format how much faster: '8.4 % [8.1, 8.7]', or '12.5 times [7.4, 21.0]' from 2 on."""
     if ratio is None:
         return units.ABSENT
-    numbers = [value for value in (ratio.value, ratio.low, ratio.high) if value is not None]
-    unit, texts = " %", [f"{(value - 1) * 100:,.1f}" for value in numbers]
-    if ratio.value >= 2:
-        unit, texts = " times", [f"{value:,.2f}" for value in numbers]
-    if shows_nothing(ratio):
-        return f"{texts[0]}{unit}, {TOO_FEW}"
-    return f"{texts[0]}{unit} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else f"{texts[0]}{unit}"
+    unit = " times" if ratio.value >= 2 else " %"
+    value, low, high = (
+        "" if end is None else f"{end:,.2f}" if ratio.value >= 2 else f"{(end - 1) * 100:,.1f}"
+        for end in (ratio.value, ratio.low, ratio.high)
+    )
+    interval = f", {TOO_FEW}" if shows_nothing(ratio) else f" [{low}, {high}]" if low and high else ""
+    return value + unit + interval
 
 
 def held_words(verdict: Verdict, name: str) -> str:
@@ -310,7 +310,7 @@ FINDINGS = {
     # Why a run does not count.
     "no end": "no end was recorded: it still runs, or was killed with its launcher; steps so far: {}",
     "not completed": "{}{}",
-    "not as asked": "{}",
+    "not as asked": "what ran is not what was asked: {}",
     "no metrics": "{}",
     "copy": "its step times are those of {}: it is a copy",
     "diverged": "its loss rose for good, from {:figure} to {:figure}: it diverged",
@@ -329,16 +329,8 @@ FINDINGS = {
     "other rate": "the file states {} tokens/s, and its own steps make {}",
 }
 """A finding's sentence, with its subjects and then its numbers."""
-AS_THEY_ARE = {
-    "no end": "running",
-    "not completed": "",
-    "not as asked": "what ran is not what was asked",
-    "no metrics": "no steady step",
-    "copy": "a copy",
-    "diverged": "diverged",
-}
-"""Kinds of findings for which a run does not count, though it may be what it says; and each in few words."""
-IMPOSSIBLE = "this cannot be"
+TRUE_BUT_UNUSABLE = {"no end", "not completed", "not as asked", "no metrics", "copy", "diverged"}
+"""Kinds of findings for which a run does not count, though it may be what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,27 +355,21 @@ def finding_words(found: Finding | Shared) -> str:
 
 def not_counted_words(item: Measured) -> str:
     """Say why a run does not count; nothing of one that does."""
-    if item.counts:
-        return ""
-    kind, text = item.not_counted[0].kind, "; ".join(map(finding_words, item.not_counted))
-    if kind == "not as asked":
-        return f"{AS_THEY_ARE[kind]}: {text}"
-    return text if kind in AS_THEY_ARE else f"{IMPOSSIBLE}: {text}"
+    text = "; ".join(map(finding_words, item.not_counted))
+    return text if item.counts or item.not_counted[0].kind in TRUE_BUT_UNUSABLE else f"this cannot be: {text}"
 
 
 def not_counted_briefly(item: Measured) -> str:
-    """Say it in few words."""
+    """Say it in few words: how the run ended, or what kind of finding it is."""
     found = item.not_counted[0]
-    return (AS_THEY_ARE.get(found.kind, IMPOSSIBLE) or found.subjects[0]).replace("_", " ")
+    return found.subjects[0].replace("_", " ") if found.kind == "not completed" else found.kind
 
 
 def lost_words(item: Measured) -> str:
     """Say why a candidate with a run that does not count passes no gate."""
     run = item.result.run
-    return (
-        f"{run_name(item)} of {model_name(run)} {run.strategy or ''} does not count: {not_counted_words(item)}. "
-        "Repeat it, or move its record away."
-    ).replace("  ", " ")
+    what = " ".join(filter(None, (run_name(item), "of", model_name(run), run.strategy)))
+    return f"{what} does not count: {not_counted_words(item)}. Repeat it, or move its record away."
 
 
 def run_name(item: Measured) -> str:

@@ -3,15 +3,14 @@
 import base64
 import gzip
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import cycle
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, Measured
@@ -25,7 +24,7 @@ from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.waterfall import svg
-from tprimat.report.words import caveats, run_name, sentence, subtitle
+from tprimat.report.words import caveats, run_name, subtitle
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 
@@ -63,13 +62,6 @@ def html_report(report: Report) -> str:
     works = sorted(ranked, key=lambda work: report.rankings.index(work.ranking))
     appearance = _appearance(works, colours(ranked))
     names = short_names(report.runs)
-    named = {one.group.label: one.label_among(work) for work in works for one in work.configurations}
-    judged = [
-        replace(one, baseline=named[one.baseline], candidate=named[one.candidate])
-        for ranking in report.rankings
-        for one in ranking.against_best
-        if one is not None
-    ]
     cards, remarks = sections.cards(works)
     bars, curves = shown_panels(groups)
     records = [item.result.run for item in report.runs]
@@ -86,7 +78,6 @@ def html_report(report: Report) -> str:
             software=sections.software(records),
             cards=cards,
             remarks=remarks,
-            verdicts=list(map(sentence, judged)),
             waterfalls=[(Markup(svg(one)), advised(one)) for one in report.explained],
             ranking=sections.ranking_table(works, appearance),
             bar_titles=[panel.title for panel in bars],
@@ -114,14 +105,9 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(prose=_prose, evidence_fields=sections.evidence_fields)
+    environment.filters.update(evidence_fields=sections.evidence_fields)
     environment.globals.update(ABSENT=units.ABSENT)
     return environment
-
-
-def _prose(text: str) -> Markup:
-    """Keep a number and its unit on one line."""
-    return Markup(re.sub(r"(?<=\d) (?=%|GiB|TFLOP)", "\u00a0", str(escape(text))))
 
 
 def packed(content: bytes) -> str:

@@ -12,25 +12,17 @@ from tprimat.analyze.traits import accelerator_name, machine_name, on_nodes
 from tprimat.core import units
 from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import RunRecord
-from tprimat.report.catalogue import (
-    CPU_CAUTION,
-    FLOPS,
-    MATMUL_SHARE,
-    MFU,
-    PEAK_MEMORY,
-    RESERVED_MEMORY,
-    STEP_TIME,
-    TOKENS,
-    heading_of,
-    shown_columns,
-)
+from tprimat.report import catalogue
 from tprimat.report.comparison import VS_FASTEST, cells
 from tprimat.report.names import Workload, heading
 from tprimat.report.plots import MOST_SERIES, Look
 from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, BarPanel, Curve, curves_of, memory_panel, throughput_panel
 from tprimat.report.words import differing, finding_words, headline, not_counted_words, run_name
 
-TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
+TILES = (
+    *(catalogue.TOKENS, catalogue.FLOPS, catalogue.MFU, catalogue.MATMUL_SHARE, catalogue.STEP_TIME),
+    *(catalogue.PEAK_MEMORY, catalogue.RESERVED_MEMORY),
+)
 """Figures on a workload's card."""
 
 # The summary: one card per workload, with the fastest configuration and its lead.
@@ -52,11 +44,11 @@ def cards(works: Sequence[Workload]) -> tuple[list[Values], list[str]]:
 def _card(work: Workload) -> Values:
     ranking, best = work.ranking, work.ranking.best
     first, *more = headline(ranking) or [work.configurations[0].label]
-    paragraphs = [CPU_CAUTION if on_cpu([best]) else "", *more, *differing(ranking)]
+    paragraphs = [catalogue.CPU_CAUTION if on_cpu([best]) else "", *more, *differing(ranking)]
     return {
         "workload": heading(ranking),
         "headline": first,
-        "tiles": [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)],
+        "tiles": [(catalogue.heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)],
         "paragraphs": [text for text in paragraphs if text],
     }
 
@@ -66,16 +58,16 @@ def _card(work: Workload) -> Values:
 
 def hardware(runs: Sequence[RunRecord]) -> list[str]:
     """Return each kind of machine once: GPUs, their memory, power limit and driver."""
-    found = []
-    for run in runs:
-        machine = run.machine
-        more = [
-            units.gibibytes(machine.memory_bytes) if machine.memory_bytes else "",
-            f"{machine.power_limit_watts:.0f} W" if machine.power_limit_watts else "",
-            f"driver {machine.driver}" if machine.driver else "",
-        ]
-        found.append(", ".join(filter(None, (machine_name(run) + on_nodes(run), *more))))
-    return list(dict.fromkeys(found))
+    found = [
+        (
+            machine_name(run) + on_nodes(run),
+            units.gibibytes(run.machine.memory_bytes) if run.machine.memory_bytes else "",
+            f"{run.machine.power_limit_watts:.0f} W" if run.machine.power_limit_watts else "",
+            f"driver {run.machine.driver}" if run.machine.driver else "",
+        )
+        for run in runs
+    ]
+    return [", ".join(filter(None, words)) for words in dict.fromkeys(found)]
 
 
 def software(runs: Sequence[RunRecord]) -> list[str]:
@@ -104,7 +96,7 @@ def ranking_table(works: Sequence[Workload], appearance: Sequence[Look]) -> Valu
     A row's place is that of its group among all of the page, as its data count them.
     """
     groups = [one.group for work in works for one in work.configurations]
-    metrics, looks = shown_columns(groups), enumerate(appearance)
+    metrics, looks = catalogue.shown_columns(groups), enumerate(appearance)
     workloads: list[tuple[str, list[Values]]] = []
     for work in works:
         rows = []
@@ -115,7 +107,7 @@ def ranking_table(works: Sequence[Workload], appearance: Sequence[Look]) -> Valu
         workloads.append((heading(work.ranking), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
     return {
-        "headings": ["configuration", VS_FASTEST, *(heading_of(metric, groups) for metric in metrics)],
+        "headings": ["configuration", VS_FASTEST, *(catalogue.heading_of(metric, groups) for metric in metrics)],
         "workloads": workloads,
         "choices": {name: several for name, several in values.items() if len(several) > 1},
     }
@@ -128,8 +120,6 @@ def warnings(groups: Sequence[Group], not_counted: Sequence[Measured], names: Ma
     """Return each warning with the short names of its runs: those that count, then those that do not."""
     places = {finding_words(one): list(one.places) for one in findings(groups, run_name)}
     for item in not_counted:
-        for mismatch in item.result.run.mismatches:
-            places.setdefault(f"what ran is not what was asked: {mismatch}", []).append(run_name(item))
         for finding in item.metrics.warnings if item.metrics else ():
             places.setdefault(finding_words(finding), []).append(run_name(item))
     return {warning.rstrip("."): [names.get(place, place) for place in runs] for warning, runs in places.items()}
@@ -145,9 +135,8 @@ def evidence_fields(run: RunRecord) -> list[tuple[str, str]]:
         by_grade.setdefault(grade_of(run, name) or "stated", []).append(words)
     if grade_of(run, "matmul_dtype") == "stated":
         by_grade.setdefault("stated", []).append(f"dtype {run.ran.matmul_dtype}")
-    found = [(grade, "; ".join(by_grade[grade])) for grade in ("observed", "resolved", "stated") if grade in by_grade]
-    notes = other_notes(run.evidence)
-    return [*found, *([("note", "; ".join(notes).rstrip("."))] if notes else [])]
+    by_grade["note"] = [note.rstrip(".") for note in other_notes(run.evidence)]
+    return [(name, "; ".join(by_grade[name])) for name in ("observed", "resolved", "stated", "note") if by_grade.get(name)]
 
 
 def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[tuple[str, str, str, str, str | None]]:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from tprimat.core.errors import UserError
+from tprimat.records.schema import Estimate
 from tprimat.records.store import write_atomically
+from tprimat.report.tables import useful_ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +36,8 @@ PICTURES = ("png", "svg", "pdf")
 MISSING = "not recorded"
 MOST_SERIES = 8
 """Configurations that get a colour; the others are named, and grey."""
-INK, SOFT, RULE, REST = "#16202c", "#566474", "#dde2e8", "#b9c0c8"
-"""Colours of words, of notes and ticks, of grids, and of bars and dots without a colour of their own; as on the HTML page."""
+INK, SOFT, REST = "#16202c", "#566474", "#b9c0c8"
+"""Colours of words, of notes and ticks, and of bars and dots without a colour of their own; as on the HTML page."""
 HEADLINE, SUBTITLE, SMALL, LABEL = 13, 9.5, 8.5, 9
 """Sizes of text in points; small are notes and values, labels are those of rows."""
 LEFT = 0.008
@@ -44,32 +46,6 @@ LETTER = 0.55
 """Width of a letter on average, in its size."""
 ROOM = 0.55
 """Least share of a panel's width that its axes have beside labels."""
-
-SETTINGS: dict[str, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "legend.frameon": False,
-    "savefig.dpi": 120,
-    "svg.hashsalt": "tprimat",
-    "text.parse_math": False,
-    "hatch.linewidth": 0.6,
-    "figure.constrained_layout.h_pad": 0.07,
-    "text.color": INK,
-    "axes.labelcolor": SOFT,
-    "axes.edgecolor": SOFT,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "ytick.labelcolor": INK,
-    "grid.color": RULE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +87,7 @@ def figure(width: float, height: float) -> Iterator["Figure"]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
-    with mpl.rc_context(rc=cast(Any, SETTINGS)):
+    with mpl.rc_context(fname=Path(__file__).with_name("tprimat.mplstyle")):
         picture = NewFigure(figsize=(width, height), dpi=120, layout="constrained")
         FigureCanvasAgg(picture)
         yield picture
@@ -153,6 +129,14 @@ class Bar:
     look: Look | None = None
     heading: bool = False
     """Only a label, above the bars of a workload."""
+
+
+def bar_of(label: str, estimate: Estimate | None, text: str, look: Look | None = None, *, scale: float = 1) -> Bar:
+    """Return the bar of an estimate, in units of `scale`."""
+    if estimate is None:
+        return Bar(label=label, value=None, look=look)
+    value, low, high = (None if end is None else end / scale for end in (estimate.value, *useful_ends(estimate)))
+    return Bar(label=label, value=value, low=low, high=high, text=text, look=look)
 
 
 LABEL_INCHES = 3.2

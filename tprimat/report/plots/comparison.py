@@ -10,18 +10,7 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few
 from tprimat.core.units import GIBIBYTE, percent, significant
 from tprimat.records.schema import StepRecord
-from tprimat.report.catalogue import (
-    CPU_CAUTION,
-    FLOPS,
-    MATMUL_SHARE,
-    MFU,
-    PEAK_MEMORY,
-    TOKENS,
-    Metric,
-    memory_metric,
-    memory_unit,
-    per_rank,
-)
+from tprimat.report import catalogue
 from tprimat.report.comparison import Comparison
 from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import (
@@ -30,12 +19,13 @@ from tprimat.report.plots import (
     Look,
     Panel,
     Sheet,
+    bar_of,
     bar_panel,
     looks_of,
     rest_note,
     thousands,
 )
-from tprimat.report.tables import plural, useful_ends
+from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, not_counted_briefly, open_losses, picture_title, run_name, subtitle
 
 if TYPE_CHECKING:
@@ -69,16 +59,16 @@ class Curve:
 
 def curves_of(groups: Sequence[Group]) -> list[Curve]:
     """Return the panels of curves; memory is what the bars of the same picture show."""
-    metric = memory_metric(groups)
+    metric = catalogue.memory_metric(groups)
 
     def gibibytes(step: StepRecord) -> float | None:
-        size = step.peak_allocated_bytes if metric is PEAK_MEMORY else step.peak_reserved_bytes
+        size = step.peak_allocated_bytes if metric is catalogue.PEAK_MEMORY else step.peak_reserved_bytes
         return None if size is None else size / GIBIBYTE
 
     return [
         Curve("Training loss", "nats per token", lambda step: step.loss),
         Curve("Learning rate", "learning rate", lambda step: step.learning_rate),
-        Curve("Peak memory in each step, worst rank", memory_unit(groups), gibibytes, least_span=0.2),
+        Curve("Peak memory in each step, worst rank", catalogue.memory_unit(groups), gibibytes, least_span=0.2),
         Curve("Step time", "seconds", lambda step: step.step_seconds, steady=True),
     ]
 
@@ -94,7 +84,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     if len(works) > MOST_WORKLOADS:
         notes.append(f"Curves: of the {MOST_WORKLOADS} workloads with the most configurations.")
     if any(work.run.machine.platform == "cpu" for work in works):
-        notes.append(CPU_CAUTION)
+        notes.append(catalogue.CPU_CAUTION)
     hidden = len(comparison.groups) - MOST_GROUPS
     judged = judged_in(works)
     notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []
@@ -135,33 +125,32 @@ class BarPanel:
 def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     """Return TFLOP/s per GPU, or tokens/s where a run is on a CPU, because FLOP/s of toy models on a CPU rank nothing."""
     on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
-    metric = TOKENS if on_cpu else FLOPS
+    metric = catalogue.TOKENS if on_cpu else catalogue.FLOPS
     runs = len({len(group.runs) for group in groups}) > 1
     rows = [_bar(group, metric, counted=runs) for group in groups]
     platforms = {group.run.machine.platform for group in groups}
-    axis = f"{per_rank(metric.unit, platforms)} ({INTERVAL})"
+    axis = f"{catalogue.per_rank(metric.unit, platforms)} ({INTERVAL})"
     if on_cpu:
-        title = per_rank("Throughput per GPU in tokens/s", platforms)
+        title = catalogue.per_rank("Throughput per GPU in tokens/s", platforms)
         return BarPanel(title=title, axis=f"{axis}; no TFLOP/s on a CPU", rows=rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
     return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=axis, rows=rows)
 
 
-def _bar(group: Group, metric: Metric, *, counted: bool) -> Bar:
+def _bar(group: Group, metric: catalogue.Metric, *, counted: bool) -> Bar:
     estimate = metric.of_group(group)
     if estimate is None:
         return Bar(label=group.label, value=None)
-    value, low, high = (None if end is None else end / metric.scale for end in (estimate.value, *useful_ends(estimate)))
-    shares = ((MFU, "of peak"), (MATMUL_SHARE, "of measured matmul"))
+    shares = ((catalogue.MFU, "of peak"), (catalogue.MATMUL_SHARE, "of measured matmul"))
     notes = [f"{share.text(group)} {whole}" for share, whole in shares if share.of_group(group) is not None]
     notes += [plural(len(group.runs), "run")] if counted else []
     text = significant(estimate.value / metric.scale) + (f" ({', '.join(notes)})" if notes else "")
-    return Bar(label=group.label, value=value, low=low, high=high, text=text)
+    return bar_of(group.label, estimate, text, scale=metric.scale)
 
 
 def memory_panel(groups: Sequence[Group]) -> BarPanel:
     """Return the largest peak over the runs of each group, with the share of the GPU's memory."""
-    metric = memory_metric(groups)
+    metric = catalogue.memory_metric(groups)
     rows = []
     for group in groups:
         peak, size = metric.value(group), group.run.machine.memory_bytes
@@ -174,7 +163,7 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
         share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
         rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{significant(height)}{share}"))
     several = " (lines: least to most over runs)" if any(row.low is not None for row in rows) else ""
-    axis = f"{memory_unit(groups)} in steady steps{several}"
+    axis = f"{catalogue.memory_unit(groups)} in steady steps{several}"
     return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
 
 

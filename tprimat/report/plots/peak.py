@@ -1,21 +1,18 @@
 """Draw the panels of peak_throughput_analysis: two of the peaks, two of every configuration."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from tprimat.analyze.metrics import scaled
 from tprimat.analyze.peak import Entry, PeakAnalysis, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.core import units
 from tprimat.core.units import TERA
-from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, TOKENS_OF_ALL, per_rank, tera
 from tprimat.report.names import Workload, workloads
 from tprimat.report.peak import step_time
-from tprimat.report.plots import Bar, Look, Panel, Sheet, bar_panel, rest_note
+from tprimat.report.plots import Bar, Look, Panel, Sheet, bar_of, bar_panel, rest_note
 from tprimat.report.plots.comparison import colours, not_counted_notes
-from tprimat.report.tables import plural, useful_ends
-from tprimat.report.words import differing_traits, judged_in, picture_title, sentence, subtitle
+from tprimat.report.tables import plural
+from tprimat.report.words import differing_traits, judged_in, picture_title, subtitle
 
 MOST_PEAKS, MOST_CONFIGURATIONS = 12, 24
 """More rows than this cannot be distinguished; the table has them all."""
@@ -30,7 +27,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     notes = [rest_note(len(names) - len(looks))] if len(names) > len(looks) else []
     for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
         notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
-    notes += [CPU_CAUTION] if on_cpu else [*differing_traits(judged_in(works)), *map(sentence, analysis.verdicts)]
+    notes += [CPU_CAUTION] if on_cpu else differing_traits(judged_in(works))
     return Sheet(
         title=picture_title(works) if on_cpu else _title(analysis),
         subtitle=subtitle(works),
@@ -49,44 +46,31 @@ def _title(analysis: PeakAnalysis) -> str:
     return f"Peak throughput: {best.model} on {best.platform}{dtype}, {rate}{more}"
 
 
-def _bar(label: str, estimate: Estimate | None, text: Callable[[float], str], look: Look | None) -> Bar:
-    if estimate is None:
-        return Bar(label=label, value=None, text=units.ABSENT, look=look)
-    low, high = useful_ends(estimate)
-    return Bar(label=label, value=estimate.value, low=low, high=high, text=text(estimate.value), look=look)
-
-
-def _times(estimate: Estimate | None, factor: float) -> Estimate | None:
-    return estimate and scaled(estimate, factor, estimate.samples)
-
-
 def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str, Look]) -> list[Panel]:
     """Return throughput and compute of each peak, with the fastest product measured on its machine."""
     named = {id(one.group): one for work in works for one in work.configurations}
     several = len({dtype_that_ran(entry.run) for entry in analysis.peaks}) > 1
     total, single, ceilings = [], [], []
     for place, entry in enumerate(analysis.peaks[:MOST_PEAKS]):
-        one = named[id(entry.group)]
+        one, flops, ceiling = named[id(entry.group)], entry.flops_per_gpu, MATMUL_RATE.value(entry.group)
         name = one.label.removeprefix(accelerator_name(entry.run)).strip() or one.label
         dtype = f", {dtype_that_ran(entry.run) or 'dtype unknown'}" if several else ""
         label, look = f"{entry.model}, {entry.platform}{dtype}: {name}", looks.get(one.name)
-        n = f" (n = {plural(len(entry.group.runs), 'run')}, {entry.steps} steps)"
-        total.append(_bar(label, _times(entry.per_gpu, entry.gpus), TOKENS_OF_ALL.show, look))
-        total[-1] = replace(total[-1], text=total[-1].text + n)
-        compute = _times(entry.flops_per_gpu, 1 / TERA)
-        bar = _bar(label, compute, lambda value: tera(value * TERA), look)
-        ceiling = MATMUL_RATE.value(entry.group)
-        if ceiling is not None and compute is not None:
+        n = f"n = {plural(len(entry.group.runs), 'run')}, {entry.steps} steps"
+        text = f"{TOKENS_OF_ALL.show(entry.tokens_per_second)} ({n})"
+        total.append(bar_of(label, entry.per_gpu, text, look, scale=1 / entry.gpus))
+        text = tera(flops.value) if flops else ""
+        if ceiling is not None and flops is not None:
             ceilings.append((place, ceiling / TERA))
-            bar = replace(bar, text=f"{bar.text}: {MATMUL_SHARE.text(entry.group)} of {ceiling / TERA:,.0f}")
-        single.append(bar)
+            text += f": {MATMUL_SHARE.text(entry.group)} of {ceiling / TERA:,.0f}"
+        single.append(bar_of(label, flops, text, look, scale=TERA))
     axis = per_rank("tokens/s, all GPUs", {entry.run.machine.platform for entry in analysis.peaks})
     options = analysis.options
     counted = "6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count"
-    flops = counted + ("; black: fastest matmul probed" if ceilings else "")
+    below = f"TFLOP/s, {counted}" + ("; black: fastest matmul probed" if ceilings else "")
     return [
         bar_panel("Peak throughput of the whole machine", axis, total, "peaks"),
-        bar_panel("Compute of each GPU", f"TFLOP/s, {flops}", single, "peaks", ceilings),
+        bar_panel("Compute of each GPU", below, single, "peaks", ceilings),
     ]
 
 
@@ -101,9 +85,9 @@ def _of_configurations(analysis: PeakAnalysis, works: Sequence[Workload], looks:
             shares.append(Bar(label=work.title, value=None, heading=True))
             steps.append(shares[-1])
         for one, entry in inside:
-            percent = _times(entry.utilization, 100)
-            shares.append(_bar(one.label, percent, lambda value: units.percent(value / 100), looks.get(one.name)))
-            steps.append(_bar(one.label, entry.mean_step, step_time, looks.get(one.name)))
+            share, look = entry.utilization, looks.get(one.name)
+            shares.append(bar_of(one.label, share, units.percent(share.value if share else None), look, scale=0.01))
+            steps.append(bar_of(one.label, entry.mean_step, step_time(entry.mean_step.value), look))
     options, axis = analysis.options, "seconds (lines: 95 % interval; compare within a workload)"
     peak = "peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak"
     return [

@@ -1,17 +1,17 @@
 """Draw img_throughput and img_multiplier: throughput and efficiency over numbers of GPUs."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.scaling import Series, fit
+from tprimat.analyze.scaling import Row, Series, fit
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.plots import MOST_SERIES, SMALL, Canvas, Look, Panel, Sheet, draw_sheet, looks, readable_log_ticks
+from tprimat.report.plots import MOST_SERIES, SMALL, Canvas, Look, Panel, Sheet, looks, readable_log_ticks
 from tprimat.report.scaling import cell, on_ranks, repetition
 from tprimat.report.tables import plural, useful_ends
 
@@ -20,79 +20,70 @@ if TYPE_CHECKING:
 
 HEIGHT = 4.6
 """Inches of a panel."""
-Show = Callable[[float], str]
-Lines = Callable[["Axes", Series, Look, bool], None]
-"""Draws a series; the last says whether it is alone, and its values are written beside its points."""
 
 
-def draw_throughput(found: Sequence[Series], path: Path) -> None:
-    """Draw overall throughput against proportional growth, and throughput per GPU.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One panel: a figure of each point over its number of GPUs, with a dotted line where it grows in proportion."""
 
-    Raises:
-        UserError: the suffix names no picture format, or a folder that cannot be written.
-    """
-
-    def overall(axes: "Axes", series: Series, look: Look, alone: bool) -> None:
-        gpus, rates = [point.gpus for point in series.points], [point.tokens_per_second for point in series.points]
-        axes.plot(gpus, [rates[0].value / gpus[0] * count for count in gpus], color=look.colour, linestyle=":", linewidth=1)
-        _line(axes, series, rates, look, TOKENS_OF_ALL.show if alone else None)
-
-    def single(axes: "Axes", series: Series, look: Look, alone: bool) -> None:
-        each = [scaled(point.tokens_per_second, 1 / point.gpus, 1) for point in series.points]
-        _line(axes, series, each, look, TOKENS.show if alone else None)
-
-    panels = [
-        _panel(found, ("Throughput of all GPUs (dotted: proportional)", "tokens per second"), overall, log=True),
-        _panel(found, ("Throughput of each GPU", "tokens per second and GPU"), single),
-    ]
-    draw_sheet(_sheet(found, panels), path)
+    title: str
+    axis: str
+    value: Callable[[Row], Estimate]
+    show: Callable[[float], str]
+    grows: bool = False
+    """Whether it grows with the GPUs, and both axes are logarithmic, where proportional growth is straight."""
+    fitted: bool = False
+    """Whether to draw the fitted law of the multiplier, dashed."""
 
 
-def draw_multiplier(found: Sequence[Series], path: Path) -> None:
-    """Draw the speed-up against proportional growth and the fitted law, and the efficiency.
+THROUGHPUT = (
+    Curve(
+        title="Throughput of all GPUs (dotted: proportional)",
+        axis="tokens per second",
+        value=lambda row: row.point.tokens_per_second,
+        show=TOKENS_OF_ALL.show,
+        grows=True,
+    ),
+    Curve(
+        title="Throughput of each GPU",
+        axis="tokens per second and GPU",
+        value=lambda row: scaled(row.point.tokens_per_second, 1 / row.point.gpus, 1),
+        show=TOKENS.show,
+    ),
+)
+MULTIPLIER = (
+    Curve(
+        title="Scaling multiplier (dotted: proportional, dashed: fitted)",
+        axis="times the throughput of the smallest",
+        value=lambda row: row.multiplier,
+        show=lambda times: f"{times:.2f} x",
+        grows=True,
+        fitted=True,
+    ),
+    Curve(
+        title="Scaling efficiency",
+        axis="% of the throughput per GPU of the smallest",
+        value=lambda row: scaled(row.efficiency, 100, 1),
+        show=lambda share: units.percent(share / 100),
+    ),
+)
 
-    Raises:
-        UserError: the suffix names no picture format, or a folder that cannot be written.
-    """
 
-    def times(axes: "Axes", series: Series, look: Look, alone: bool) -> None:
-        _line(axes, series, [row.multiplier for row in series.rows], look, (lambda one: f"{one:.2f} x") if alone else None)
-        first, last = series.points[0], series.points[-1]
-        law, grid = fit(series), np.geomspace(first.gpus, last.gpus, 100)
-        heights = [law.at(float(count)) / first.tokens_per_second.value for count in grid]
-        axes.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8)
-        axes.plot([first.gpus, last.gpus], [1, last.gpus / first.gpus], color="#999999", linestyle=":")
-
-    def share(axes: "Axes", series: Series, look: Look, alone: bool) -> None:
-        shares = [scaled(row.efficiency, 100, 1) for row in series.rows]
-        _line(axes, series, shares, look, (lambda one: units.percent(one / 100)) if alone else None)
-        axes.axhline(100, color="#999999", linestyle=":")
-
-    dotted = "Scaling multiplier (dotted: proportional, dashed: fitted)"
-    panels = [
-        _panel(found, (dotted, "times the throughput of the smallest"), times, log=True),
-        _panel(found, ("Scaling efficiency", "% of the throughput per GPU of the smallest"), share),
-    ]
-    draw_sheet(_sheet(found, panels), path)
-
-
-def _panel(found: Sequence[Series], words: tuple[str, str], lines: Lines, *, log: bool = False) -> Panel:
-    """Return a panel by its title and vertical axis. Proportional growth is straight where both axes are logarithmic."""
-    title, axis = words
-
+def _panel(found: Sequence[Series], curve: Curve) -> Panel:
     def draw(canvas: Canvas) -> None:
         from matplotlib.ticker import FuncFormatter, NullLocator
 
-        axes, counts = canvas.axes(_ranks(found, title)), sorted({point.gpus for series in found for point in series.points})
+        axes = canvas.axes(_ranks(found, curve.title))
+        counts = sorted({point.gpus for series in found for point in series.points})
         for series, look in _shown(found):
-            lines(axes, series, look, len(found) == 1)
+            _draw(axes, series, curve, look, written=len(found) == 1)
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.6)
         axes.set_xlabel(_ranks(found, "GPUs (log scale)"), size=SMALL)
-        axes.set_ylabel(_ranks(found, axis) + " (log scale)" * log)
-        if log:
+        axes.set_ylabel(_ranks(found, curve.axis) + " (log scale)" * curve.grows)
+        if curve.grows:
             axes.set_yscale("log", base=2)
             axes.margins(y=0.12)
             readable_log_ticks(axes)
@@ -103,8 +94,27 @@ def _panel(found: Sequence[Series], words: tuple[str, str], lines: Lines, *, log
     return Panel(height=HEIGHT, draw=draw)
 
 
-def _sheet(found: Sequence[Series], panels: Sequence[Panel]) -> Sheet:
-    """Return a picture with the finding as its title, and what was measured below it."""
+def _draw(axes: "Axes", series: Series, curve: Curve, look: Look, *, written: bool) -> None:
+    """Draw a series with its intervals; `written` below each point, where a rising line does not cross."""
+    gpus, values = [point.gpus for point in series.points], [curve.value(row) for row in series.rows]
+    axes.plot(gpus, [one.value for one in values], marker="o", color=look.colour, linestyle=look.line, label=series.name)
+    for count, one in zip(gpus, values, strict=True):
+        low, high = useful_ends(one)
+        if low is not None and high is not None:
+            axes.plot([count] * 2, [low, high], color=look.colour, linewidth=3, alpha=0.5)
+        if written:
+            place = (count, one.value)
+            axes.annotate(curve.show(one.value), place, xytext=(7, -13), textcoords="offset points", ha="left", size=SMALL)
+    last = values[0].value * (gpus[-1] / gpus[0] if curve.grows else 1)
+    axes.plot([gpus[0], gpus[-1]], [values[0].value, last], color=look.colour, linestyle=":", linewidth=1)
+    if curve.fitted:
+        law, grid = fit(series), np.geomspace(gpus[0], gpus[-1], 100)
+        heights = [law.at(float(count)) / series.points[0].tokens_per_second.value for count in grid]
+        axes.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8)
+
+
+def scaling_sheet(found: Sequence[Series], curves: Sequence[Curve]) -> Sheet:
+    """Return a picture before it is drawn: with the finding as its title, and what was measured below it."""
     more = f"; {len(found) - 1} more series" if len(found) > 1 else ""
     parts = [
         " and ".join(dict.fromkeys(f"{series.kind} scaling" for series in found if series.kind != "unknown")),
@@ -117,7 +127,7 @@ def _sheet(found: Sequence[Series], panels: Sequence[Panel]) -> Sheet:
     return Sheet(
         title=_finding(found[0]) + more,
         subtitle=" · ".join(filter(None, parts)),
-        panels=panels,
+        panels=[_panel(found, curve) for curve in curves],
         legend=[(series.name, look) for series, look in _shown(found)] if len(found) > 1 else (),
         notes=[
             *(repeated if len(repeated) == 1 else ()),
@@ -143,16 +153,3 @@ def _ranks(found: Sequence[Series], words: str) -> str:
 
 def _shown(found: Sequence[Series]) -> list[tuple[Series, Look]]:
     return list(zip(found[:MOST_SERIES], looks(min(len(found), MOST_SERIES)), strict=True))
-
-
-def _line(axes: "Axes", series: Series, values: Sequence[Estimate], look: Look, show: Show | None) -> None:
-    """Draw values with their intervals; with `show` each is written below its point, where a rising line does not cross."""
-    gpus = [point.gpus for point in series.points]
-    axes.plot(gpus, [one.value for one in values], marker="o", color=look.colour, linestyle=look.line, label=series.name)
-    for count, value in zip(gpus, values, strict=True):
-        low, high = useful_ends(value)
-        if low is not None and high is not None:
-            axes.plot([count] * 2, [low, high], color=look.colour, linewidth=3, alpha=0.5)
-        if show is not None:
-            place = (count, value.value)
-            axes.annotate(show(value.value), place, xytext=(7, -13), textcoords="offset points", ha="left", size=SMALL)

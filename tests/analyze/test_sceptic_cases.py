@@ -169,7 +169,7 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
         "not counted, failed: rank 3 ended",
     }
     assert sum(line.startswith("Not a point here: ") for line in series["remarks"]) == 4
-    assert any(line.startswith("One run per point: the interval covers its steps") for line in series["remarks"])
+    assert any(line.startswith("1 run per point: intervals are between the steps of one") for line in series["remarks"])
 
 
 def test_a_peak_within_noise_says_so_where_it_is_quoted(tmp_path):

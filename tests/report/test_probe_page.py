@@ -80,7 +80,7 @@ FIGURES = """\
 | gemm | bf16 | F.linear | – | 800.0 TFLOP/s | 80.9 % |
 | (8192, 8192, 8192) | 701.0 TFLOP/s | 800.0 TFLOP/s |
 | forward | 8,192 | 500.0 TFLOP/s |
-- not measured: math bf16 at 8,192: OutOfMemoryError: 64 GiB
+- math bf16 at 8,192: OutOfMemoryError: 64 GiB
 | copy | 4 GiB | 2.00 ms ± 0.0 % | 4.29 TB/s | 89.5 % |
 | all_reduce | NCCL | 4 | 1 GiB | 4.00 ms ± 0.0 % | 268 GB/s | 403 GB/s |
 | 134,217,728 | 256 | 8 | 124,272 |

@@ -107,7 +107,7 @@ def _remarks(analysis: PeakAnalysis) -> list[str]:
         return f"{model_and_shape(item.result.run)} on {machine_name(item.result.run)}"
 
     known = findings((entry.group for entry in analysis.peaks), place)
-    return [*map(sentence, analysis.verdicts), *told([one for one in known if one.kind != "no MFU"])]
+    return [*map(sentence, analysis.verdicts), *told(known)]
 
 
 def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
@@ -130,12 +130,14 @@ def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
     ranking = next(one for one in analysis.rankings if group in one.groups)
     gpu, each = per_rank("GPU", {run.machine.platform}), with_interval(best.per_gpu, TOKENS.show)
     step = with_interval(best.mean_step, lambda value: f"{value:.4g} s")
+    total, single = units.teraflops(best.flops), units.teraflops(best.flops_per_gpu.value if best.flops_per_gpu else None)
+    share = f", {units.percent(best.utilization.value)} of {units.teraflops(best.peak_flops)}" if best.utilization else ""
     matmul = f"{MATMUL_SHARE.text(group)} of the fastest product probed on this machine ({MATMUL_RATE.text(group)})"
     rows = {
         "best configuration": f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}",
         "work": ", ".join(filter(None, (*work_words(run), routing_words(run)))),
         "throughput": f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s, {each} per {gpu}",
-        "compute": _compute(best),
+        "compute": f"{total} total, {single} per GPU{share}" if best.flops_per_gpu else "",
         MATMUL_SHARE.heading: matmul if MATMUL_SHARE.fills(group) else "",
         "lead": " ".join(headline(ranking)) if ranking.best is group else "",
         "mean step time": f"{step} over {best.steps} steady steps, {plural(len(group.runs), 'run')}",
@@ -143,18 +145,6 @@ def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
     }
     lines = [screen.prose(f"  {label:<20}{value}", 22) for label, value in rows.items() if value]
     return "\n".join([screen.paint(lines[0], "winner"), *lines[1:]])
-
-
-def _compute(entry: Entry) -> str:
-    """Return FLOP/s, and the share of the peak, or why there is none."""
-    parts = []
-    if entry.flops is not None and entry.flops_per_gpu is not None:
-        parts.append(f"{units.teraflops(entry.flops)} total, {units.teraflops(entry.flops_per_gpu.value)} per GPU")
-    if entry.utilization is not None and entry.peak_flops is not None:
-        parts.append(f"{units.percent(entry.utilization.value)} of {units.teraflops(entry.peak_flops)}")
-    elif entry.utilization_absent_because:
-        parts.append(f"no utilization ({entry.utilization_absent_because})")
-    return ", ".join(parts)
 
 
 def _day(entry: Entry) -> str:

@@ -158,9 +158,6 @@ class Section:
     """Of those that were measured, which to show, in this order."""
     cell: Callable[[ProbeRecord], str] = rate_of
     """Of a crossed table."""
-    refused: tuple[str, ...] = ()
-    """More kinds whose refusals stand below the table."""
-    says_refusals: bool = True
 
     def rows(self, probes: Probes) -> tuple[list[str], list[list[str]]]:
         """Return the table's header and rows, none where nothing was measured."""
@@ -179,17 +176,6 @@ class Section:
         """Return the number of columns of text."""
         return sum(heading in TEXT for heading in self.headings) or 1
 
-    def refusals(self, probes: Probes) -> list[str]:
-        """Say what was refused, one line for each reason."""
-        reasons: dict[str, list[str]] = {}
-        for probe in of_kind(probes, *self.kinds, *self.refused):
-            if probe.error and self.says_refusals:
-                length = f" at {probe.shape['sequence']:,}" if "sequence" in probe.shape else ""
-                length += f" on {plural(probe.shape['ranks'], 'rank')}" if "ranks" in probe.shape else ""
-                reason = OUT_OF_MEMORY.sub(r"\1.", probe.error)
-                reasons.setdefault(reason, []).append(f"{probe.variant or probe.kind} {probe.dtype}{length}")
-        return [f"- not measured: {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
-
 
 SUMMARIZED = ("gemm", "attention_forward", "attention_backward", "fill", "all_reduce", "transformer_step")
 SECTIONS = (
@@ -199,7 +185,6 @@ SECTIONS = (
         kinds=SUMMARIZED,
         headings=("operation", "dtype", "of", "ranks", "rate", "of dense peak"),
         chosen=_fastest,
-        says_refusals=False,
     ),
     Section(
         title="Matrix multiplication at a language model's shapes",
@@ -216,7 +201,6 @@ SECTIONS = (
         headings=("(m, k, n)",),
         crossed="library",
         chosen=_in_several_libraries,
-        says_refusals=False,
     ),
     Section(
         title="Products of the trained models",
@@ -247,7 +231,6 @@ SECTIONS = (
         text="Time of the slowest rank. Message sizes and bandwidths follow the definitions of nccl-tests.",
         kinds=tuple(figures.BUS_FACTORS),
         headings=("operation", "library", "ranks", "message", "median time", "bandwidth", "bus bandwidth"),
-        refused=("collectives",),
     ),
     Section(
         title="Three-layer network",
@@ -272,7 +255,6 @@ SECTIONS = (
         kinds=("ddp_step",),
         headings=("model", "ranks", "batch", "tokens/s", "rate, 6N", "memory", "scaling efficiency", "median time"),
         chosen=lambda probes: sorted(probes, key=lambda probe: (probe.shape["parameters"], probe.shape["ranks"])),
-        refused=("ddp",),
     ),
     Section(
         title="Parts of a training step",
@@ -307,11 +289,10 @@ def page_of(chosen: Probes, preface: str = "", appendix: str = "") -> str:
     )
     parts += caution(chosen)
     for section in SECTIONS:
-        (header, rows), refused = section.rows(chosen), section.refusals(chosen)
-        if rows or refused:
-            shown = table(header, rows, section.left()) if rows else ""
-            parts += [f"## {section.title}", section.text, shown, "\n".join(refused)]
-    return "\n\n".join(filter(None, [*parts, appendix])) + "\n"
+        header, rows = section.rows(chosen)
+        parts += [f"## {section.title}", section.text, table(header, rows, section.left())] if rows else []
+    refused = "\n".join(f"- {line}" for line in refusals(chosen))
+    return "\n\n".join(filter(None, [*parts, refused and "## Not measured", refused, appendix])) + "\n"
 
 
 def on_a_screen(probes: Probes, screen: Screen) -> str:
@@ -319,13 +300,23 @@ def on_a_screen(probes: Probes, screen: Screen) -> str:
     newest = figures.newest_of_each(probes)
     parts = [screen.prose(line) for line in caution(newest)]
     for section in SECTIONS:
-        (header, rows), refused = section.rows(newest), section.refusals(newest)
-        if rows or refused:
-            shown = [columns(header, rows, left=section.left(), screen=screen, drop=LESS_IMPORTANT)] if rows else []
-            parts.append(
-                "\n".join([screen.paint(section.title, "heading"), *shown, *(screen.prose(line, 2) for line in refused)])
-            )
-    return "\n\n".join(parts)
+        header, rows = section.rows(newest)
+        if rows:
+            shown = columns(header, rows, left=section.left(), screen=screen, drop=LESS_IMPORTANT)
+            parts.append(f"{screen.paint(section.title, 'heading')}\n{shown}")
+    return "\n\n".join([*parts, *(screen.prose(f"not measured: {line}", 2) for line in refusals(newest))])
+
+
+def refusals(probes: Iterable[ProbeRecord]) -> list[str]:
+    """Say what was refused, one line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for probe in probes:
+        if probe.error:
+            length = f" at {probe.shape['sequence']:,}" if "sequence" in probe.shape else ""
+            length += f" on {plural(probe.shape['ranks'], 'rank')}" if "ranks" in probe.shape else ""
+            reason = OUT_OF_MEMORY.sub(r"\1.", probe.error)
+            reasons.setdefault(reason, []).append(f"{probe.variant or probe.kind} {probe.dtype}{length}")
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
 
 
 def _system(probes: Probes) -> str:

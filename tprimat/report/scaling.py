@@ -80,13 +80,13 @@ def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
 def repetition(series: Series) -> str:
     """Say how many runs are behind each point, and so what its interval covers."""
     runs = [point.runs for point in series.points]
+    count = f"{' to '.join(dict.fromkeys((str(min(runs)), str(max(runs)))))} {'run' if max(runs) == 1 else 'runs'} per point"
+    if min(runs) > 1:
+        return f"{count}: intervals are between runs."
     spread = units.percent(max(point.assumed_spread for point in series.points))
-    assumed = f"Multiplier and efficiency assume that single runs vary by {spread}."
-    if max(runs) == 1:
-        return f"One run per point: the interval covers its steps, not the next run. {assumed}"
-    if min(runs) == 1:
-        return f"1 to {max(runs)} runs per point: intervals are between runs, of a single one between its steps. {assumed}"
-    return f"{' to '.join(dict.fromkeys((str(min(runs)), str(max(runs)))))} runs per point: intervals are between runs."
+    several = "" if max(runs) == 1 else "between runs, or "
+    covered = f"{count}: intervals are {several}between the steps of one."
+    return f"{covered} Multiplier and efficiency assume that single runs vary by {spread}."
 
 
 def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[str]:

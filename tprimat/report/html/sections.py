@@ -199,23 +199,18 @@ def page_data(works: Sequence[Workload], runs: Sequence[Measured], appearance: S
 
 
 def short_names(runs: Sequence[Measured]) -> dict[str, str]:
-    """Return a short name by the whole one: the id without the moment of its start, or the folder that tells files apart.
-
-    A run whose short name another one has as well keeps its whole name.
-    """
-    files = [item.result.path.parts for item in runs if item.result.path.is_file()]
-    common = next((place for place, parts in enumerate(zip(*files, strict=False)) if len(set(parts)) > 1), -2)
-    short = {run_name(item): _short_name(item, common) for item in runs}
+    """Return a short name by the whole one, which stays where two would be equal."""
+    short = {run_name(item): _short_name(item) for item in runs}
     times = Counter(short.values())
     return {whole: brief if times[brief] == 1 else whole for whole, brief in short.items()}
 
 
-def _short_name(item: Measured, common: int) -> str:
+def _short_name(item: Measured) -> str:
+    """Return the id without the moment of its start, or the two folders that hold a file."""
     path = item.result.path
-    if not path.is_file():
-        return re.sub(r"^\d{8}-\d{6}-\d+-", "", item.result.run.run_id)
-    folders = path.parts[common:-1]
-    return "/".join(folders) or path.name
+    if path.is_file():
+        return "/".join(path.parts[-3:-1]) or path.name
+    return re.sub(r"^\d{8}-\d{6}-\d+-", "", item.result.run.run_id)
 
 
 def _series(item: Measured, curves: Sequence[Curve], names: Mapping[str, str]) -> dict[str, Any]:

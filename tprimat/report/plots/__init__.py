@@ -177,27 +177,22 @@ def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bo
     axes.set_ylim(len(rows) - 0.4 + spare, -0.6 - spare)
     axes.set_xlim(0, right)
     axes.grid(visible=False, axis="y")
-    if all(row.value is None for row in rows):
-        axes.set_xticks([])
     thousands(axes)
 
 
 def thousands(axes: "Axes", *, vertical: bool = False, scale: float = 1) -> None:
-    """Format a few ticks with thousands separators, in units of `scale`; an axis without ticks stays empty."""
+    """Format a few ticks with thousands separators, in units of `scale`."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axes.yaxis if vertical else axes.xaxis
-    if len(axis.get_ticklocs()):
-        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,.10g}"))
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,.10g}"))
 
 
 WIDTH, COLUMNS = 14, 2
 """Inches of a picture; panels in a row."""
 BOLD = 1.15
 """Width of bold letters over that of others."""
-SIMILAR = 2.3
-"""Ratio of heights up to which panels share a row."""
 MOST_LINES = 4
 """Of the name of a workload above its part of a panel."""
 
@@ -263,11 +258,7 @@ class Sheet:
 
 
 def draw_sheet(sheet: Sheet, path: Path) -> None:
-    """Draw a picture into a .png, .svg or .pdf file.
-
-    Raises:
-        UserError: another suffix, or a folder that cannot be written.
-    """
+    """Draw a picture of at least one panel with data into a .png, .svg or .pdf file."""
     with drawn(sheet) as picture:
         save(picture, path)
 
@@ -287,7 +278,8 @@ def drawn(sheet: Sheet) -> "Iterator[Figure]":
         picture.suptitle("\n".join(headline), x=LEFT, ha="left", size=HEADLINE, weight="bold")
         body = picture.add_subfigure(picture.add_gridspec(1, 1)[0, 0])
         body.suptitle("\n".join(subtitle), x=LEFT, ha="left", size=SUBTITLE, color=SOFT)
-        _draw_legend(body, legend)
+        if legend:
+            _draw_legend(body, legend)
         for part, row in zip(body.subfigures(len(rows), 1, squeeze=False, height_ratios=heights).flat, rows, strict=True):
             grid = part.add_gridspec(1, len(row))
             for column, panel in enumerate(row):
@@ -297,14 +289,11 @@ def drawn(sheet: Sheet) -> "Iterator[Figure]":
 
 
 def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Fill rows with panels of the same rows and of similar height."""
+    """Fill rows with panels of the same rows."""
     rows: list[list[Panel]] = []
     for panel in panels:
-        row = rows[-1] if rows else []
-        alike = row and row[0].rows == panel.rows
-        heights = [other.height for other in (*row, panel)]
-        if alike and len(row) < COLUMNS and max(heights) <= SIMILAR * min(heights):
-            row.append(panel)
+        if rows and len(rows[-1]) < COLUMNS and rows[-1][0].rows == panel.rows:
+            rows[-1].append(panel)
         else:
             rows.append([panel])
     return rows
@@ -313,8 +302,6 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None:
     from matplotlib.lines import Line2D
 
-    if not entries:
-        return
     names = [name for name, _ in entries]
     handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for _, look in entries]
     columns = max(1, int(WIDTH / (0.9 + max(map(len, names)) * 0.075)))

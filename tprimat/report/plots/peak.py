@@ -12,7 +12,7 @@ from tprimat.report.peak import step_time
 from tprimat.report.plots import Bar, Look, Panel, Sheet, bar_of, bar_panel, rest_note
 from tprimat.report.plots.comparison import colours, not_counted_notes
 from tprimat.report.tables import plural
-from tprimat.report.words import differing_traits, judged_in, picture_title, subtitle
+from tprimat.report.words import differing_traits, judged_in, picture_title, sentence, subtitle
 
 MOST_PEAKS, MOST_CONFIGURATIONS = 12, 24
 """More rows than this cannot be distinguished; the table has them all."""
@@ -27,7 +27,8 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     notes = [rest_note(len(names) - len(looks))] if len(names) > len(looks) else []
     for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
         notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
-    notes += [CPU_CAUTION] if on_cpu else differing_traits(judged_in(works))
+    refused = [sentence(one) for one in analysis.verdicts if one.outcome == "refused"]
+    notes += [CPU_CAUTION] if on_cpu else [*differing_traits(judged_in(works)), *refused]
     return Sheet(
         title=picture_title(works) if on_cpu else _title(analysis),
         subtitle=subtitle(works),

@@ -1,6 +1,6 @@
 """Report an analysis of peak throughput as text (peak_throughput_summary.txt) and as JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tprimat.analyze.groups import Group, Measured, findings, on_cpu
@@ -59,7 +59,6 @@ def _column(metric: Metric) -> tuple[str, Cell]:
     return metric.heading, lambda entry: metric.text(entry.group) if metric.fills(entry.group) else units.ABSENT
 
 
-PLACE: tuple[tuple[str, Cell], ...] = (("platform", lambda entry: entry.platform), ("model", lambda entry: entry.model))
 FIGURES: tuple[tuple[str, Cell], ...] = (
     (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, TOKENS.show)),
     (TOKENS_OF_ALL.heading, lambda entry: TOKENS_OF_ALL.show(entry.tokens_per_second)),
@@ -73,13 +72,6 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
     *map(_column, (COST, ENERGY, RUNS, STEPS)),
 )
 """A narrow terminal loses the last ones first."""
-
-
-def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int, screen: Screen = PLAIN) -> str:
-    """Format columns, of which the first `left` are text."""
-    per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
-    names = [per_gpu if name == TOKENS.heading else name for name, _ in shown]
-    return columns(names, [[cell(entry) for _, cell in shown] for entry in entries], left=left, screen=screen)
 
 
 def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> str:
@@ -155,20 +147,22 @@ def _day(entry: Entry) -> str:
 
 
 def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]:
+    """Return one table: of every configuration, or of the peaks."""
     if not analysis.peaks:
         return []
-    parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), 2, screen), screen)]
-    rest = len(analysis.entries) - len(analysis.peaks)
+    places: dict[tuple[str, str], list[Group]] = {}
+    for entry in analysis.entries:
+        places.setdefault((entry.platform, entry.model), []).append(entry.group)
+    called = {id(one.group): one.label for alike in places.values() for one in configurations(alike)}
+    entries, title = analysis.peaks, "Peak by platform and model"
     if show_all:
-        places: dict[tuple[str, str], list[Group]] = {}
-        for entry in analysis.entries:
-            places.setdefault((entry.platform, entry.model), []).append(entry.group)
-        called = {id(one.group): one.label for alike in places.values() for one in configurations(alike)}
-        name = ("configuration", lambda entry: called[id(entry.group)])
-        parts.append(_section("All configurations", table(analysis.entries, (*PLACE, name, *FIGURES), 3, screen), screen))
-    elif rest:
-        parts[0] += f"\n({plural(rest, 'more configuration')}: --show-all)"
-    return parts
+        entries, title = analysis.entries, "All configurations"
+    per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
+    header = ["platform", "model", "configuration", *(per_gpu if name == TOKENS.heading else name for name, _ in FIGURES)]
+    rows = [[entry.platform, entry.model, called[id(entry.group)], *(cell(entry) for _, cell in FIGURES)] for entry in entries]
+    rest = len(analysis.entries) - len(entries)
+    more = f"\n({plural(rest, 'more configuration')}: --show-all)" if rest else ""
+    return [_section(title, columns(header, rows, left=3, screen=screen) + more, screen)]
 
 
 def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:

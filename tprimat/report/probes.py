@@ -159,22 +159,19 @@ class Section:
     cell: Callable[[ProbeRecord], str] = rate_of
     """Of a crossed table."""
 
-    def rows(self, probes: Probes) -> tuple[list[str], list[list[str]]]:
-        """Return the table's header and rows, none where nothing was measured."""
+    def table(self, probes: Probes) -> tuple[list[str], list[list[str]], int]:
+        """Return the table's header, its rows, none where nothing was measured, and how many of the first columns are text."""
+        left = sum(heading in TEXT for heading in self.headings) or 1
         chosen = self.chosen([probe for probe in of_kind(probes, *self.kinds) if probe.seconds])
         cells = [[CELLS[heading](probe, probes) for heading in self.headings] for probe in chosen]
         if not self.crossed:
-            return [*self.headings], cells
+            return [*self.headings], cells, left
         crossed: dict[tuple[str, ...], dict[str, str]] = {}
         for probe, row in zip(chosen, cells, strict=True):
             crossed.setdefault(tuple(row), {})[CELLS[self.crossed](probe, probes)] = self.cell(probe)
         names = list(dict.fromkeys(name for row in crossed.values() for name in row))
         rows = [[*row, *(of.get(name, units.ABSENT) for name in names)] for row, of in crossed.items()]
-        return [*self.headings, *names], rows
-
-    def left(self) -> int:
-        """Return the number of columns of text."""
-        return sum(heading in TEXT for heading in self.headings) or 1
+        return [*self.headings, *names], rows, left
 
 
 SUMMARIZED = ("gemm", "attention_forward", "attention_backward", "fill", "all_reduce", "transformer_step")
@@ -289,8 +286,8 @@ def page_of(chosen: Probes, preface: str = "", appendix: str = "") -> str:
     )
     parts += caution(chosen)
     for section in SECTIONS:
-        header, rows = section.rows(chosen)
-        parts += [f"## {section.title}", section.text, table(header, rows, section.left())] if rows else []
+        header, rows, left = section.table(chosen)
+        parts += [f"## {section.title}", section.text, table(header, rows, left)] if rows else []
     refused = "\n".join(f"- {line}" for line in refusals(chosen))
     return "\n\n".join(filter(None, [*parts, refused and "## Not measured", refused, appendix])) + "\n"
 
@@ -300,9 +297,9 @@ def on_a_screen(probes: Probes, screen: Screen) -> str:
     newest = figures.newest_of_each(probes)
     parts = [screen.prose(line) for line in caution(newest)]
     for section in SECTIONS:
-        header, rows = section.rows(newest)
+        header, rows, left = section.table(newest)
         if rows:
-            shown = columns(header, rows, left=section.left(), screen=screen, drop=LESS_IMPORTANT)
+            shown = columns(header, rows, left=left, screen=screen, drop=LESS_IMPORTANT)
             parts.append(f"{screen.paint(section.title, 'heading')}\n{shown}")
     return "\n\n".join([*parts, *(screen.prose(f"not measured: {line}", 2) for line in refusals(newest))])
 

@@ -15,8 +15,8 @@ from tprimat.records.schema import RunRecord
 from tprimat.report import catalogue
 from tprimat.report.comparison import VS_FASTEST, cells
 from tprimat.report.names import Workload, heading
-from tprimat.report.plots import MOST_SERIES, Look
-from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, BarPanel, Curve, curves_of, memory_panel, throughput_panel
+from tprimat.report.plots import MOST_SERIES, BarPanel, Look
+from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, Curve, curves_of, memory_panel, throughput_panel
 from tprimat.report.words import differing, finding_words, headline, not_counted_words, run_name
 
 TILES = (

@@ -143,12 +143,6 @@ LABEL_INCHES = 3.2
 """Width of a line next to the bars; a longer label takes several lines."""
 
 
-def rows_height(rows: Sequence[Bar]) -> float:
-    """Return the inches that rows need, with title and axis of their panel."""
-    lines = max((len(wrapped(row.label, LABEL_INCHES, LABEL)) for row in rows), default=1)
-    return 1.1 + (0.15 + 0.15 * lines) * max(len(rows), 2)
-
-
 def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bool = True, height: float = 0.7) -> None:
     """Draw horizontal bars from the top down, with values at their ends, for which a panel of this width has room.
 
@@ -308,21 +302,30 @@ def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None
     body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
 
 
-def bar_panel(title: str, axis: str, rows: Sequence[Bar], which: str, ceilings: Sequence[tuple[int, float]] = ()) -> Panel:
-    """Return a panel of bars, with black lines at the ceilings of some rows.
+@dataclass(frozen=True, slots=True)
+class BarPanel:
+    """Bars below each other, before they are drawn."""
 
-    Panels whose rows are the same (`which`) label them once if they are side by side.
-    """
+    title: str
+    axis: str
+    rows: Sequence[Bar]
+    ceilings: Sequence[tuple[int, float]] = ()
+    """Black lines at the height of some rows."""
 
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes(title)
-        bars(axes, rows, canvas.inches, labelled=canvas.labelled)
-        for place, ceiling in ceilings:
-            axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color=INK, linewidth=2.5)
-        axes.set_xlim(0, max([axes.get_xlim()[1], *(1.02 * ceiling for _, ceiling in ceilings)]))
-        axes.set_xlabel(axis, size=SMALL)
+    def panel(self, which: str) -> Panel:
+        """Return a panel of them; those whose rows are the same (`which`) label them once if they are side by side."""
 
-    return Panel(height=rows_height(rows), draw=draw, rows=which, present=any(row.value is not None for row in rows))
+        def draw(canvas: Canvas) -> None:
+            axes = canvas.axes(self.title)
+            bars(axes, self.rows, canvas.inches, labelled=canvas.labelled)
+            for place, ceiling in self.ceilings:
+                axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color=INK, linewidth=2.5)
+            axes.set_xlim(0, max([axes.get_xlim()[1], *(1.02 * ceiling for _, ceiling in self.ceilings)]))
+            axes.set_xlabel(self.axis, size=SMALL)
+
+        lines = max((len(wrapped(row.label, LABEL_INCHES, LABEL)) for row in self.rows), default=1)
+        height = 1.1 + (0.15 + 0.15 * lines) * max(len(self.rows), 2)
+        return Panel(height=height, draw=draw, rows=which, present=any(row.value is not None for row in self.rows))
 
 
 def rest_note(named: int) -> str:

@@ -15,12 +15,12 @@ from tprimat.report.comparison import Comparison
 from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import (
     Bar,
+    BarPanel,
     Canvas,
     Look,
     Panel,
     Sheet,
     bar_of,
-    bar_panel,
     looks_of,
     rest_note,
     thousands,
@@ -113,15 +113,6 @@ def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:
     return [f"Not counted: {few(named, MOST_NAMED)}."] if named else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarPanel:
-    """One panel of bars over groups, before it is drawn."""
-
-    title: str
-    axis: str
-    rows: list[Bar]
-
-
 def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     """Return TFLOP/s per GPU, or tokens/s where a run is on a CPU, because FLOP/s of toy models on a CPU rank nothing."""
     on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
@@ -132,9 +123,9 @@ def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     axis = f"{catalogue.per_rank(metric.unit, platforms)} ({INTERVAL})"
     if on_cpu:
         title = catalogue.per_rank("Throughput per GPU in tokens/s", platforms)
-        return BarPanel(title=title, axis=f"{axis}; no TFLOP/s on a CPU", rows=rows)
+        return BarPanel(title, f"{axis}; no TFLOP/s on a CPU", rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
-    return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=axis, rows=rows)
+    return BarPanel(f"Model throughput per GPU ({convention} FLOP count)", axis, rows)
 
 
 def _bar(group: Group, metric: catalogue.Metric, *, counted: bool) -> Bar:
@@ -163,8 +154,7 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
         share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
         rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{significant(height)}{share}"))
     several = " (lines: least to most over runs)" if any(row.low is not None for row in rows) else ""
-    axis = f"{catalogue.memory_unit(groups)} in steady steps{several}"
-    return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
+    return BarPanel("Peak memory, worst rank", f"{catalogue.memory_unit(groups)} in steady steps{several}", rows)
 
 
 def _bar_panel(works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:
@@ -176,8 +166,7 @@ def _bar_panel(works: Sequence[Workload], shown: dict[str, Look], make: Callable
         inside = [one for one in work.configurations if id(one) in made]
         rows += [Bar(label=work.title, value=None, heading=True)] if work.title and inside else []
         rows += [replace(made[id(one)], label=one.label, look=shown.get(one.name)) for one in inside]
-
-    return bar_panel(panel.title, panel.axis, rows, "configurations")
+    return replace(panel, rows=rows).panel("configurations")
 
 
 # Curves.

@@ -9,7 +9,7 @@ from tprimat.core.units import TERA
 from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, TOKENS_OF_ALL, per_rank, tera
 from tprimat.report.names import Workload, workloads
 from tprimat.report.peak import step_time
-from tprimat.report.plots import Bar, Look, Panel, Sheet, bar_of, bar_panel, rest_note
+from tprimat.report.plots import Bar, BarPanel, Look, Panel, Sheet, bar_of, rest_note
 from tprimat.report.plots.comparison import colours, not_counted_notes
 from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, picture_title, sentence, subtitle
@@ -70,8 +70,8 @@ def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str
     counted = "6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count"
     below = f"TFLOP/s, {counted}" + ("; black: fastest matmul probed" if ceilings else "")
     return [
-        bar_panel("Peak throughput of the whole machine", axis, total, "peaks"),
-        bar_panel("Compute of each GPU", below, single, "peaks", ceilings),
+        BarPanel("Peak throughput of the whole machine", axis, total).panel("peaks"),
+        BarPanel("Compute of each GPU", below, single, ceilings).panel("peaks"),
     ]
 
 
@@ -92,6 +92,6 @@ def _of_configurations(analysis: PeakAnalysis, works: Sequence[Workload], looks:
     options, axis = analysis.options, "seconds (lines: 95 % interval; compare within a workload)"
     peak = "peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak"
     return [
-        bar_panel("Utilization, every configuration", f"% of the {peak}", shares, "every"),
-        bar_panel("Mean step time", axis, steps, "every"),
+        BarPanel("Utilization, every configuration", f"% of the {peak}", shares).panel("every"),
+        BarPanel("Mean step time", axis, steps).panel("every"),
     ]

@@ -1,8 +1,8 @@
 """Draw a waterfall as SVG, which follows the reader's light or dark colours: a file of its own, or part of the page."""
 
 from html import escape
+from pathlib import Path
 
-from tprimat.analyze.waterfall import Known
 from tprimat.core import units
 from tprimat.report.explain import Explanation, Unit, bars, named, speed_of, unit_of
 from tprimat.report.names import KNOWN_BY
@@ -12,14 +12,6 @@ LABELS, BARS, VALUES, NOTES = 12, 205, 618, 630
 """Where labels, bars and notes begin, and where numbers end, in pixels."""
 ROOM = 355
 """Pixels of the longest bar."""
-COLOURS: dict[Known, tuple[str, str]] = {
-    "run": ("#0072b2", "#56b4e9"),
-    "machine": ("#00845f", "#2fc39a"),
-    "predicted": ("#c77700", "#e69f00"),
-    "rest": ("#8b95a1", "#a3adb8"),
-}
-"""How a part is known -> its colour on white and on black: those of the other pictures."""
-INK, SOFT, BASE = ("#16202c", "#e6e9ed"), ("#566474", "#9aa7b5"), ("#c9d0d8", "#48525e")
 
 
 def svg(found: Explanation, asked: Unit = "tflops") -> str:
@@ -45,18 +37,8 @@ def svg(found: Explanation, asked: Unit = "tflops") -> str:
         ]
     height = 62 + len(rows) * ROW
     label = escape(f"Waterfall of {who}: {units.seconds(found.parts.step_seconds)} a step, by part.")
+    style = Path(__file__).with_name("waterfall.css").read_text(encoding="utf8").replace("\n", "")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" class="wf" '
-        f'role="img" aria-label="{label}"><style>{_style()}</style>{"".join(lines)}</svg>\n'
+        f'role="img" aria-label="{label}"><style>{style}</style>{"".join(lines)}</svg>\n'
     )
-
-
-def _style() -> str:
-    """Return the rules of both colour schemes."""
-    light, dark = (
-        f".wf text{{fill:{INK[one]};font:13px system-ui,'Segoe UI',Helvetica,Arial,sans-serif}}"
-        f".wf .wf-soft{{fill:{SOFT[one]};font-size:12px}}.wf .wf-head{{font-weight:600;font-size:15px}}"
-        f".wf-base{{fill:{BASE[one]}}}" + "".join(f".wf-{kind}{{fill:{colours[one]}}}" for kind, colours in COLOURS.items())
-        for one in (0, 1)
-    )
-    return f".wf{{max-width:100%;height:auto}}{light}@media (prefers-color-scheme:dark){{{dark}}}"

@@ -65,11 +65,6 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     return "\n".join(lines) + "\n"
 
 
-def remarks(comparison: Comparison) -> list[str]:
-    """Return verdicts, what to know, and runs that do not count, one line each."""
-    return [*map(words.sentence, comparison.verdicts), *_caveats(comparison), *_not_counted(comparison)]
-
-
 def _caveats(comparison: Comparison) -> list[str]:
     return words.caveats(comparison.rankings, findings(comparison.groups, words.run_name))
 
@@ -80,8 +75,8 @@ def _not_counted(comparison: Comparison) -> list[str]:
 
 def markdown(comparison: Comparison) -> str:
     """Format a comparison as a Markdown table and a list of remarks."""
-    header, rows = rows_of(comparison)
-    return "\n".join([table(header, rows), "", *(f"- {escaped(line)}" for line in remarks(comparison))]) + "\n"
+    remarks = [*map(words.sentence, comparison.verdicts), *_caveats(comparison), *_not_counted(comparison)]
+    return "\n".join([table(*rows_of(comparison)), "", *(f"- {escaped(line)}" for line in remarks)]) + "\n"
 
 
 def as_json(comparison: Comparison) -> str:

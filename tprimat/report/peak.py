@@ -27,7 +27,7 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.comparison import REPEAT
 from tprimat.report.names import configurations
-from tprimat.report.tables import PLAIN, Screen, columns, plural, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, flat, plural, with_interval
 from tprimat.report.words import headline, not_counted_words, run_name, sentence, told
 
 MOST_MODELS = 3
@@ -241,9 +241,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "global_batch_sequences": run.ran.global_batch_sequences,
         "sequence_tokens": run.ran.sequence_tokens,
         **_figures(entry),
-        "step_seconds": entry.mean_step.value,
-        "step_seconds_low": entry.mean_step.low,
-        "step_seconds_high": entry.mean_step.high,
+        **flat("step_seconds", entry.mean_step),
         "tokens_per_day": entry.tokens_per_day,
         "samples_per_day": entry.samples_per_day,
         **{metric.key: metric.value(entry.group) for metric in (PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY)},
@@ -256,9 +254,7 @@ def _figures(entry: Entry) -> dict[str, Any]:
     flops, share = entry.flops_per_gpu, entry.utilization
     return {
         "tokens_per_second": entry.tokens_per_second,
-        "tokens_per_second_per_gpu": entry.per_gpu.value,
-        "tokens_per_second_per_gpu_low": entry.per_gpu.low,
-        "tokens_per_second_per_gpu_high": entry.per_gpu.high,
+        **flat("tokens_per_second_per_gpu", entry.per_gpu),
         "flops_per_second": entry.flops,
         "flops_per_second_per_gpu": flops.value if flops else None,
         "peak_flops_per_gpu": entry.peak_flops,

@@ -9,7 +9,7 @@ from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.tables import PLAIN, Screen, columns, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, flat, with_interval
 from tprimat.report.words import values_in_words
 
 KINDS: dict[Kind, str] = {
@@ -29,9 +29,9 @@ DROP = ("Total tokens", "per GPU")
 """Columns in the order in which a narrow terminal loses them."""
 
 
-def on_ranks(series: Series, words: str) -> str:
-    """Return words on GPUs, on processes where the series ran on a CPU."""
-    return per_rank(words, {"cpu"} if series.on_cpu else ())
+def on_ranks(words: str, *some: Series) -> str:
+    """Return words on GPUs, on processes where every series ran on a CPU."""
+    return per_rank(words, ("cpu" if series.on_cpu else "" for series in some))
 
 
 def configuration(gpus: int, nodes: int | None) -> str:
@@ -60,8 +60,8 @@ def text(found: Sequence[Series], screen: Screen = PLAIN) -> str:
     """Format tables and fitted laws for a terminal."""
     blocks = []
     for series in found:
-        header, *rows = ([on_ranks(series, cell) for cell in line] for line in (HEADER, *map(_cells, series.rows)))
-        table = columns(header, rows, screen=screen, drop=[on_ranks(series, name) for name in DROP])
+        header, *rows = ([on_ranks(cell, series) for cell in line] for line in (HEADER, *map(_cells, series.rows)))
+        table = columns(header, rows, screen=screen, drop=[on_ranks(name, series) for name in DROP])
         notes = [screen.prose(line, 2) for line in remarks(series)]
         blocks.append("\n".join([screen.prose(series.name, meaning="heading"), table, *notes]))
     return "\n\n".join(blocks) + "\n"
@@ -74,7 +74,7 @@ def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
         traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
         lines.append(f"Caution, the points also differ in {traits}.")
     lines += [repetition(series), *_law(fit(series), len(series.points))]
-    return [*(on_ranks(series, line) for line in lines), *left_out(series.left_out, most)]
+    return [*(on_ranks(line, series) for line in lines), *left_out(series.left_out, most)]
 
 
 def repetition(series: Series) -> str:
@@ -159,10 +159,6 @@ def _document(row: Row) -> dict[str, Any]:
         "seconds": point.seconds,
         "tokens_per_second": _ends(point.tokens_per_second),
         "tokens_per_second_per_gpu": point.per_gpu,
-        "multiplier": row.multiplier.value,
-        "multiplier_low": row.multiplier.low,
-        "multiplier_high": row.multiplier.high,
-        "efficiency": row.efficiency.value,
-        "efficiency_low": row.efficiency.low,
-        "efficiency_high": row.efficiency.high,
+        **flat("multiplier", row.multiplier),
+        **flat("efficiency", row.efficiency),
     }

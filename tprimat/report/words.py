@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
-from tprimat.analyze.groups import Measured, Shared, group_held_back, on_cpu
+from tprimat.analyze.groups import Measured, Shared, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait, machine_name, model_name
 from tprimat.core import units
@@ -105,10 +105,9 @@ def loss_words(verdict: Verdict) -> str:
 
 
 def differing(ranking: Ranking) -> list[str]:
-    """Say in which traits the configurations of a ranking differ, and what held back their clocks."""
+    """Say in which traits the configurations of a ranking differ."""
     judged = [verdict for verdict in ranking.against_best if verdict is not None]
-    held = [shares for group in ranking.groups if (shares := group_held_back(group)) is not None]
-    return [*differing_traits(judged, ranking.question.varying), *clock_words(held)] if judged else []
+    return differing_traits(judged, ranking.question.varying)
 
 
 def differing_traits(judged: Sequence[Verdict], varying: Collection[str] = ()) -> list[str]:
@@ -379,11 +378,8 @@ def run_name(item: Measured) -> str:
 
 def told(shared: Sequence[Shared]) -> list[str]:
     """Put findings into a line each, with what they are about."""
-    lines = []
-    for one in shared:
-        text = finding_words(one)
-        lines.append(f"{text[:1].upper()}{text[1:]}: {_places(one.places, 'configurations' if one.kind == 'no MFU' else 'runs')}")
-    return lines
+    texts = [(finding_words(one), _places(one.places, "configurations" if one.kind == "no MFU" else "runs")) for one in shared]
+    return [f"{text[:1].upper()}{text[1:]}: {places}" for text, places in texts]
 
 
 def _places(places: Sequence[str], noun: str) -> str:

@@ -10,7 +10,7 @@ from tprimat.analyze.metrics import scaled
 from tprimat.analyze.scaling import Row, Series, fit
 from tprimat.core import units
 from tprimat.records.schema import Estimate
-from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
+from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL
 from tprimat.report.plots import MOST_SERIES, SMALL, Canvas, Look, Panel, Sheet, looks, readable_log_ticks
 from tprimat.report.scaling import cell, on_ranks, repetition
 from tprimat.report.tables import plural, useful_ends
@@ -73,7 +73,7 @@ def _panel(found: Sequence[Series], curve: Curve) -> Panel:
     def draw(canvas: Canvas) -> None:
         from matplotlib.ticker import FuncFormatter, NullLocator
 
-        axes = canvas.axes(_ranks(found, curve.title))
+        axes = canvas.axes(on_ranks(curve.title, *found))
         counts = sorted({point.gpus for series in found for point in series.points})
         for series, look in _shown(found):
             _draw(axes, series, curve, look, written=len(found) == 1)
@@ -81,8 +81,8 @@ def _panel(found: Sequence[Series], curve: Curve) -> Panel:
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.6)
-        axes.set_xlabel(_ranks(found, "GPUs (log scale)"), size=SMALL)
-        axes.set_ylabel(_ranks(found, curve.axis) + " (log scale)" * curve.grows)
+        axes.set_xlabel(on_ranks("GPUs (log scale)", *found), size=SMALL)
+        axes.set_ylabel(on_ranks(curve.axis, *found) + " (log scale)" * curve.grows)
         if curve.grows:
             axes.set_yscale("log", base=2)
             axes.margins(y=0.12)
@@ -140,15 +140,10 @@ def scaling_sheet(found: Sequence[Series], curves: Sequence[Curve]) -> Sheet:
 def _finding(series: Series) -> str:
     first, last = series.rows[0], series.rows[-1]
     if series.on_cpu:
-        ranks = on_ranks(series, f"{first.point.gpus} to {last.point.gpus} GPUs")
+        ranks = on_ranks(f"{first.point.gpus} to {last.point.gpus} GPUs", series)
         return f"{series.name}: {ranks}; a CPU does not show how training scales"
     speed = f"{last.point.gpus} GPUs make {last.multiplier.value:.2f} times the throughput of {first.point.gpus}"
     return f"{series.name}: {speed}, {cell(last.efficiency, units.percent)} of proportional"
-
-
-def _ranks(found: Sequence[Series], words: str) -> str:
-    """Return words on GPUs, on processes where every series ran on a CPU."""
-    return per_rank(words, ("cpu" if series.on_cpu else "" for series in found))
 
 
 def _shown(found: Sequence[Series]) -> list[tuple[Series, Look]]:

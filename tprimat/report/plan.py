@@ -343,20 +343,14 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
     work, time, step = candidate.workload, candidate.time, candidate.expected
     layout = work.layout
     row: dict[str, Any] = {
-        "tensor_parallel": layout.tensor,
-        "pipeline_parallel": layout.pipeline,
+        **{f"{name}_parallel": getattr(layout, name) for name in ("tensor", "pipeline", "context", "expert", "data")},
         "virtual_pipeline": layout.virtual_pipeline,
-        "context_parallel": layout.context,
-        "expert_parallel": layout.expert,
-        "data_parallel": layout.data,
         "fully_sharded": work.code.shards_weights,
         "micro_batch_sequences": work.micro_batch,
         "recompute": work.recompute,
         "recompute_layers": work.recompute_layers,
         "memory": {part: value for part, value in candidate.memory.parts.items() if value},
-        "allocated_bytes": candidate.memory.allocated_bytes,
-        "reserved_bytes": candidate.memory.reserved_bytes,
-        "device_bytes": candidate.memory.device_bytes,
+        **{f"{name}_bytes": getattr(candidate.memory, f"{name}_bytes") for name in ("allocated", "reserved", "device")},
         "missing_bytes": candidate.missing_bytes,
         "fit": candidate.fit,
     }

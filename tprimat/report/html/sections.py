@@ -3,12 +3,12 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tprimat.analyze.groups import Group, Measured, findings, on_cpu
-from tprimat.analyze.traits import accelerator_name, machine_name, on_nodes
+from tprimat.analyze.traits import machine_name, on_nodes
 from tprimat.core import units
 from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import RunRecord
@@ -81,17 +81,9 @@ def software(runs: Sequence[RunRecord]) -> list[str]:
 
 # The ranking: one row per configuration, one table body per workload, so that sorting never ranks unlike workloads.
 
-TRAITS: dict[str, Callable[[RunRecord], str]] = {
-    "model": lambda run: run.model,
-    "accelerator": accelerator_name,
-    "strategy": lambda run: run.strategy or "unknown",
-    "engine": lambda run: run.engine,
-}
-"""By which rows can be filtered."""
-
 
 def ranking_table(works: Sequence[Workload], appearance: Sequence[Look]) -> Values:
-    """Return all rows by workload, with what the controls above them need; `appearance` has one look per group.
+    """Return all rows by workload; `appearance` has one look per group.
 
     A row's place is that of its group among all of the page, as its data count them.
     """
@@ -102,15 +94,10 @@ def ranking_table(works: Sequence[Workload], appearance: Sequence[Look]) -> Valu
         rows = []
         for one, row in zip(work.configurations, cells(work.ranking, metrics), strict=True):
             place, look = next(looks)
-            traits = {name: trait(one.group.run) for name, trait in TRAITS.items()}
-            rows.append({"place": place, "label": one.label, "look": look, "traits": traits, "cells": row})
+            rows.append({"place": place, "label": one.label, "look": look, "cells": row})
         workloads.append((heading(work.ranking), rows))
-    values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
-    return {
-        "headings": ["configuration", VS_FASTEST, *(catalogue.heading_of(metric, groups) for metric in metrics)],
-        "workloads": workloads,
-        "choices": {name: several for name, several in values.items() if len(several) > 1},
-    }
+    headings = ["configuration", VS_FASTEST, *(catalogue.heading_of(metric, groups) for metric in metrics)]
+    return {"headings": headings, "workloads": workloads}
 
 
 # Evidence, failures and commands.
@@ -199,18 +186,19 @@ def page_data(works: Sequence[Workload], runs: Sequence[Measured], appearance: S
 
 
 def short_names(runs: Sequence[Measured]) -> dict[str, str]:
-    """Return a short name by the whole one, which stays where two would be equal."""
-    short = {run_name(item): _short_name(item) for item in runs}
+    """Return a short name by the whole one, which stays where two would be equal.
+
+    It is the id without the moment of its start, or the folders that tell files apart.
+    """
+    files = [item.result.path.parts for item in runs if item.result.path.is_file()]
+    common = next((place for place, parts in enumerate(zip(*files, strict=False)) if len(set(parts)) > 1), -2)
+    short = {}
+    for item in runs:
+        path, run_id = item.result.path, item.result.run.run_id
+        folders = "/".join(path.parts[common:-1]) or path.name
+        short[run_name(item)] = folders if path.is_file() else re.sub(r"^\d{8}-\d{6}-\d+-", "", run_id)
     times = Counter(short.values())
     return {whole: brief if times[brief] == 1 else whole for whole, brief in short.items()}
-
-
-def _short_name(item: Measured) -> str:
-    """Return the id without the moment of its start, or the two folders that hold a file."""
-    path = item.result.path
-    if path.is_file():
-        return "/".join(path.parts[-3:-1]) or path.name
-    return re.sub(r"^\d{8}-\d{6}-\d+-", "", item.result.run.run_id)
 
 
 def _series(item: Measured, curves: Sequence[Curve], names: Mapping[str, str]) -> dict[str, Any]:

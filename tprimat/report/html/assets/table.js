@@ -1,4 +1,4 @@
-// Sorting inside each workload, filtering by words and traits, copying commands.
+// Sorting inside each workload, filtering by words, copying commands.
 const rowsOf = body => [...body.querySelectorAll("tr[data-group]")];
 const allRows = () => [...document.querySelectorAll("#ranking tr[data-group]")];
 
@@ -19,10 +19,9 @@ function sortBy(heading) {
 
 function filterRows() {
   const words = document.getElementById("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const traits = [...document.querySelectorAll("#filters select")].filter(list => list.value);
   for (const row of allRows()) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !(words.every(word => text.includes(word)) && traits.every(list => row.dataset[list.dataset.trait] === list.value));
+    const text = `${row.closest("tbody").querySelector(".workload").textContent} ${row.textContent}`.toLowerCase();
+    row.hidden = !words.every(word => text.includes(word));
   }
   for (const body of document.querySelectorAll("#ranking tbody")) body.hidden = rowsOf(body).every(row => row.hidden);
   const rows = allRows();

@@ -83,13 +83,7 @@ def as_json(comparison: Comparison) -> str:
     """Format groups with the metrics of every run, verdicts and runs that do not count as JSON."""
     document = {
         "groups": [
-            {
-                "label": group.label,
-                "runs": [
-                    {"run_id": item.result.run.run_id, "path": str(item.result.path), "metrics": as_document(item.metrics)}
-                    for item in group.runs
-                ],
-            }
+            {"label": group.label, "runs": [_place(item) | {"metrics": as_document(item.metrics)} for item in group.runs]}
             for group in comparison.groups
         ],
         "verdicts": [
@@ -114,12 +108,13 @@ def as_json(comparison: Comparison) -> str:
             }
             for ranking in comparison.rankings
         ],
-        "not_counted": [
-            {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": words.not_counted_words(item)}
-            for item in comparison.not_counted
-        ],
+        "not_counted": [_place(item) | {"because": words.not_counted_words(item)} for item in comparison.not_counted],
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def _place(item: Measured) -> dict[str, object]:
+    return {"run_id": item.result.run.run_id, "path": str(item.result.path)}
 
 
 # Our results next to published ones, on a common basis.
@@ -178,7 +173,6 @@ def cells(ranking: Ranking, metrics: Sequence[Metric]) -> list[list[Cell]]:
 
 
 def _vs_fastest(verdict: Verdict | None) -> str:
-    """Say how much slower than the fastest one is, or that this is not shown."""
     if verdict is None or verdict.ratio is None:
         return units.ABSENT
     change = units.signed_percent(verdict.ratio.value - 1)

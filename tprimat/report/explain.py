@@ -167,7 +167,6 @@ def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
 
 
 def _against_lines(found: Against, screen: Screen) -> list[str]:
-    """Format what two sides differ in, what it is worth, and what is left."""
     title = f"{found.here / 1e12:,.0f} against {found.there / 1e12:,.0f} TFLOP/s/GPU of {found.name}"
     body = [
         [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops / 1e12)] for one in found.apart

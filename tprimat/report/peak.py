@@ -117,7 +117,6 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
 
 
 def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
-    """Describe the best configuration of a model."""
     run, group = best.run, best.group
     ranking = next(one for one in analysis.rankings if group in one.groups)
     gpu, each = per_rank("GPU", {run.machine.platform}), with_interval(best.per_gpu, TOKENS.show)

@@ -104,12 +104,6 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     return f"Predicted from {rates.source}: {proof}."
 
 
-def close_to(best: Candidate, layouts: Sequence[Candidate]) -> int:
-    """Return how many layouts are within half the width of the best's interval: errors of one question are shared in part."""
-    width = 0.0 if best.expected is None else best.expected.high / best.step_seconds
-    return sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
-
-
 def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, wishes: Wishes) -> str:
     """Format the answer for a terminal; `enough` is, where nothing fits, a layout on the fewest GPUs that are enough."""
     answer, rates = rated
@@ -189,7 +183,9 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     best = layouts[0]
     lines = [f"{plural(len(layouts) - shown, 'more layout')}: tprimat plan --all"] if len(layouts) > shown else []
     lines += [screen.prose(line) for line in (_money(best, rates, wishes), _other_routing(best, rates)) if line]
-    close = close_to(best, layouts)
+    # Errors of one question are shared in part, so half the width of the best's interval tells layouts apart.
+    width = 0.0 if best.expected is None else best.expected.high / best.step_seconds
+    close = sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
     if close > 1:
         lines.append(screen.prose(f"The first {close} of {len(layouts)} cannot be told apart by prediction: measure."))
     if wishes.command is None or question.engine is None:
@@ -199,7 +195,6 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
 
 
 def _money(best: Candidate, rates: Rates, money: Wishes) -> str:
-    """Say what the fastest layout reaches, how long it takes, and what it costs."""
     mfu, (days, each, cost) = mfu_of(best, rates), money.bill(best)
     words = [] if mfu is None else [f"MFU {units.percent(mfu, 0)}"]
     if days is not None and money.tokens is not None:
@@ -211,7 +206,6 @@ def _money(best: Candidate, rates: Rates, money: Wishes) -> str:
 
 
 def _other_routing(best: Candidate, rates: Rates) -> str:
-    """Say what the fastest layout does under the other routing of tokens to experts."""
     other = other_routing(best, rates)
     if other is None or other.workload.routing is None:
         return ""

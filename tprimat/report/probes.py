@@ -317,7 +317,6 @@ def refusals(probes: Iterable[ProbeRecord]) -> list[str]:
 
 
 def _system(probes: Probes) -> str:
-    """Describe the machine and its software, as recorded."""
     newest = max(probes, key=lambda probe: probe.started_at)
     machine = newest.machine
     rows = [

@@ -115,7 +115,6 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
 
 
 def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:
-    """Return what was predicted before the run, and how far off it was."""
     prediction, parts = run.prediction, []
     if prediction is None:
         return None

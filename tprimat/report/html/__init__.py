@@ -62,6 +62,7 @@ def html_report(report: Report) -> str:
     works = sorted(ranked, key=lambda work: report.rankings.index(work.ranking))
     appearance = _appearance(works, colours(ranked))
     names = short_names(report.runs)
+    models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
     cards, remarks = sections.cards(works)
     bars, curves = shown_panels(groups)
     records = [item.result.run for item in report.runs]
@@ -72,7 +73,7 @@ def html_report(report: Report) -> str:
         .render(
             report=report,
             name_of=lambda item: names[run_name(item)],
-            title=_title(groups),
+            title="Training throughput" + (f": {few(models, 3)}" if models else ""),
             facts=subtitle(ranked) + (f" · {len(lost)} not counted" if (lost := report.not_counted) else ""),
             hardware=sections.hardware(records),
             software=sections.software(records),
@@ -136,8 +137,3 @@ def _appearance(works: Sequence[Workload], shown: Mapping[str, Look]) -> list[Lo
     rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
     names = [one.name for work in works for one in work.configurations]
     return [shown[name] if name in shown else next(rest) for name in names]
-
-
-def _title(groups: Sequence[Group]) -> str:
-    models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
-    return f"Training throughput: {few(models, 3)}" if models else "Training throughput"

@@ -38,7 +38,6 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
 
 
 def _title(analysis: PeakAnalysis) -> str:
-    """Return the best configuration of the first model."""
     best, *others = best_of_models(analysis.peaks)
     dtype = f" in {dtype_that_ran(best.run)}" if best.run.ran.matmul_dtype else ""
     share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
@@ -76,7 +75,6 @@ def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str
 
 
 def _of_configurations(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str, Look]) -> list[Panel]:
-    """Return utilization and step time of all configurations, by workload."""
     shown: dict[int, Entry] = {id(entry.group): entry for entry in analysis.entries[:MOST_CONFIGURATIONS]}
     shares: list[Bar] = []
     steps: list[Bar] = []

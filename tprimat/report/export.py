@@ -44,15 +44,6 @@ def _interval(name: str) -> dict[str, Pick]:
     return {f"{name}{end}": _at(f"metrics.{name}.{part}") for end, part in (("", "value"), ("_low", "low"), ("_high", "high"))}
 
 
-def _parameters(item: Measured) -> Value:
-    shape = item.result.run.ran.shape
-    return None if shape is None else parameters(shape).total
-
-
-def _warnings(item: Measured) -> Value:
-    return "; ".join(map(finding_words, item.metrics.warnings)) or None if item.metrics else None
-
-
 COLUMNS: dict[str, Pick] = {
     **_of("result.run", "run_id"),
     "path": lambda item: str(item.result.path),
@@ -60,7 +51,7 @@ COLUMNS: dict[str, Pick] = {
     "counted": lambda item: item.counts,
     "not_counted_because": lambda item: not_counted_words(item) or None,
     **_of("result.run", "cause model size architecture=ran.shape.name"),
-    "parameters": _parameters,
+    "parameters": lambda item: parameters(shape).total if (shape := item.result.run.ran.shape) else None,
     **_of("result.run", "strategy"),
     **_of("result.run.ran", "tensor_parallel pipeline_parallel data_parallel context_parallel virtual_pipeline expert_parallel"),
     **_of("result.run.ran", "sequence_parallel"),
@@ -82,7 +73,7 @@ COLUMNS: dict[str, Pick] = {
     **_of("metrics", "predicted_memory_error predicted_step_error final_loss joules_per_token"),
     "watts_per_gpu": lambda item: watts_per_gpu(item.result.run, item.metrics),
     **_of("metrics", "gpu_busy cost_per_million_tokens expert_load rank_load dropped"),
-    "warnings": _warnings,
+    "warnings": lambda item: ("; ".join(map(finding_words, item.metrics.warnings)) or None) if item.metrics else None,
 }
 """Of every run, explained in docs/results.md. Behind them follow version_*, option_* and variable_*, where a run has them."""
 

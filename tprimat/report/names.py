@@ -44,11 +44,6 @@ class Workload:
     """Fastest first, those without a throughput last."""
     ranking: Ranking
 
-    @property
-    def run(self) -> RunRecord:
-        """Return the record of the fastest configuration's first run."""
-        return self.configurations[0].group.run
-
 
 def workloads(rankings: Sequence[Ranking]) -> list[Workload]:
     """Name each workload and configuration, workloads with the most configurations first."""

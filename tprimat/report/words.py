@@ -393,16 +393,16 @@ def _places(places: Sequence[str], noun: str) -> str:
 def picture_title(works: Sequence[Workload]) -> str:
     """Say who leads in the first workload; of a single configuration its speed, which a CPU does not show. Count the others."""
     work, more = works[0], f"; {plural(len(works) - 1, 'more workload')}" if len(works) > 1 else ""
-    rate, gpus, share = throughput(work.ranking.best), work.run.machine.gpus, MFU.value(work.ranking.best)
-    subject = work.title or model_name(work.run)
+    rate, gpus, share = throughput(work.ranking.best), work.ranking.best.run.machine.gpus, MFU.value(work.ranking.best)
+    subject = work.title or model_name(work.ranking.best.run)
     if on_cpu(work.ranking.groups):
-        return f"{subject} trains on {machine_name(work.run)}; a CPU does not show how fast it trains{more}"
+        return f"{subject} trains on {machine_name(work.ranking.best.run)}; a CPU does not show how fast it trains{more}"
     if work.ranking.lead is not None:
         return f"{work.title}: " * bool(work.title) + headline(work.ranking)[0] + more
     if rate is None or gpus is None:
         return f"{subject}: throughput not known{more}"
     part = f" ({units.percent(share)} of the dense peak)" if share is not None else ""
-    return f"{subject} trains at {units.count(rate.value * gpus)} tokens/s on {machine_name(work.run)}{part}{more}"
+    return f"{subject} trains at {units.count(rate.value * gpus)} tokens/s on {machine_name(work.ranking.best.run)}{part}{more}"
 
 
 def subtitle(works: Sequence[Workload]) -> str:

@@ -83,7 +83,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     notes = [rest_note(len(names) - len(shown))] if len(names) > len(shown) else []
     if len(works) > MOST_WORKLOADS:
         notes.append(f"Curves: of the {MOST_WORKLOADS} workloads with the most configurations.")
-    if any(work.run.machine.platform == "cpu" for work in works):
+    if any(work.ranking.best.run.machine.platform == "cpu" for work in works):
         notes.append(catalogue.CPU_CAUTION)
     hidden = len(comparison.groups) - MOST_GROUPS
     judged = judged_in(works)
@@ -158,14 +158,13 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
 
 
 def _bar_panel(works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:
-    configurations = [one for work in works for one in work.configurations][:MOST_GROUPS]
-    panel = make([one.group for one in configurations])
-    made = {id(one): bar for one, bar in zip(configurations, panel.rows, strict=True)}
+    every = [(work, one) for work in works for one in work.configurations][:MOST_GROUPS]
+    panel = make([one.group for _, one in every])
     rows: list[Bar] = []
-    for work in works:
-        inside = [one for one in work.configurations if id(one) in made]
-        rows += [Bar(label=work.title, value=None, heading=True)] if work.title and inside else []
-        rows += [replace(made[id(one)], label=one.label, look=shown.get(one.name)) for one in inside]
+    for (work, one), bar in zip(every, panel.rows, strict=True):
+        if work.title and one is work.configurations[0]:
+            rows.append(Bar(label=work.title, value=None, heading=True))
+        rows.append(replace(bar, label=one.label, look=shown.get(one.name)))
     return replace(panel, rows=rows).panel("configurations")
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw peak throughput in up to nine panels: peak_throughput_analysis.png.
+"""Draw peak throughput in four panels: peak_throughput_analysis.png.
 
 ./visualize_peak_throughput.py
 ./visualize_peak_throughput.py --results-dir ./h100 ./mi300x --output h100-mi300x.svg

@@ -5,11 +5,10 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tprimat.config.options import assignment, removed
@@ -17,6 +16,7 @@ from tprimat.config.schema import TINY_WORKLOAD, Config, ModelConfig, Name, Size
 from tprimat.config.tree import KeyPath, Tree, leaves, parse_scalar, put, read_tree
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import ModelShape, model_shape
+from tprimat.core.rows import adapter
 
 OURS = "the tiny workload"
 """Where its keys stand that no file has."""
@@ -122,7 +122,7 @@ def read_config(
 def plain_name(name: str, where: str) -> str:
     """Return a name that can be part of the name of a file, and refuse another."""
     try:
-        return str(_adapter(Name).validate_python(name))
+        return str(adapter(Name).validate_python(name))
     except ValidationError as error:
         raise ConfigError(f"{name!r} is not a name.", where=where, why=error.errors()[0]["msg"]) from error
 
@@ -173,15 +173,9 @@ def full_shape(model: ModelConfig) -> ModelShape:
     return model.architecture if isinstance(model.architecture, ModelShape) else model_shape(model.architecture)
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's reader of a type, cached because building one takes as long as all else that reads a configuration."""
-    return TypeAdapter(kind)
-
-
 def _checked(tree: Tree) -> Config:
     try:
-        checked: Config = _adapter(Config).validate_python(tree.values)
+        checked: Config = adapter(Config).validate_python(tree.values)
     except ValidationError as error:
         # The first mistake in the order of the file, as an error that a user can act on.
         wrong: dict[KeyPath, list[ErrorDetails]] = {}
@@ -201,7 +195,7 @@ def _place_of_shape(tree: Tree) -> str | None:
         shape = values.get("architecture") if isinstance(values, dict) else None
         if isinstance(shape, dict):
             try:
-                _adapter(ModelShape).validate_python(shape)
+                adapter(ModelShape).validate_python(shape)
             except ConfigError:
                 return tree.where(("models", model, "architecture"))
             except ValidationError:

@@ -70,13 +70,6 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         return LinearCrossEntropy.apply(flat, weight, targets, micro_batches)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def set_micro_batches(chunk: torch.nn.Module, number: int) -> None:
-    """Tell the loss in a chunk of the model over how many micro-batches the coming step averages."""
-    for part in chunk.modules():
-        if isinstance(part, ChunkedLossModel):
-            part.micro_batches = number
-
-
 class LinearCrossEntropy(torch.autograd.Function):
     """mean(cross_entropy(hidden @ weight.T, targets)) over a vocabulary that tensor ranks share."""
 

@@ -59,6 +59,8 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
     dtype = PARAMETER_DTYPES[plan.workload.matmul_dtype]
     on_gpu, layout = device.type == "cuda", plan.workload.layout
     balanced = options.balanced_stages and layout.pipeline > 1 and not layout.virtual_pipeline
+    unfused = {"bias_dropout_fusion": False, "cross_entropy_fusion_impl": "native"}
+    unfused["bias_activation_fusion"] = on_gpu and (shape.gated or shape.linear_bias)
     kind = TransformerConfig if shape.kv_lora_rank is None else MLATransformerConfig
     return kind(
         gated_linear_unit=shape.gated,
@@ -82,7 +84,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         cross_entropy_loss_fusion=on_gpu,
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
-        **(_transformer_engines(plan) if options.layers == "transformer_engine" else _unfused(shape, on_gpu)),
+        **(_transformer_engines(plan) if options.layers == "transformer_engine" else unfused),
         **config_fields(shape),
         **layout_fields(layout),
         # With two stages both directions connect the same two ranks, and batched messages would be mixed up
@@ -99,14 +101,6 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
 def _leave_as_is(weight: Tensor) -> Tensor:
     """Keep a weight: Megatron's initialisation runs only because it also marks how a weight is split."""
     return weight
-
-
-def _unfused(shape: ModelShape, on_gpu: bool) -> dict[str, Any]:
-    return {
-        "bias_activation_fusion": on_gpu and (shape.gated or shape.linear_bias),
-        "bias_dropout_fusion": False,
-        "cross_entropy_fusion_impl": "native",
-    }
 
 
 def _transformer_engines(plan: RunPlan) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tprimat.megatron import compat, fp8
 from tprimat.megatron.attention import own_pieces
 from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs
 from tprimat.megatron.linear import ChosenProducts
-from tprimat.megatron.loss import set_micro_batches
+from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.model import build_chunks, transformer_config
 from tprimat.megatron.optimizer import MegatronOptimizer, PlainAdamW, ScheduledOptimizer
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
@@ -114,8 +114,9 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         if not self.options.fully_shard:
             begin_step(self.chunks, self.overwritten)
         self.micro_batches_per_step = len(batch)
-        for chunk in self.chunks:
-            set_micro_batches(chunk, len(batch))
+        for part in (part for chunk in self.chunks for part in chunk.modules()):
+            if isinstance(part, ChunkedLossModel):
+                part.micro_batches = len(batch)
         optimizer.zero_grad()
         losses = self._pass_through(batch) if self.graphs is None else self._launch_graphs(self.graphs, batch)
         with torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext():

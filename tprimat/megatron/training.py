@@ -1,7 +1,7 @@
 """Train a plan on the embedded engine: resolve its switches, let Lightning train, and say what runs."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -38,7 +38,14 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
     if on_gpu:
         torch.cuda.set_device(local_rank())
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
-    recording = BenchmarkCallback(plan.run_directory, describe=_describer(plan, options, redirected), log=StepLog(plan))
+
+    def describe(trainer: Any, module: MegatronModule) -> RunRecord:
+        evidence = observe(module, redirected)
+        # Before the first step, what was asked for: a run that is killed never comes here again.
+        graphs = module.graphs is not None and (module.graphs.recorded or trainer.global_step == 0)
+        return running_record(plan, evidence, recorded(plan, replace(options, cuda_graphs=graphs)))
+
+    recording = BenchmarkCallback(plan.run_directory, describe=describe, log=StepLog(plan))
     measured = [recording, *profiling_callbacks(plan), *([callback] if callback else [])]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -54,26 +61,11 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
         use_distributed_sampler=False,
         limit_val_batches=0,
     )
-    with attention_preference():
-        trainer.fit(MegatronModule(plan, options))
-
-
-def attention_preference() -> AbstractContextManager[Any]:
-    """Return a context in which torch prefers cuDNN's attention on an NVIDIA GPU, as its newer versions do by themselves."""
-    if not torch.cuda.is_available():
-        return nullcontext()
+    # On an NVIDIA GPU torch prefers cuDNN's attention, as its newer versions do by themselves.
     cudnn = [] if torch.version.hip else [SDPBackend.CUDNN_ATTENTION]
-    return sdpa_kernel([*cudnn, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
-
-
-def _describer(plan: RunPlan, options: EngineOptions, redirected: bool) -> Any:
-    def describe(trainer: Any, module: MegatronModule) -> RunRecord:
-        evidence = observe(module, redirected)
-        # Before the first step, what was asked for: a run that is killed never comes here again.
-        graphs = module.graphs is not None and (module.graphs.recorded or trainer.global_step == 0)
-        return running_record(plan, evidence, recorded(plan, replace(options, cuda_graphs=graphs)))
-
-    return describe
+    backends = [*cudnn, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(backends, set_priority=True) if on_gpu else nullcontext():
+        trainer.fit(MegatronModule(plan, options))
 
 
 # The switches: every `auto` becomes on or off for this device.

@@ -202,7 +202,15 @@ def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShap
         _named(loaded, loaded.config.models, misspelled[0], ("model", ("models",)), ("parallelism", strategy, misspelled[0]))
     layout = by_model.get(model, {}).get(platform)
     if layout is None:
-        raise _missing_layout(loaded, run)
+        # Say what to add to the strategy, or which of its models or platforms to choose instead.
+        degrees = "{tensor_model_parallel_size: ..., pipeline_model_parallel_size: ...}"
+        where, missing, on = loaded.where("parallelism", strategy), f"{model}: {{{platform}: {degrees}}}", ""
+        instead = [f"--model {other}" for other in by_model]
+        if model in by_model:
+            where, missing = loaded.where("parallelism", strategy, model), f"{platform}: {degrees}"
+            instead, on = [f"--platform {other}" for other in by_model[model]], f" on {platform}"
+        what = f"The strategy {strategy} has no layout for {model}{on}."
+        raise MissingLayoutError(what, where=where, fix=", or ".join([f"add {missing}", *instead]))
     return resolve(
         LayoutRequest(
             shape=shape,
@@ -212,22 +220,6 @@ def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShap
             where_layout=lambda key: loaded.where("parallelism", strategy, model, platform, key),
             where_data=lambda key: loaded.where("training", "data", key),
         )
-    )
-
-
-def _missing_layout(loaded: LoadedConfig, run: PlanRequest | RunPlan) -> MissingLayoutError:
-    """Return what to add to a strategy, or which of its models or platforms to choose instead."""
-    strategy = loaded.config.parallelism[run.strategy]
-    degrees = "{tensor_model_parallel_size: ..., pipeline_model_parallel_size: ...}"
-    where, missing, on = loaded.where("parallelism", run.strategy), f"{run.model}: {{{run.platform}: {degrees}}}", ""
-    instead = [f"--model {model}" for model in strategy]
-    if run.model in strategy:
-        where, missing = loaded.where("parallelism", run.strategy, run.model), f"{run.platform}: {degrees}"
-        instead, on = [f"--platform {platform}" for platform in strategy[run.model]], f" on {run.platform}"
-    return MissingLayoutError(
-        f"The strategy {run.strategy} has no layout for {run.model}{on}.",
-        where=where,
-        fix=", or ".join([f"add {missing}", *instead]),
     )
 
 

@@ -122,10 +122,19 @@ def parser_arguments(plan: RunPlan) -> dict[str, Value]:
     layout["num_virtual_stages_per_pipeline_rank"] = layout.pop("virtual_pipeline_model_parallel_size")
     recompute = recompute_fields(work)
     del recompute["recompute_modules"]
+    # Under expert parallelism each expert is whole on its rank. Without it experts are split over the tensor-parallel ranks,
+    # which is Megatron-Core's default: it would not sum the gradients of whole experts over ranks with different tokens.
+    experts: dict[str, Value] = {
+        "num_experts": work.shape.experts,
+        "moe_router_topk": work.shape.experts_per_token,
+        "moe_ffn_hidden_size": work.shape.expert_ffn,
+        "expert_tensor_parallel_size": 1 if work.layout.expert > 1 else work.layout.tensor,
+        **routing_fields(work),
+    }
     return {
         **dimensions(work.shape),
         "group_query_attention": work.shape.kv_heads != work.shape.heads,
-        **_expert_arguments(work),
+        **(experts if work.shape.experts else {}),
         **layout,
         "use_distributed_optimizer": distributes,
         "overlap_grad_reduce": True,
@@ -145,22 +154,4 @@ def parser_arguments(plan: RunPlan) -> dict[str, Value]:
         "fp16": False,
         "fp8": "hybrid" if work.matmul_dtype == "fp8" else None,
         **recompute,
-    }
-
-
-def _expert_arguments(work: FullWorkload) -> Mapping[str, Value]:
-    """Return the settings of a mixture of experts; nothing for a dense model.
-
-    Under expert parallelism each expert is whole on its rank. Without it experts are split over the tensor-parallel ranks, which
-    is Megatron-Core's default: it would not sum the gradients of whole experts over ranks with different tokens.
-    """
-    shape = work.shape
-    if shape.experts is None:
-        return {}
-    return {
-        "num_experts": shape.experts,
-        "moe_router_topk": shape.experts_per_token,
-        "moe_ffn_hidden_size": shape.expert_ffn,
-        "expert_tensor_parallel_size": 1 if work.layout.expert > 1 else work.layout.tensor,
-        **routing_fields(work),
     }

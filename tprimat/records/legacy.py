@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tprimat.core.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
+from tprimat.core.accelerators import BACKEND_OF_ANY_NAME, DTYPES
 from tprimat.core.errors import RecordError
 from tprimat.core.limits import LARGEST_REAL, finite_or_none
 from tprimat.core.models import model_shape
@@ -172,13 +172,6 @@ def _engine(reader: _Reader) -> str:
     return next((engines[part] for part in parts if part in engines), "unknown")
 
 
-def _platform(reader: _Reader) -> Backend:
-    for name in (reader.text("software_stack"), reader.text("platform")):
-        if name is not None and name.lower() in BACKEND_OF_ANY_NAME:
-            return BACKEND_OF_ANY_NAME[name.lower()]
-    raise reader.error(f"platform is {reader.document.get('platform')!r}.", f"One of {', '.join(BACKEND_OF_ANY_NAME)}.")
-
-
 def _machine(reader: _Reader, notes: list[str]) -> Machine:
     world, on_node = reader.whole("num_gpus"), reader.whole("device_count")
     nodes = None
@@ -187,8 +180,12 @@ def _machine(reader: _Reader, notes: list[str]) -> Machine:
     elif world is not None or on_node is not None:
         on_node, nodes = world or on_node, 1
         notes.append(f"{on_node} GPUs taken as one node: the file gives one count only, or two that disagree")
+    names = (reader.text("software_stack"), reader.text("platform"))
+    platform = next((BACKEND_OF_ANY_NAME[name.lower()] for name in names if name and name.lower() in BACKEND_OF_ANY_NAME), None)
+    if platform is None:
+        raise reader.error(f"platform is {reader.document.get('platform')!r}.", f"One of {', '.join(BACKEND_OF_ANY_NAME)}.")
     return Machine(
-        platform=_platform(reader),
+        platform=platform,
         accelerator=reader.text("device_name"),
         gpus_per_node=on_node,
         nodes=nodes,

@@ -167,7 +167,7 @@ def test_a_program_that_runs_out_of_memory_does_not_run_in_later_rounds(tmp_path
 
 @pytest.mark.skipif(find_spec("nemo") is not None, reason="NeMo is installed in this Python")
 def test_a_python_without_nemo_is_named():
-    with pytest.raises(LaunchError, match="The engine nemo needs .*nemo.*, not installed here"):
+    with pytest.raises(LaunchError, match=f"The engine nemo needs .*nemo.*, not installed for {sys.executable}"):
         program_named("nemo", Namespace(nemo_python=Path(sys.executable), platform="cpu"))
     with pytest.raises(LaunchError, match="does not run TPrimat"):
         program_named("nemo", Namespace(nemo_python=Path("/no/python"), platform="cpu"))

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
-from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, text_of  # noqa: E402
+from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, spreads_of, text_of  # noqa: E402
 from benchmarks.megatron_options import options_left_out, workload_of_options  # noqa: E402
 from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
 from benchmarks.published_scores import PublishedScore, guess_of, guesses, result_of, score_published  # noqa: E402
@@ -63,6 +63,8 @@ FOLDERS = [
 ]
 """Of our records: not those whose sources were changed in ways that no record tells."""
 GOLDENS = RECORDS / "megatron-goldens" / "rows.jsonl"
+UNTOUCHED = RECORDS / "published" / "rows.jsonl"
+"""Published results that calibrate nothing."""
 NOTEWORTHY = 0.1
 """Errors of rows that the page lists one by one."""
 
@@ -257,6 +259,7 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
             Sample(
                 name=f"{group}: {name}",
                 source=f"records of {first.accelerator.name}, {workload.code.name}",
+                subject=f"{group}: {name}",
                 traits=traits_of(workload, first.accelerator, node),
                 kinds=kinds_of(workload, first.accelerator),
                 measured=score.measured,
@@ -470,8 +473,10 @@ def predict_published_row(row: Mapping[str, Any], number: int) -> dict[str, Any]
         "recompute": guess.workload.recompute_words,
         "routing": guess.workload.routing,
     }
-    sharded = guess.workload.code.shards_weights
-    return {**answers, "assumed": {**assumed, "fully_sharded": sharded}, "fits": guess.fits}
+    sharded, work = guess.workload.code.shards_weights, guess.workload
+    dense = "dense, sharded" if sharded else f"dense, {work.format}"
+    group = f"experts, {work.routing}" if work.shape.experts else dense
+    return {**answers, "assumed": {**assumed, "fully_sharded": sharded}, "fits": guess.fits, "group": group}
 
 
 def _answers(memory: MemoryPrediction, work: FullWorkload | None, step: Expected | None) -> dict[str, Any]:
@@ -499,7 +504,7 @@ def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Sco
                 answered.append({**row, **found})
                 if printed := row.get("tokens_per_second_per_gpu"):
                     rate, name = found["predicted_tokens_per_second_per_gpu"], str(row.get("model"))
-                    time.append(Score(name=name, group=found["kind"], measured=1 / printed, predicted=1 / rate))
+                    time.append(Score(name=name, group=found["group"], measured=1 / printed, predicted=1 / rate))
                 continue
             peak, seconds, found = predict_row(row)
         except RecordError as error:
@@ -720,6 +725,7 @@ def published_samples() -> tuple[Sample, ...]:
         Sample(
             name=result.name,
             source=result.source,
+            subject=f"{result.shape} on {result.accelerator}",
             traits=guess.traits,
             kinds=kinds_of(guess.workload, guess.accelerator),
             measured=1 / measured,
@@ -740,19 +746,34 @@ def calibrations() -> dict[str, dict[str, Any]]:
 
 
 def calibrated_table() -> str:
-    """Return the errors on published steps by kind: as predicted, and corrected by all sources but their own."""
+    """Return the errors on published steps by kind: as predicted, and as effects and intervals of other sources have them."""
     samples = published_samples()
     every = [*samples, *ledger().samples]
-    errors_of, spreads = left_out(every), figures()["published"]["errors"]
+    errors_of = left_out(every)
+    spreads = {source: spreads_of(every, errors_of, without=source) for source in {sample.source for sample in samples}}
     rows = []
     for kind in sorted({kind for sample in samples for kind in sample.kinds if kind.count(",") < 2}):
         mine = [sample for sample in samples if kind in sample.kinds]
         corrected = [math.expm1(-errors_of[sample.name]) for sample in mine]
-        held = [abs(errors_of[one.name]) <= next(spreads[name][0] for name in one.kinds if name in spreads) for one in mine]
+        widths = [next(spreads[one.source][name][0] for name in one.kinds if name in spreads[one.source]) for one in mine]
+        held = [abs(errors_of[one.name]) <= width for one, width in zip(mine, widths, strict=True)]
         cells = [*_cells(errors(corrected))[1:4], units.percent(sum(held) / len(held), 0)]
         raw = errors(sample.predicted / sample.measured - 1 for sample in mine)
         rows.append([kind, *_cells(raw)[:2], *cells])
     return table(["kind", "rows", "as predicted", "corrected", "worst", "bias", "within interval"], rows)
+
+
+def untouched_table() -> str:
+    """Return the errors on published steps that calibrate nothing."""
+    _, time, answered = score_rows(read_rows(UNTOUCHED))
+    rows = []
+    for group in sorted(_groups(time)):
+        mine = [row for row in answered if row.get("group") == group and row.get("tokens_per_second_per_gpu")]
+        held = sum(row["interval"][0] <= row["tokens_per_second_per_gpu"] <= row["interval"][1] for row in mine)
+        refused = sum(not row["fits"] for row in mine)
+        cells = _cells(errors(score.error for score in _of(time, group)))
+        rows.append([group, *cells, units.percent(held / len(mine), 0), str(refused)])
+    return table(["group", *ERROR_HEADER, "within interval", "said not to fit"], rows)
 
 
 BLOCKS = {
@@ -768,6 +789,7 @@ BLOCKS = {
     "goldens_time": lambda: error_table(golden_scores()[1]),
     "goldens_time_rows": lambda: worst_rows(large_models(), 0, units.seconds),
     "calibrated": calibrated_table,
+    "untouched": untouched_table,
     "published": lambda: rate_rows(score_published()),
     "choices": lambda: choice_table(ledger().time),
 }

@@ -1,8 +1,8 @@
 """Fit what steps take beyond their predictions, and gather the errors of sources that were left out: calibration.yaml.
 
 Effects of traits are a ridge regression of log(measured / predicted): a source counts as the root of its rows, an outlier less
-(Huber's weights), and an effect that few sources show stays near 0. Errors by kind are those of each source predicted by the
-effects of all others.
+(Huber's weights), and an effect that few sources show stays near 0. Errors by kind are those of each row predicted by the effects
+of all that neither its source nor another one measured of the same model on the same accelerator.
 """
 
 import math
@@ -22,6 +22,8 @@ HUBER = 0.12
 """Errors beyond it count less."""
 COVERED = 0.92
 """Share of rows of other sources that an interval is meant to hold."""
+POOLED_ROWS = 10
+"""Few rows of a kind say little of a new one: as many of its family, dense or experts, count with them."""
 NARROWEST = 0.1
 """Half the width of an interval: sources of one kind share more than a new one will."""
 RESERVED_BELOW, LEAST_MARGIN, FEWEST_RUNS = 0.98, 0.05, 20
@@ -36,6 +38,8 @@ class Sample:
 
     name: str
     source: str
+    subject: str
+    """Model and accelerator: what another source may have measured, too."""
     traits: frozenset[str]
     kinds: tuple[str, ...]
     measured: float
@@ -63,35 +67,45 @@ def effects_of(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def left_out(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return log(measured / expected) of each sample, expected by the effects of all other sources."""
+    """Return log(measured / expected) of each sample, expected by the effects of other sources and other subjects."""
     errors: dict[str, float] = {}
-    for source in dict.fromkeys(sample.source for sample in samples):
-        effects = effects_of([sample for sample in samples if sample.source != source])
-        errors |= {one.name: one.excess - shift_of(one.traits, effects) for one in samples if one.source == source}
+    for source, subject in dict.fromkeys((sample.source, sample.subject) for sample in samples):
+        effects = effects_of([sample for sample in samples if sample.source != source and sample.subject != subject])
+        mine = [sample for sample in samples if (sample.source, sample.subject) == (source, subject)]
+        errors |= {sample.name: sample.excess - shift_of(sample.traits, effects) for sample in mine}
     return errors
 
 
-def spreads_of(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """Return by kind half the width of an interval, as a logarithm, and the rows behind it: from sources that were left out."""
-    errors, gathered = left_out(samples), defaultdict(list)
+def spreads_of(samples: Sequence[Sample], errors: Mapping[str, float], without: str = "") -> dict[str, list[float]]:
+    """Return by kind half the width of an interval, as a logarithm, and the rows behind it, without those of one source."""
+    gathered = defaultdict(list)
     for sample in samples:
-        for kind in sample.kinds:
+        for kind in sample.kinds if sample.source != without else ():
             gathered[kind].append((errors[sample.name], sample.source))
+    widths = {
+        kind: (_width([abs(error) for error, _ in found]), len(found))
+        for kind, found in sorted(gathered.items())
+        if kind == "all" or (len(found) >= FEWEST_ROWS and len({source for _, source in found}) >= FEWEST_SOURCES)
+    }
     spreads = {}
-    for kind, found in sorted(gathered.items()):
-        sizes = [abs(error) for error, _ in found]
-        enough = len(found) >= FEWEST_ROWS and len({source for _, source in found}) >= FEWEST_SOURCES
-        if enough or kind == "all":
-            t = stats.t.ppf((1 + COVERED) / 2, len(found) - 1)
-            deviation = t * math.sqrt(sum(size**2 for size in sizes) / len(found) * (1 + 1 / len(found)))
-            ranked = float(np.quantile(sizes, min(1.0, COVERED * (1 + 1 / len(found)))))
-            spreads[kind] = [round(float(max(NARROWEST, ranked, min(deviation, 1.5 * ranked))), 3), len(found)]
+    for kind, (width, rows) in widths.items():
+        wide, _ = widths.get(kind.partition(",")[0], widths["all"])
+        pooled = math.sqrt((rows * width**2 + POOLED_ROWS * wide**2) / (rows + POOLED_ROWS))
+        spreads[kind] = [round(max(NARROWEST, pooled), 3), rows]
     return spreads
+
+
+def _width(sizes: Sequence[float]) -> float:
+    """Return what holds the covered share of such errors: at least that of their ranks, and of Student's t up to half as much."""
+    t = stats.t.ppf((1 + COVERED) / 2, len(sizes) - 1)
+    deviation = t * math.sqrt(sum(size**2 for size in sizes) / len(sizes) * (1 + 1 / len(sizes)))
+    ranked = float(np.quantile(sizes, min(1.0, COVERED * (1 + 1 / len(sizes)))))
+    return float(max(ranked, min(deviation, 1.5 * ranked)))
 
 
 def fitted(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the content of one part of calibration.yaml."""
-    return {"effects": effects_of(samples), "errors": spreads_of(samples)}
+    return {"effects": effects_of(samples), "errors": spreads_of(samples, left_out(samples))}
 
 
 def margins_of(reserved: Sequence[tuple[tuple[str, ...], float]]) -> dict[str, list[float]]:

@@ -15,12 +15,12 @@ from typing import Any
 from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import flop_per_token
-from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_OVERLAPPED, MEGATRON_TUNED, Implementation
+from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_TUNED, TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape, model_shape
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.core.workload import FORMATS, FullWorkload, Workload
 from tprimat.predict import Prediction, predict
-from tprimat.predict.calibration import Expected, expected, traits_of
+from tprimat.predict.calibration import Expected, expected, figures, shift_of, traits_of
 from tprimat.predict.search import short_ends
 
 GPUS_OF_A_NODE = 8
@@ -37,7 +37,6 @@ KEYS = {
 """Fact of a workload -> key of a row of JSON."""
 MICRO_BATCHES, CHUNKS = (1, 2, 4, 8), (2, 3, 4, 5, 6, 7, 8, 12)
 """Of what a source leaves out."""
-OVERLAPPED_SINCE = "2026-06"
 MODULES = ("layernorm", "mla_up_proj", "mlp", "moe_act")
 """What NVIDIA's recipes compute again first."""
 
@@ -47,6 +46,8 @@ PRIMUS_TUNED = replace(
     MEGATRON_TUNED, name="Primus", reduces_in_fp32=True, keeps_fp8_weights_alone=False, dispatches_once_a_node=False
 )
 """The same as Megatron-LM's own defaults have it: gradients in fp32, weights in 8 bits besides those in bf16."""
+PRIMUS_SHARDED = replace(FSDP, name="Primus", attention_speed=1.0, selects_operations=False)
+"""Megatron-LM's use_torch_fsdp2 around the same layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +62,68 @@ class Framework:
     """With weights split over replicas."""
     balances: bool
     """Its published mixtures are balanced by force."""
+    recomputes_dense: bool = False
+    """Its published dense models compute all layers again."""
 
 
 MEGATRON_IN_FP32 = replace(MEGATRON_TUNED, reduces_in_fp32=True)
 FRAMEWORKS = (
-    Framework("automodel", AUTOMODEL, AUTOMODEL, balances=True),
+    Framework("automodel", AUTOMODEL, AUTOMODEL, balances=True, recomputes_dense=True),
     Framework(
         "torchtitan|maxtext|fsdp|deepspeed|torchtune|nanotron|axolotl|transformers|foundry|composer|litgpt",
         FSDP,
         FSDP,
         balances=False,
     ),
-    Framework("primus", PRIMUS_TUNED, FSDP, balances=True),
+    Framework("primus", PRIMUS_TUNED, PRIMUS_SHARDED, balances=True),
     Framework("bridge|nemo|dgx", MEGATRON_TUNED, MEGATRON_FSDP, balances=True),
     Framework("", MEGATRON_IN_FP32, replace(MEGATRON_FSDP, reduces_in_fp32=True), balances=False),
 )
 """The first whose names match counts. Balance: docs/performance-summary of Megatron-Bridge and of Automodel; Primus
-examples/megatron/configs."""
+examples/megatron/configs. Recomputation: activation_checkpointing in Automodel's examples/llm_benchmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a recipe of NVIDIA's does that no published table says."""
+
+    shape: str
+    accelerators: str
+    """Regular expressions; formats likewise."""
+    formats: str = "."
+    since: str = ""
+    """Year and month of the release."""
+    graph: bool = False
+    """One CUDA graph holds the whole step, and tokens travel to experts beside products; only with a forced balance."""
+    overlaps: bool = False
+    """Tokens travel to experts beside products (overlap_moe_expert_parallel_comm)."""
+    recompute: tuple[str, ...] | None = None
+    once_a_node: bool = True
+    """The dispatcher is DeepEP or HybridEP, not alltoall."""
+
+
+RELEASES = ("2026-01", "2026-04")
+"""From which on NVIDIA's software has been faster."""
+RECIPES = (
+    Recipe("qwen3-30b", "GB[23]00|B300", "mxfp8", "2026-06", graph=True, recompute=()),
+    Recipe("qwen3-235b", "GB[23]00", "mxfp8", "2026-06", graph=True, recompute=()),
+    Recipe("gpt-oss", "GB[23]00", "mxfp8", "2026-06", graph=True, recompute=()),
+    Recipe("deepseek-v3", "GB200", "mxfp8", "2026-06", graph=True, recompute=("mla_up_proj",)),
+    Recipe("deepseek-v3", "GB300", "mxfp8", "2026-06", graph=True, recompute=()),
+    Recipe("qwen3-30b", "H100", "bf16", "2026-06", overlaps=True, recompute=()),
+    Recipe("qwen3-235b", "H100", overlaps=True, recompute=(), once_a_node=False),
+    Recipe("qwen3", ".", recompute=()),
+    Recipe("deepseek-v3", "H100", since="2026-02", recompute=("mla_up_proj", "mlp")),
+    Recipe("deepseek-v3", "H100", overlaps=True, recompute=("mla_up_proj", "mlp")),
+    Recipe("deepseek-v3", "GB200", "fp8", "2026-02", recompute=("mlp",)),
+    Recipe("deepseek-v3", "GB300", "bf16", recompute=("moe_act",)),
+    Recipe("deepseek-v3", "B200", "mxfp8", "2026-04", overlaps=True, recompute=("mla_up_proj", "mlp")),
+    Recipe("deepseek-v3|kimi-k2", ".", recompute=("mla_up_proj",)),
+    Recipe("gpt-oss", "GB200", "bf16", "2026-04", overlaps=True, recompute=("layernorm", "moe_act"), once_a_node=False),
+    Recipe("gpt-oss", "B300", recompute=(), since="2026-04"),
+    Recipe("gpt-oss", "GB200|B200|H100", recompute=("layernorm", "moe_act"), once_a_node=False),
+)
+"""The first that matches counts. scripts/performance/configs of Megatron-Bridge 0.2.0 to 0.5.1, perf_recipes of 0.6.0."""
 
 
 def framework_of(name: str | None) -> Framework:
@@ -108,15 +154,18 @@ class Guess:
     prediction: Prediction
     fits: bool
     """By allocated memory: the run did fit."""
+    older: frozenset[str] = frozenset()
+    """Traits of its software, if it is older than what would run now."""
 
     @property
     def traits(self) -> frozenset[str]:
         """What its error is expected to share with others'."""
-        return traits_of(self.workload, self.accelerator, _node(self.workload))
+        return traits_of(self.workload, self.accelerator, _node(self.workload)) | self.older
 
     def expected(self) -> Expected:
         """Return the step with its interval."""
-        return expected(self.workload, self.accelerator, self.prediction.time.step_seconds, _node(self.workload))
+        slower = math.exp(shift_of(self.older, figures()["published"]["effects"]))
+        return expected(self.workload, self.accelerator, slower * self.prediction.time.step_seconds, _node(self.workload))
 
 
 @cache
@@ -166,6 +215,8 @@ def guess_of(result: PublishedResult) -> Guess:
     best: Guess | None = None
     for options in _options(result, accelerator):
         for work in options:  # the least recomputation that fits
+            if best is not None and best.fits and work.code.shards_weights > best.workload.code.shards_weights:
+                break  # sharded only where whole weights do not fit
             guess = Guess(workload=work, accelerator=accelerator, prediction=predict(work, accelerator, _node(work)), fits=False)
             guess = replace(guess, fits=guess.prediction.memory.allocated_bytes <= accelerator.usable_bytes)
             if best is None or _rank(guess) > _rank(best):
@@ -174,7 +225,15 @@ def guess_of(result: PublishedResult) -> Guess:
                 break
     if best is None:
         raise _missing(result, "No layout of these degrees divides its GPUs and its batch.")
-    return best
+    return replace(best, older=_older(result))
+
+
+def _older(result: PublishedResult) -> frozenset[str]:
+    """Return the traits of older releases of NVIDIA's software, which has become faster."""
+    if framework_of(result.engine).whole is not MEGATRON_TUNED or not result.workload.shape:
+        return frozenset()
+    family = "experts" if result.workload.shape.experts else "dense"
+    return frozenset(f"before {since}, {family}" for since in RELEASES if (result.date or since) < since)
 
 
 def _rank(guess: Guess) -> tuple[bool, float]:
@@ -206,8 +265,12 @@ def _options(result: PublishedResult, accelerator: Accelerator) -> Iterator[Iter
         raise _missing(result, f"TP{tensor} PP{pipeline} CP{context} do not divide {gpus} GPUs.")
     data = gpus // ranks
     expert = known.expert_parallel or (math.gcd(shape.experts, data * tensor * context) if shape.experts else 1)
+    if shape.experts and (shape.experts % expert or data * tensor * context % expert):
+        raise _missing(
+            result, f"EP{expert} does not divide {shape.experts} experts and the {data * tensor * context} ranks of a stage."
+        )
     batch = batch or data * (known.micro_batch_sequences or 1) * (4 * pipeline if pipeline > 1 else 1)
-    chunks: list[int | None] = [known.virtual_pipeline]
+    chunks = [known.virtual_pipeline or 1]
     if pipeline > 1 and known.virtual_pipeline is None:
         chunks += [count for count in CHUNKS if shape.layers // pipeline % count == 0]
     for code in _implementations(result):
@@ -225,31 +288,60 @@ def _options(result: PublishedResult, accelerator: Accelerator) -> Iterator[Iter
                 continue
             facts |= {"micro_batch_sequences": micro, "global_batch_sequences": batch // (data * micro) * data * micro}
             for count in chunks:
-                ends = short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None
-                yield _recomputing(FullWorkload(**facts | {"virtual_pipeline": count, "chunk_layers": ends}), known)
+                ends = _ends(shape.layers, pipeline * count, known.mtp_layers or 0) if pipeline > 1 else None
+                virtual = {"virtual_pipeline": count if count > 1 else None, "chunk_layers": ends}
+                yield _recomputing(FullWorkload(**facts | virtual), result)
+
+
+def _ends(layers: int, chunks: int, mtp_layers: int) -> tuple[int, ...] | None:
+    """Return the layers of model chunks; those that predict further tokens take the place of layers of the last one."""
+    each = -(-layers // chunks)
+    if mtp_layers and 0 < each * chunks - layers < each:
+        return (*[each] * (chunks - 1), layers - each * (chunks - 1))
+    return short_ends(layers, chunks)
 
 
 def _implementations(result: PublishedResult) -> list[Implementation]:
-    """Return what may have run: where weights can be split over replicas and the source does not say, that comes second."""
-    framework, work = framework_of(result.engine), result.workload
-    whole = MEGATRON_OVERLAPPED if framework.whole is MEGATRON_TUNED and _overlaps(result) else framework.whole
-    if work.weights_split_over:
-        return [framework.sharded]
-    return [whole, framework.sharded] if (work.pipeline_parallel or 1) == 1 else [whole]
+    """Return what may have run: where weights can be split over replicas and the source does not say, that comes second.
 
-
-def _overlaps(result: PublishedResult) -> bool:
-    """Whether tokens travelled to experts beside products, by NVIDIA's recipes (overlap_moe_expert_parallel_comm).
-
-    On Blackwell in MXFP8 since June 2026, but for Kimi K2; on H100 in bf16 since HybridEP.
+    Over pipeline stages, weights stay gathered for all micro-batches.
     """
-    if not result.workload.shape or not result.workload.shape.experts:
-        return False
-    since, chip = result.date or "", (result.accelerator or "").upper()
-    if "H100" in chip:
-        return result.workload.matmul_dtype == "bf16" and since >= OVERLAPPED_SINCE[:4]
-    shape = result.shape or ""
-    return since >= OVERLAPPED_SINCE and result.workload.fp8_scaling == "mxfp8" and not shape.startswith("kimi")
+    framework, work, note = framework_of(result.engine), result.workload, (result.notes or "").lower()
+    recipe, whole, sharded = _recipe(result), framework.whole, framework.sharded
+    if recipe is not None:
+        whole = replace(
+            whole,
+            graphs_balanced_steps=recipe.graph,
+            overlaps_experts=recipe.overlaps,
+            dispatches_once_a_node=recipe.once_a_node,
+        )
+    if re.search(r"all-?to-?all", note):
+        whole = replace(whole, dispatches_once_a_node=False, expert_call_seconds=TRANSFORMER_ENGINE.expert_call_seconds)
+    if re.search(r"deep-?ep|hybrid-?ep", note):
+        whole, sharded = (replace(code, dispatches_once_a_node=True) for code in (whole, sharded))
+    if re.search(r"overlap off|without overlap", note):
+        whole = replace(whole, overlaps_experts=False)
+    if re.search(r"\beager\b|not compiled", note):
+        sharded = replace(sharded, eager_layers=True, fused_activation=False, loss="native", optimizer="eager")
+    if re.search(r"async[- ]?tp\b|asynctp", note):
+        sharded = replace(sharded, overlaps_tensor_parallel=True, overlaps_in_fp8=True, overlaps_backward=True)
+    if (work.pipeline_parallel or 1) > 1:
+        return [replace(sharded if work.weights_split_over else whole, shards_weights=False)]
+    return [sharded] if work.weights_split_over else [whole, sharded]
+
+
+def _recipe(result: PublishedResult) -> Recipe | None:
+    """Return NVIDIA's recipe behind a row of Megatron-Bridge."""
+    work, routing = result.workload, _routing(result, result.workload.shape) if result.workload.shape else None
+    if "bridge" not in (result.engine or "").lower() or routing is None:
+        return None
+    kind = work.fp8_scaling if work.fp8_scaling in {"mxfp8", "nvfp4"} else work.matmul_dtype or ""
+    for one in RECIPES:
+        words = ((one.shape, result.shape), (one.accelerators, result.accelerator), (one.formats, kind))
+        runs = (result.date or "") >= one.since and (routing == "balanced" or not (one.graph or one.overlaps))
+        if runs and all(re.search(rf"(?<![A-Z])(?:{pattern})", word or "") for pattern, word in words):
+            return one
+    return None
 
 
 def _routing(result: PublishedResult, shape: ModelShape) -> str | None:
@@ -258,11 +350,18 @@ def _routing(result: PublishedResult, shape: ModelShape) -> str | None:
     return result.workload.routing or ("balanced" if framework_of(result.engine).balances else "natural")
 
 
-def _recomputing(work: FullWorkload, known: Workload) -> Iterator[FullWorkload]:
-    if known.recompute is not None:
+def _recomputing(work: FullWorkload, result: PublishedResult) -> Iterator[FullWorkload]:
+    if result.workload.recompute is not None:
         yield work
         return
-    yield replace(work, recompute="none")
+    recipe = _recipe(result)
+    if framework_of(result.engine).recomputes_dense and not work.shape.experts:
+        yield replace(work, recompute="full")
+        return
+    if recipe is not None and recipe.recompute:
+        yield replace(work, recompute="selective", recompute_modules=recipe.recompute)
+    else:
+        yield replace(work, recompute="none")
     yield replace(work, recompute="selective", recompute_modules=MODULES)
     layers = work.shape.layers // (work.layout.pipeline * (work.virtual_pipeline or 1))
     for count in sorted({max(1, layers // 8), max(1, layers // 4), max(1, layers // 2)}):
@@ -282,11 +381,10 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
     name = f"{row.get('source') or 'row'} {number}: {row.get('model')} on {row.get('gpus')} {row.get('accelerator')}"
     note = " ".join(str(row.get(key) or "") for key in ("note", "framework", "version"))
     try:
-        shape = model_shape(str(row.get("model")))
+        model, note = _in_brackets(str(row.get("model")), note)
+        shape = model_shape(model)
         dtype, scaling = format_of(str(row.get("dtype") or "bf16"))
         facts = {fact: number for fact, key in KEYS.items() if (number := _number(row.get(key))) is not None}
-        if facts.get("virtual_pipeline") == 1:
-            del facts["virtual_pipeline"]
         if not shape.experts:
             facts.pop("expert_parallel", None)
         if re.search(r"\blora\b|\bpeft\b", note, re.IGNORECASE):
@@ -295,6 +393,11 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
         raise RecordError(error.what, where=name, why=f"{error.what} {error.why or ''}".strip()) from error
     except (TypeError, ValueError) as error:
         raise RecordError(f"Row {number} cannot be read.", where=name, why=str(error)) from error
+    printed, rate = row.get("tflops_as_published"), row.get("tokens_per_second_per_gpu")
+    further = _predicts_further(shape, facts.get("sequence_tokens"), printed, rate, note)
+    facts |= {"mtp_layers": 1} if further else {}
+    if "titan" in str(row.get("framework")).lower() and facts.get("pipeline_parallel", 1) > 1:
+        _split_local_batch(facts, _number(row.get("gpus")))
     work = Workload(shape=shape, matmul_dtype=dtype, fp8_scaling=scaling, **facts, **_said(note, str(row.get("routing") or "")))
     return PublishedResult(
         name=name,
@@ -305,8 +408,33 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
         gpus=_number(row.get("gpus")),
         model=str(row.get("model")),
         workload=work,
-        tokens_per_second_per_gpu=row.get("tokens_per_second_per_gpu"),
+        tokens_per_second_per_gpu=rate,
+        notes=note,
     )
+
+
+def _in_brackets(model: str, note: str) -> tuple[str, str]:
+    """Return a model's name without what its source adds in brackets, and the note with it."""
+    added = re.findall(r"\(([^)]*)\)", model)
+    return re.sub(r"\s*\([^)]*\)", "", model).replace("×", "x").strip(), " ".join([note, *added])
+
+
+def _predicts_further(shape: ModelShape, tokens: int | None, printed: Any, rate: Any, note: str) -> bool:
+    """Whether a layer of multi-token prediction ran: the source says so, or the FLOP that it prints contain one."""
+    if said := re.search(r"\bw/(o)? MTP|\bwith(out)? MTP", note, re.IGNORECASE):
+        return not (said[1] or said[2])
+    if not (shape.router_bias and tokens and printed and rate):
+        return False
+    extra = printed * 1e12 / rate / flop_per_token(shape, tokens) - 1
+    return 0.5 < extra * shape.layers < 3.5  # the layer, and the output layer once more
+
+
+def _split_local_batch(facts: dict[str, Any], gpus: int | None) -> None:
+    """Read torchtitan's local batch, whose sequences go through the pipeline one by one."""
+    ranks = math.prod(facts.get(name, 1) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"))
+    local = facts.get("micro_batch_sequences", 1)
+    facts["global_batch_sequences"] = facts.get("global_batch_sequences") or local * max(1, (gpus or ranks) // ranks)
+    facts["micro_batch_sequences"] = 1
 
 
 def _number(value: Any) -> int | None:
@@ -330,7 +458,10 @@ def _date(row: Mapping[str, Any]) -> str | None:
 def _accelerator(words: str) -> str:
     """Return the device that a publisher's words name: without the system around it, such as DGX-GB200 or GB200 NVL72."""
     plain = re.sub(
-        r"\b(dgx|hgx|nvl ?\d+|nvidia|amd|instinct|gpus?|\d+ ?x|x ?\d+)\b|[(),]", " ", words.replace("-", " "), flags=re.IGNORECASE
+        r"\b(dgx|hgx|nvl ?\d+|nvidia|amd|instinct|gpus?|\d+ ?x|x ?\d+|\d+ ?w)\b|[(),]",
+        " ",
+        words.replace("-", " "),
+        flags=re.IGNORECASE,
     )
     series = re.search(r"\b(?:GB|GH|MI|[ABHV])\d+[A-Z]*\b", plain, re.IGNORECASE)
     names = [words, " ".join(plain.split()), series[0] if series else ""]
@@ -361,12 +492,19 @@ def format_of(words: str) -> tuple[str, Any]:
 def _said(note: str, routing: str) -> dict[str, Any]:
     """Return the facts that the words of a row state."""
     facts: dict[str, Any] = {}
-    if re.search(r"\bfsdp2?\b|\bhsdp\b|zero-?3|fully.sharded", note, re.IGNORECASE):
+    if re.search(r"(?<!no )(?<!without )\bfsdp2?\b(?! ?= ?0)|\bhsdp\b|zero-?3|fully.sharded", note, re.IGNORECASE):
         facts["weights_split_over"] = 1  # at least: how many replicas follows from the layout
-    if re.search(r"full (activation )?(re-?comp|checkpoint|ac\b)|full-?ac\b", note, re.IGNORECASE):
+    again = r"full (activation )?(re-?comp|checkpoint|ac\b)|full-?ac\b|(re-?compute|checkpointing|\bac)[ :=]+full"
+    if re.search(again, note, re.IGNORECASE):
         facts["recompute"] = "full"
     elif re.search(r"selective|\bsac\b", note, re.IGNORECASE):
         facts["recompute"] = "selective"
-    if routing:
-        facts["routing"] = "natural" if routing.lower().startswith("nat") else "balanced"
+    elif re.search(r"no (activation )?(re-?comp|checkpoint|ac\b)", note, re.IGNORECASE):
+        facts["recompute"] = "none"
+    if re.search(r"token-?drop(?!less)", note, re.IGNORECASE):
+        facts["expert_capacity"] = 1.0
+    if re.search("nat|real|learn", routing, re.IGNORECASE):
+        facts["routing"] = "natural"
+    elif re.search("forc|balanc|uniform|fake", routing, re.IGNORECASE):
+        facts["routing"] = "balanced"
     return facts

@@ -74,6 +74,8 @@ def test_rows_of_both_formats_come_back_with_predictions_and_a_reason_where_ther
         ({**MIXTURE, "model": "Qwen3 MoE 30B", "accelerator": "DGX B300", "dtype": "FP8-MX"}, "qwen3-30b-a3b", "mxfp8"),
         ({**MIXTURE, "model": "GPT OSS 120B", "accelerator": "GB300", "gpus": 64, "dtype": "MXFP8"}, "gpt-oss-120b", "mxfp8"),
         ({"model": "Llama 2 7B", "dtype": "fp16"}, "llama-2-7b", "fp16"),
+        ({"model": "Nemotron-340B", "accelerator": "GB200", "gpus": 128, "tp": 8, "pp": 4, "cp": 1}, "nemotron-4-340b", "bf16"),
+        ({"model": "LLAMA3-405B", "accelerator": "B200", "gpus": 128, "tp": 4, "pp": 8}, "llama-3.1-405b", "bf16"),
     ],
 )
 def test_names_of_publishers_are_understood(changes, model, precision):
@@ -83,7 +85,14 @@ def test_names_of_publishers_are_understood(changes, model, precision):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"), [({"model": "DeepSeek V3.2"}, "indexer"), ({"note": "LoRA"}, "LoRA"), ({"dtype": "int3"}, "int3")]
+    ("change", "why"),
+    [
+        ({"model": "DeepSeek V3.2"}, "indexer"),
+        ({"model": "Nemotron V3 Nano 30B (26.02)"}, "Mamba-2"),
+        ({"note": "LoRA"}, "LoRA"),
+        ({"dtype": "int3"}, "int3"),
+        ({**MIXTURE, "gpus": 8}, "EP16 does not divide"),
+    ],
 )
 def test_what_cannot_be_predicted_is_refused_by_a_sentence(change, why):
     with pytest.raises(RecordError) as refused:
@@ -96,6 +105,41 @@ def test_what_a_source_writes_for_nothing_is_not_known_and_its_container_is_its_
     found = result_of({**ROW, **written, "version": "nemo 26.02", "date": "2026-08"}, 1)
     assert (found.workload.virtual_pipeline, found.workload.pipeline_parallel, found.gpus) == (None, None, 8)
     assert (found.workload.global_batch_sequences, found.date) == (1024, "2026-02")
+
+
+def test_what_stands_in_brackets_and_the_printed_flop_say_what_ran():
+    deepseek = {**MIXTURE, "model": "DeepSeekV3 (tokendrop)", "gpus": 256, "pp": 4, "ep": 64, "tokens_per_second_per_gpu": 1000}
+    work = result_of({**ROW, **deepseek, "tflops_as_published": 250}, 1).workload
+    assert (work.shape.name, work.expert_capacity, work.mtp_layers) == ("deepseek-v3", 1.0, None)
+    assert result_of({**ROW, **deepseek, "tflops_as_published": 260}, 1).workload.mtp_layers == 1
+    assert result_of({**ROW, **deepseek, "model": "DeepSeekV3 (w/ MTP)"}, 1).workload.mtp_layers == 1
+    further = guess(**{**deepseek, "accelerator": "GB200", "vpp": 4}, tflops_as_published=260).workload
+    assert further.chunk_layers == (*[4] * 15, 1)  # the layer of multi-token prediction takes the place of three
+
+
+def test_a_local_batch_of_torchtitan_goes_through_the_pipeline_one_by_one():
+    titan = {
+        "framework": "torchtitan",
+        "model": "Llama 3.1 405B",
+        "gpus": 512,
+        "tp": 8,
+        "pp": 8,
+        "cp": 1,
+        "note": "FSDP, full AC",
+    }
+    work = guess(**titan, micro_batch=32, global_batch=None).workload
+    assert (work.micro_batch, work.global_batch_sequences, work.recompute, work.code.shards_weights) == (1, 256, "full", False)
+
+
+def test_a_graph_of_the_whole_step_needs_a_release_that_has_it_and_a_forced_balance():
+    mixture = {**MIXTURE, "gpus": 8, "ep": 8, "micro_batch": 4, "accelerator": "GB200", "dtype": "MXFP8"}
+
+    def host(**changes):
+        return guess(**{**mixture, **changes}).prediction.time.parts["host"]
+
+    assert host(routing="forced") == 0.0
+    assert host(routing="natural") > 0.0
+    assert host(routing="forced", date="2026-04") > 0.0
 
 
 def test_weights_are_split_over_replicas_where_a_framework_does_so_or_nothing_else_fits():

@@ -83,8 +83,15 @@ class Implementation:
     before, and computes everything else again (torchtitan's per-op selective activation checkpointing)."""
     attention_speed: float = 1.0
     """Of its attention, over the fastest kernel's."""
+    expert_call_seconds: float = 0.0
+    """What the host takes for a product of one expert, where each is a call of its own that the device waits for; 0: one kernel
+    multiplies all experts, or a CUDA graph launches them."""
+    overlaps_backward: bool = True
+    """Exchanges between tensor ranks in the backward pass run beside the products of weights' gradients."""
     overlaps_experts: bool = False
-    """Tokens travel to experts while another micro-batch multiplies (overlap_moe_expert_parallel_comm), all in one CUDA graph."""
+    """Tokens travel to experts while another micro-batch multiplies (overlap_moe_expert_parallel_comm)."""
+    graphs_balanced_steps: bool = False
+    """In MXFP8 and with a forced balance, it does so, and one CUDA graph holds the step, so that the host launches nothing."""
     divides_over_replicas_alone: bool = False
     """It does so with dense models on one pipeline stage and one tensor rank only."""
     buffers_bytes: int = 0
@@ -119,9 +126,11 @@ TRANSFORMER_ENGINE = Implementation(
     name="Megatron-Core with Transformer Engine",
     loss="native",
     reuses_dummy_gradients=True,
+    expert_call_seconds=75e-6,
     buffers_bytes=2 * WORKSPACES,
 )
-"""Megatron-LM and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own."""
+"""Megatron-LM and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own. The library chooses an
+algorithm for each new number of rows: 94 us a call in benchmarks/records/h200/moe/grouped-splits.json, 75 in our steps."""
 MEGATRON_LOCAL = Implementation(
     name="Megatron-Core without Transformer Engine",
     loss="native",
@@ -139,12 +148,13 @@ MEGATRON_TUNED = replace(
     dispatches_once_a_node=True,
     overlaps_tensor_parallel=True,
     overlaps_in_fp8=True,
+    expert_call_seconds=16e-6,
 )
 """Megatron-LM as NVIDIA trains large models with it: a fused loss, tp_comm_overlap, and DeepEP or HybridEP between the experts'
 ranks; gradients in bf16, and weights in 8 bits alone (grad_reduce_in_fp32 and fp8_param_gather in perf_recipes/_common.py and
-training/mixed_precision.py of Megatron-Bridge 0.6)."""
-MEGATRON_OVERLAPPED = replace(MEGATRON_TUNED, overlaps_experts=True)
-"""Mixtures on GB200 and GB300 since Megatron-Bridge 26.06 (_enable_hybridep_full_iteration_mxfp8 in perf_recipes)."""
+training/mixed_precision.py of Megatron-Bridge 0.6). A call with as many rows as before takes 16 us (the same record)."""
+MEGATRON_GRAPHED = replace(MEGATRON_TUNED, graphs_balanced_steps=True)
+"""Since Megatron-Bridge 26.06 (_enable_hybridep_full_iteration_mxfp8 in perf_recipes)."""
 MEGATRON_FSDP = replace(MEGATRON_TUNED, name="Megatron-FSDP", shards_weights=True, zeroes_gradients=False)
 """Megatron-Bridge's use_megatron_fsdp with data_parallel_sharding_strategy optim_grads_params."""
 NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True)
@@ -170,6 +180,7 @@ FSDP = Implementation(
     weighs_experts_in_fp32=True,
     accumulates_weight_gradients=False,
     keeps_gathered_inputs=True,
+    overlaps_backward=False,
     selects_operations=True,
     attention_speed=0.6,
     buffers_bytes=WORKSPACES,

@@ -29,7 +29,7 @@ GROUPS = ("router_groups", "router_best_groups")
 POSITIVE = frozenset(
     ["layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context_tokens", "experts", "expert_ffn"]
 )
-MEANINGLESS = frozenset({"meta", "base", "instruct", "hf", "model", "pretrain", "sft", "chat", "moe", "it", "dense"})
+MEANINGLESS = frozenset({"meta", "base", "instruct", "hf", "model", "pretrain", "sft", "chat", "moe", "it", "dense", "llm"})
 """Words of a model's name that do not change its shape."""
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512

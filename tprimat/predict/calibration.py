@@ -55,6 +55,7 @@ def traits_of(work: FullWorkload, accelerator: Accelerator, gpus_per_node: int) 
     traits |= {"windows"} if work.shape.attention_window else set()
     traits |= {work.format, f"{generation}, {work.format}"} if work.narrow else set()
     traits |= {"sharded"} if code.shards_weights else set()
+    traits |= {f"{code.name}, amd"} if generation == "amd" else set()
     traits |= {"nodes"} if work.world_size > max(gpus_per_node, accelerator.link_gpus) else set()
     return frozenset(traits)
 

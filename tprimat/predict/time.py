@@ -40,11 +40,14 @@ TIED_BYTES = 8 + 6 + 2 + 6 + 10
 both are added in bf16, and their sum to the fp32 buffer."""
 NARROW_HEAD, NARROW_HEADS = 64, 0.7
 """Width of a head up to which attention is slower, and how fast it is over wider ones (FlashAttention-3, arXiv 2407.08608)."""
+SINKS = 0.5
+"""How fast attention with sinks is over others: it makes the published rows of GPT-OSS alike, and nobody has measured it."""
 SELECTED_AGAIN = 0.5
 """Of products forward, those that run again under torchtitan's per-op selective checkpointing."""
-EXPOSED = 0.3
-"""Of the exchange with experts, what stays visible where another micro-batch multiplies meanwhile: chosen with the published rows
-in view, not measured."""
+EXPOSED = 0.55
+"""Of the exchange with experts, what stays visible where another micro-batch multiplies meanwhile. Qwen3-30B-A3B on 16 H100 took
+24.7 s a step, 8.3 of them in the exchange, and 21.0 s with the overlap (Megatron-Bridge,
+skills/nemo-mbridge-perf-expert-parallel-overlap)."""
 BUCKET_BYTES = 160e6
 """Of gradients that Megatron-Core scatters at once: 40 million in fp32 (DistributedDataParallelConfig.bucket_size)."""
 
@@ -93,7 +96,7 @@ def predict_time(workload: FullWorkload, rates: Rates, layers: dict[object, Piec
     weights = weights_of(workload, stages[slowest])
     parts: dict[TimePart, float] = {
         **{part: steps * value for part, value in piece.items()},
-        "host": steps * (totals[slowest] - sum(piece.values())),
+        "host": steps * (totals[slowest] - sum(piece.values()) + piece.get("host", 0.0)),
         "bubble": fill,
         "pipeline": sends,
         "replicas": _replica_exchange(workload, rates, weights, totals[slowest]),
@@ -175,7 +178,20 @@ def _layer(workload: FullWorkload, rates: Rates, *, moe: bool) -> Piece:
         "tensor": _tensor_exchange(workload, rates, again=recompute),
         "context": _context_exchange(workload, rates, forward),
         "experts": uneven * _expert_exchange(workload, rates, again=workload.repeats("moe")) if moe else 0.0,
+        "host": _expert_calls(workload) if moe else 0.0,
     }
+
+
+def _graphed(workload: FullWorkload) -> bool:
+    """Whether one CUDA graph holds a step of a mixture."""
+    return workload.code.graphs_balanced_steps and workload.routing == "balanced" and workload.fp8_scaling == "mxfp8"
+
+
+def _expert_calls(workload: FullWorkload) -> float:
+    """Return what the host takes for a layer's experts on one rank: calls for each product, and to convert what it multiplies."""
+    calls = 2 * (3 + workload.repeats("moe") + 2 * workload.narrow)
+    each = 0.0 if _graphed(workload) else workload.code.expert_call_seconds
+    return (workload.shape.experts or 0) // workload.layout.expert * calls * each
 
 
 def _products(workload: FullWorkload, rates: Rates, matrix: WeightMatrix, *, again: float) -> float:
@@ -279,6 +295,7 @@ def _attention(workload: FullWorkload, rates: Rates) -> tuple[float, float]:
     if rates.attention:
         return forward, backward
     speed = workload.code.attention_speed * (NARROW_HEADS if shape.head_dim <= NARROW_HEAD else 1.0)
+    speed *= SINKS if shape.attention_sinks else 1.0
     return forward / speed, backward / speed
 
 
@@ -297,6 +314,11 @@ def _memory_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], *, m
     if moe and shape.linear_bias:  # added, and its gradient summed, beside the grouped products
         forward += 2 * rows * (halves * width + shape.hidden)
         backward += rows * (halves * width + shape.hidden)
+        if shape.gated and not _graphed(workload):
+            # Both halves are limited and joined, and the second bias is weighted, by functions of their own (moe/experts.py and
+            # fused_bias_geglu.py of Megatron-Core).
+            forward += rows * (8 * width + 4 * shape.hidden)
+            backward += rows * (10 * width + 4 * shape.hidden)
     if moe:
         forward += 6 * rows * shape.hidden  # tokens are sorted by expert, and back
         backward += 6 * rows * shape.hidden
@@ -384,6 +406,8 @@ def _tensor_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
     if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or not workload.narrow):
         return share * 2 * (gather + scatter) * (passes + 1)
+    if not code.overlaps_backward:
+        return 2 * (gather + scatter) * (passes + 1)
     beside = scatter if code.keeps_gathered_inputs else gather + scatter
     return 2 * (gather + scatter) * passes + 2 * gather + share * 2 * beside
 
@@ -417,7 +441,7 @@ def _expert_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
     stride = workload.expert_tensor_ranks
     share = _share_of_nodes(workload, layout.expert / rates.linked(stride))
     one = rates.exchange_seconds("all_to_all", message, layout.expert, stride, share)
-    return one * (6 if again else 4) * (EXPOSED if workload.code.overlaps_experts else 1.0)
+    return one * (6 if again else 4) * (EXPOSED if workload.code.overlaps_experts or _graphed(workload) else 1.0)
 
 
 def _share_of_nodes(workload: FullWorkload, nodes: float) -> float:

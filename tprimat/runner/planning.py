@@ -17,7 +17,7 @@ from tprimat.core.accelerators import (
     resembling,
 )
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.core.implementations import EMBEDDED, MEGATRON_FSDP, MEGATRON_OVERLAPPED, MEGATRON_TUNED
+from tprimat.core.implementations import EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, models
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
 from tprimat.engines import embedded, megatron_lm, primus, torchtitan
@@ -125,8 +125,8 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
 
 def by_megatron_lm(question: Question, accelerator: Accelerator) -> Question:
     """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: no command of ours starts that."""
-    overlaps = question.work.fp8_scaling == "mxfp8" and accelerator.vendor == "NVIDIA"
-    work = replace(question.work, implementation=MEGATRON_OVERLAPPED if overlaps else MEGATRON_TUNED)
+    code = MEGATRON_GRAPHED if accelerator.vendor == "NVIDIA" else MEGATRON_TUNED
+    work = replace(question.work, implementation=code)
     return replace(question, work=work, engine=None, equal_stages=False, refusal=None, sharded=MEGATRON_FSDP)
 
 

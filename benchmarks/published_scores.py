@@ -19,6 +19,7 @@ from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_TUNED, TR
 from tprimat.core.models import ModelShape, model_shape
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.core.workload import FORMATS, FullWorkload, Workload
+from tprimat.engines import bridge
 from tprimat.predict import Prediction, predict
 from tprimat.predict.calibration import Expected, expected, figures, shift_of, traits_of
 from tprimat.predict.search import short_ends
@@ -333,7 +334,7 @@ def _implementations(result: PublishedResult) -> list[Implementation]:
 def _recipe(result: PublishedResult) -> Recipe | None:
     """Return NVIDIA's recipe behind a row of Megatron-Bridge."""
     work, routing = result.workload, _routing(result, result.workload.shape) if result.workload.shape else None
-    if "bridge" not in (result.engine or "").lower() or routing is None:
+    if bridge.ENGINE.name not in (result.engine or "").lower() or routing is None:
         return None
     kind = work.fp8_scaling if work.fp8_scaling in {"mxfp8", "nvfp4"} else work.matmul_dtype or ""
     for one in RECIPES:

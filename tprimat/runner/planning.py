@@ -1,6 +1,6 @@
 """Answer which layout is fastest and fits: from what a user asks to a question, the machine's rates, and all candidates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -223,7 +223,7 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
     if tokens > shape.context_tokens:
         what = f"A sequence of {tokens} tokens is out of range."
         raise ConfigError(what, where="--sequence-length", fix=f"1 to {shape.context_tokens:,} tokens")
-    refuse_precision(accelerator, question.work.format)
+    refuse_precision(accelerator, question.work.format, among=FORMATS)
     if question.work.matmul_dtype == "fp8" and accelerator.name in WITH_OWN_FP8 and question.work.code.name == EMBEDDED.name:
         what = f"The embedded engine cannot multiply in fp8 on {accelerator.name}."
         why = "Its matrix units take 8-bit types of their own (e4m3fnuz), which the engine does not use."
@@ -300,9 +300,11 @@ def named_machine(name: str, precision: str | None) -> Machine:
     )
 
 
-def refuse_precision(accelerator: Accelerator | None, wanted: str, where: str = "--precision") -> None:
-    """Refuse what a known GPU does not multiply in."""
+def refuse_precision(
+    accelerator: Accelerator | None, wanted: str, where: str = "--precision", among: Iterable[str] = get_args(Precision)
+) -> None:
+    """Refuse what a known GPU does not multiply in, naming those of `among` in which it does."""
     if accelerator is not None and not multiplies(accelerator, wanted):
-        known = [one for one in get_args(Precision) if multiplies(accelerator, one)]
+        known = [one for one in among if multiplies(accelerator, one)]
         fix = " or ".join(f"--precision {one}" for one in known) + ", or a later GPU"
         raise ConfigError(f"{accelerator.name} does not multiply in {wanted}.", where=where, fix=fix)

@@ -86,3 +86,17 @@ def test_tokens_follow_from_rates_and_times_of_four_digits():
     line = "completed step: {}, seconds: 6.051, TFLOP/s/device: 357.1, Tokens/s/device: 8123.462, loss: 6.765"
     run = run_from([line.format(7), line.format(8)], "mistral-7b", gpus=8, accelerator="TPU v6e")
     assert [step.tokens for step in run.steps] == [393216] * 2
+
+
+def test_the_last_resort_is_the_last_line_about_an_error_of_a_log_without_steps():
+    warning = "node1:1:2 [0] proxy.cc:1190 NCCL WARN Socket recv failed while polling for opId=0x7d"
+    record = run_from([warning, "node1:1:2 [0] NCCL INFO p2p.cc:473 -> 3"], "llama", gpus=8, accelerator="H100 SXM").record
+    assert record.cause == f"The log ends with an error of a kind that is not known here: {warning}"
+    assert read(*iterations(1, [1.0] * 3), warning)[0].record.outcome == "interrupted"
+
+
+def test_a_loss_that_stays_not_finite_ends_a_log_as_diverged():
+    line = iterations(1, [1.0] * 4)
+    lost = [text.replace("lm loss: 2.0", "lm loss: nan") for text in line]
+    assert read(*line[:2], *lost[2:])[0].record.outcome == "diverged"
+    assert read(*line[:3], lost[3].replace("lm loss: nan", "number of skipped iterations: 1"))[0].record.outcome == "interrupted"

@@ -59,6 +59,17 @@ OTHERS = {
     "*** An error occurred in MPI_Init_thread": "MPI failed",  # NVIDIA-NeMo/Megatron-Bridge#650
     "free(): corrupted unsorted chunks": "A process crashed",
     "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired": "could not start a task: Job credential",
+    "ImportError: /env/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi": "A compiled library does not fit",
+    "NCCL WARN Call to posix_fallocate failed : No space left on device": "NCCL ran out of shared memory",  # NVIDIA/nccl#290
+    "NET/IBP:Got completion from peer 7.6.13.83<36315> with status=12": "The network between the nodes failed",  # nccl#1664
+    "EZ9999: The error from device(0), serial number is 6. HBM MULTI BIT ECC": "A GPU failed",
+    "EZ9999: an exception occurred during AICORE execution, stream_id:2": "A kernel failed on a GPU",
+    "srun: error: task 0 launch failed: Error configuring interconnect": "could not start a task: Error configuring interconnect",
+    "job.exception type=timeout severity=0 resource allocation expired": "The scheduler ended the job at its time limit",
+    "Pod was evicted: preempted by pod 7c1e on node gpu-17": "The scheduler gave the job's nodes to another",
+    "The node was low on resource: memory. Container pytorch was using 503Gi": "The machine ran out of main memory",
+    "Rank 11: found NaN in local grad norm in backward pass. Device: 3": "is no longer finite, first on rank 11.",
+    "Key 'foo_size' is not in struct": "The framework rejects the configuration",
 }
 WAITS = {
     "EI0002: The wait execution of the Notify register times out. Reason: no record": "A collective operation timed out",
@@ -117,6 +128,20 @@ def test_torchruns_block_without_a_reason_names_its_first_rank():
     failure = cause_of("  exitcode  : 1 (pid: 9)", *block.split("|"))
     assert (failure.cause, failure.outcome) == ("A process ended with an error: exitcode : 1 (pid: 7)", "failed")
     assert failure.hint.endswith("; rank 0 (local_rank: 0) on c561 failed first")
+
+
+def test_what_a_scheduler_kills_after_a_lost_node_or_at_its_limit_is_no_cause():
+    killed = "srun: error: node07: tasks 8-15: Killed"
+    for reason, cause in (("NODE FAILURE, SEE LOG", "The scheduler lost a node"), ("TIME LIMIT", "at its time limit")):
+        assert cause in cause_of(killed, f"slurmstepd: error: *** STEP 7 ON n3 CANCELLED AT 2026 DUE TO {reason}").cause
+    assert "task ended" in cause_of(killed, "slurmstepd: error: *** STEP 7.0 ON node03 CANCELLED AT 2026-03-03T03 ***").cause
+
+
+def test_a_terse_exception_has_its_condition_or_its_place():
+    frame = '[rank0]:   File "/opt/megatron/checkpointing.py", line 1818, in load_checkpoint'
+    assert cause_of(frame, "[rank0]: KeyError: 'state'").cause == "KeyError: 'state' (checkpointing.py, line 1818)"
+    asserted = ("(head, rank=0, pid=4773)     assert self.lengths.shape[0] == 7", "(head, rank=0, pid=4773) AssertionError")
+    assert cause_of(*asserted).cause == "AssertionError: assert self.lengths.shape[0] == 7"
 
 
 def test_an_exception_of_any_name_ends_a_traceback():

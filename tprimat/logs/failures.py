@@ -67,8 +67,11 @@ LONGEST_READ = 2000
 RANK_MARK = re.compile(r"^\[rank\d+\]:\s*")
 LAST_ERROR = "Last error:"
 """Of NCCL, which prints the reason on the next line."""
-RANK = re.compile(r"(?i)\[(?:PG \S+ )?rank ?(\d+)\]|\brank(?:id)? ?[=:] ?(\d+)|\brank-(\d+)/")
-ASSERT = re.compile(r"assert .+")
+RANK = re.compile(r"(?i)(?<!local )(?<!local_)\brank(?:id)?[ =:-]*(\d+)")
+FRAME = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
+TERSE = re.compile("(?:Key|Index)Error")
+"""Exceptions whose text says little without the place."""
+ASSERT = re.compile(r"(?:^|[\])|:]\s+)(assert .+)")
 LINES_OF_A_FRAME = 3
 """The file, its source, and marks below it."""
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
@@ -97,7 +100,8 @@ def classify(
         None if the run completed.
     """
     if exit_code == 0:
-        return unfinished(steps) or diverging(steps)
+        nothing = "The process ended without an error and without a single step."
+        return diverging(steps) if steps else Failure(outcome="failed", cause=nothing, hint="the log may show why")
     texts = meaningful(lines)
     return cause_in(texts, steps, exit_code, oom_killed) or last_line(exit_code, texts)
 
@@ -165,8 +169,8 @@ def earliest(failures: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:
 def is_consequence(failure: Failure) -> bool:
     """Return whether a failure is how ranks end after one of them, perhaps on another node, has ended."""
     names = {signature.name for section in ("consequences", "echoes") for signature in signatures(section)}
-    text = f"{failure.cause} {failure.evidence or ''}"
-    return failure.kind in names or failure.outcome == "interrupted" or tells_only(text, "echoes")
+    told = tells_only(f"{failure.cause} {failure.evidence or ''}", "echoes")
+    return told or failure.kind in names or failure.outcome == "interrupted"
 
 
 def tells_only(text: str, *sections: str) -> bool:
@@ -199,15 +203,6 @@ def meaningful(lines: Iterable[str]) -> list[str]:
     return texts
 
 
-def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
-    """Return a failure if the run ended without a single step."""
-    if steps:
-        return None
-    return Failure(
-        outcome="failed", cause="The process ended without an error and without a single step.", hint="the log may show why"
-    )
-
-
 def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
     """Return a failure if a process that reports success has not reached its last planned step. There is at least one step.
 
@@ -222,18 +217,20 @@ def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
 
 
 def diverging(steps: Sequence[StepRecord]) -> Failure | None:
-    """Return a failure if the loss is not finite at the end, or ended far above its start."""
-    hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
-    if steps and not steps[-1].finite:
+    """Return a failure if the loss is not finite in the last two steps, or ended far above its start.
+
+    One step alone may be one that fp16's loss scaling skips.
+    """
+    cause = ""
+    if steps and not any(step.finite for step in steps[-2:]):
         first = next(step.step for step in steps if not step.finite)
-        return Failure(
-            outcome="diverged", cause=f"The loss or the gradient norm is not finite, first in step {first}.", hint=hint
-        )
+        cause = f"The loss or the gradient norm is not finite, first in step {first}."
     first_losses = list(islice((step.loss for step in steps if step.loss is not None), 10))
     last_losses = list(islice((step.loss for step in reversed(steps) if step.loss is not None), 3))
-    if len(first_losses) < 10 or (last := statistics.median(last_losses)) <= LOSS_GROWTH * first_losses[0]:
-        return None
-    return Failure(outcome="diverged", cause=f"The loss grew from {first_losses[0]:.4g} to {last:.4g}.", hint=hint)
+    if not cause and len(first_losses) == 10 and (last := statistics.median(last_losses)) > LOSS_GROWTH * first_losses[0]:
+        cause = f"The loss grew from {first_losses[0]:.4g} to {last:.4g}."
+    hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
+    return Failure(outcome="diverged", cause=cause, hint=hint, kind="diverged") if cause else None
 
 
 def root_cause_block(lines: Sequence[str]) -> list[str]:
@@ -296,7 +293,7 @@ def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Seq
 
 def ranks_in(lines: Iterable[str]) -> str:
     """Return '428, 390', in the order of the lines; empty where they name none."""
-    ranks = dict.fromkeys(next(filter(None, match.groups())) for line in lines if (match := RANK.search(line)))
+    ranks = dict.fromkeys(match[1] for line in lines if (match := RANK.search(line)))
     return ", ".join(islice(ranks, MOST_RANKS))
 
 
@@ -363,15 +360,14 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
 
 
 def more_of_exception(text: str, lines: Sequence[str], index: int) -> str:
-    """Return what the line of an exception leaves out: the next line after a colon, the condition of an assert without a text."""
+    """Return what the line of an exception leaves out: the next line after a colon, an assert's condition, where a key lacks."""
     if text.endswith(":"):
         following = lines[index + 1] if index + 1 < len(lines) else ""
         return f" {RANK_MARK.sub('', following).strip()}"
-    if ":" not in text:
-        for line in reversed(lines[max(0, index - LINES_OF_A_FRAME) : index]):
-            if match := ASSERT.match(RANK_MARK.sub("", line)):
-                return f": {match[0]}"
-    return ""
+    near = lines[max(0, index - LINES_OF_A_FRAME) : index]
+    wanted = [FRAME] if TERSE.match(text) else [] if ":" in text else [ASSERT, FRAME]
+    matches = (match for pattern in wanted for line in reversed(near) if (match := pattern.search(line)))
+    return next((f": {match[1]}" if match.re is ASSERT else f" ({match[1]}, line {match[2]})" for match in matches), "")
 
 
 def own_exception(lines: Sequence[str]) -> Failure | None:

@@ -10,7 +10,7 @@ from tprimat.core.accelerators import Backend
 from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
-from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of
+from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of, search
 from tprimat.logs.fields import Dialect, LineFields, count, number, plain, scaled, whole
 from tprimat.logs.formats import deepspeed, maxtext, torchtitan
 from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
@@ -293,7 +293,9 @@ class LogReading:
         texts = meaningful(self.failure_lines())
         failure = self._cause(texts, steps)
         raised = any(TRACEBACK in text for text in texts) or last_exception(texts[-NEAR:])
-        return failure if failure and (failure.kind or raised) else None
+        if failure and (failure.kind or raised):
+            return failure
+        return None if self.contents.steps or self._foreign else search("unnamed", texts[-2 * NEAR :])
 
     def foreign_ending(self) -> Failure | None:
         """Return how a run ended whose steps are not read; None where the log does not tell."""

@@ -35,10 +35,9 @@ PAGE_PIXELS = (1280, 1120)
 
 def draw_comparison(path: Path) -> None:
     """Draw the bars of the comparison."""
-    folders = list(map(Path, LAYOUTS))
-    results = by_folder(read_results(folders, MetricOptions(), {}), folders)
-    sheet = comparison_sheet(compare_runs(results.measured, folders, None))
-    draw_sheet(replace(sheet, panels=[panel for panel in sheet.panels if panel.key in {"throughput", "memory"}]), path)
+    results = by_folder(read_results(LAYOUTS, MetricOptions(), {}), LAYOUTS)
+    sheet = comparison_sheet(compare_runs(results.measured, LAYOUTS, None))
+    draw_sheet(replace(sheet, panels=sheet.panels[:2]), path)  # throughput and memory
 
 
 def draw_waterfall(path: Path) -> None:

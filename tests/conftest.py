@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
+import forks
 import pytest
 
 from tprimat.launch.process_tree import MARKER, Reaper
@@ -62,15 +62,16 @@ def pytest_configure():
 @pytest.fixture(scope="session", autouse=True)
 def nothing_outlives_the_tests():
     """However pytest ends, by SIGKILL too: each process of a test carries a word, by which a helper finds and ends it."""
-    word, start = uuid.uuid4().hex, subprocess.Popen.__init__
-    reaper = Reaper(word, grace_seconds=6.0)
+    start = subprocess.Popen.__init__
+    reaper = Reaper(forks.WORD, grace_seconds=6.0)
 
     def marked(self, *given, env=None, **options):
-        start(self, *given, env={MARKER: word, **(os.environ if env is None else env)}, **options)
+        start(self, *given, env={MARKER: forks.WORD, **(os.environ if env is None else env)}, **options)
 
     subprocess.Popen.__init__ = marked
     yield
     subprocess.Popen.__init__ = start
+    forks.stop()
     reaper.release()
 
 

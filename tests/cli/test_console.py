@@ -7,29 +7,30 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
+from fake_primus import make_machine
 
 ROOT = Path(__file__).parent.parent.parent
-TINY = "--platform cpu --set size=tiny --engine megatron --model llama --parallel minimal_communication --gpus 1 --steps 3"
-SHORT = "--global-batch-size 2 --sequence-length 32"
 
 
-def piped(program, reader, tmp_path):
+def piped(program, reader, **variables):
     """Both ends of a pipe. Returns: status of the program, what it said beside it."""
-    line = f"{program} | {reader}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    line, environment = f"{sys.executable} {program} | {reader}; exit ${{PIPESTATUS[0]}}", os.environ | variables
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=120
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def test_a_run_goes_on_when_its_output_is_read_no_more(tmp_path):
-    program = f"{sys.executable} benchmark.py {TINY} {SHORT} --output-dir {tmp_path} 2>&1"
-    status, said = piped(program, "head -1", tmp_path)
+    words = f"--platform amd --model llama --steps 6 --output-dir {tmp_path}/out 2>&1"
+    status, said = piped(f"benchmark.py {words}", "head -1", **make_machine(tmp_path), FAKE_PRIMUS="once")
     assert status == 0, said
-    assert (tmp_path / "benchmark_cpu_llama.json").exists()
-    assert '"outcome": "completed"' in next(tmp_path.glob("runs/*/run.json")).read_text()
+    assert (tmp_path / "out" / "benchmark_rocm_llama.json").exists()
+    assert '"outcome": "completed"' in next(tmp_path.glob("out/runs/*/run.json")).read_text()
 
 
-def test_a_table_that_nobody_reads_to_its_end_ends_without_a_traceback(tmp_path):
-    status, said = piped(f"{sys.executable} -m tprimat models --json", "true", tmp_path)
+def test_a_table_that_nobody_reads_to_its_end_ends_without_a_traceback():
+    status, said = piped("-m tprimat models --json", "true")
     assert (status, said) == (0, "")
 
 

@@ -1,6 +1,6 @@
 """./benchmark.py with real training on a CPU: what a run leaves behind, however it ends.
 
-Training starts seven times in this file; everything that needs no rank stands in test_run_command.py.
+Training starts five times in this file; everything that needs no rank stands in test_run_command.py.
 """
 
 import json
@@ -72,13 +72,14 @@ def processes_with(word):
 def check_against_the_schemas(folder):
     """Every file that a run wrote, without the profiler's traces. Returns: how many documents were looked at."""
     kinds = {"run.json": "run", "plan.json": "plan", "steps.jsonl": "step", "telemetry.jsonl": "telemetry"}
-    seen = 0
+    validators, seen = {}, 0
     for path in sorted(set(folder.rglob("*.json*")) - set(folder.glob("profile*/**/*.json")) - set(folder.glob("profile_*"))):
         kind = "benchmark" if path.name.startswith("benchmark_") else kinds[path.name]
-        schema = json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text())
-        texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        for text in texts:
-            jsonschema.validate(json.loads(text), schema)
+        if kind not in validators:
+            schema = json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text())
+            validators[kind] = jsonschema.Draft202012Validator(schema)
+        for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            validators[kind].validate(json.loads(text))
             seen += 1
     return seen
 
@@ -92,31 +93,26 @@ PROFILED = [
 
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory):
-    """Two runs in one call, and then a third of one profiled step, through another script, into the same folder."""
+    """A run, and then another of one profiled step on two ranks, through another script, into the same folder."""
     folder = tmp_path_factory.mktemp("repeated")
-    first = end_of(start("--model", "llama", "--runs", "2", "--steps", "2", *SHORT, "--output-dir", folder, "--json"))
-    kept = {run.path.name: run.run_file.read_bytes() for run in runs_in(folder)}
+    first = end_of(start("--model", "llama", "--steps", "2", *SHORT, "--output-dir", folder, "--json"))
     environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(folder)}
     flags = (*SHORT, "--gpus", "2", *WITHOUT_STAGES, *PROFILED)
     second = end_of(start("--steps", "1", *flags, script="pretrain_qwen.py", environment=environment))
-    return folder, first, kept, second
+    return folder, first, second
 
 
 def test_a_run_that_completes_exits_0_and_prints_its_summary_as_one_document(repeated):
-    folder, (code, out, err), _, _ = repeated
+    folder, (code, out, err), _ = repeated
     assert code == 0, err
     assert json.loads(out)["runs"]
     log = (folder / "training_llama.log").read_text()
-    assert [line.split()[-1] for line in log.splitlines() if line.startswith("tprimat start-up: ")] == list(get_args(StartUp)) * 2
+    assert [line.split()[-1] for line in log.splitlines() if line.startswith("tprimat start-up: ")] == list(get_args(StartUp))
     assert "Using parallelism strategy: minimal_communication\nParallelism: TP=1, PP=1, DP=1, GradAccum=2\n" in err
-    assert [line.split(":")[0] for line in err.splitlines() if line.startswith("run ")] == [
-        "run 1 of 2, llama",
-        "run 2 of 2, llama",
-    ]
 
 
 def test_a_training_script_started_directly_takes_strategy_and_folder_from_the_environment(repeated):
-    folder, _, _, (_, out, err) = repeated
+    folder, _, (_, out, err) = repeated
     (run,) = runs_in(folder, "qwen")
     assert run.read_run().strategy == "balanced"
     assert "Parallelism: TP=2, PP=1, DP=1, GradAccum=2\n" in err
@@ -124,12 +120,12 @@ def test_a_training_script_started_directly_takes_strategy_and_folder_from_the_e
 
 
 def test_the_log_has_a_line_for_each_step_from_which_the_figures_can_be_extracted(repeated, tmp_path):
-    folder, _, _, _ = repeated
-    log, newest = folder / "training_llama.log", runs_in(folder, "llama")[-1]
-    assert log.read_text().count("elapsed time per iteration") == 2 * 2
+    folder, _, _ = repeated
+    log, (run,) = folder / "training_llama.log", runs_in(folder, "llama")
+    assert log.read_text().count("elapsed time per iteration") == 2
     done = run_command("extract_primus_metrics.py", "--log-file", log, "--model-name", "llama", "--output", tmp_path / "x.json")
     assert done.returncode == 0, done.stderr
-    extracted, measured = read_result(tmp_path / "x.json"), read_result(newest.path)
+    extracted, measured = read_result(tmp_path / "x.json"), read_result(run.path)
     for field in ("run_id", "machine", "strategy", "workload", "outcome", "profiled_steps"):
         assert getattr(extracted.run, field) == getattr(measured.run, field)
     for field in ("step", "step_seconds", "tokens", "loss", "grad_norm", "learning_rate", "finite", "peak_allocated_bytes"):
@@ -138,12 +134,12 @@ def test_the_log_has_a_line_for_each_step_from_which_the_figures_can_be_extracte
 
 
 def test_every_file_that_a_run_wrote_is_what_its_schema_says(repeated):
-    folder, _, _, _ = repeated
-    assert check_against_the_schemas(folder) == 2 + 3 * (1 + 1) + 2 + 2 + 1  # benchmark files; plan and run of each; steps
+    folder, _, _ = repeated
+    assert check_against_the_schemas(folder) == 2 + 2 * (1 + 1) + 2 + 1  # benchmark files; plan and run of each; steps
 
 
 def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(repeated):
-    folder, _, _, _ = repeated
+    folder, _, _ = repeated
     for run in runs_in(folder):
         record = run.read_run()
         assert record.mismatches == ()
@@ -152,9 +148,9 @@ def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(
         assert record.evidence.tokens_per_step == 2 * 32
 
 
-def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp_path):
+def test_a_rank_killed_in_the_middle_fails_its_run_and_keeps_its_steps(tmp_path):
     word = uuid.uuid4().hex
-    process = start("--model", "all", "--steps", "12", *SHORT, "--output-dir", tmp_path, environment={"A_TEST": word})
+    process = start("--model", "llama", "--steps", "500", *SHORT, "--output-dir", tmp_path, environment={"A_TEST": word})
     until(has_steps(tmp_path, "llama"), process)
     (run,) = runs_in(tmp_path, "llama")
     ranks = [pid for pid in processes_with(word) if is_rank(pid)]
@@ -164,14 +160,10 @@ def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp
     record = run.read_run()
     assert (code, record.outcome) == (1, "failed"), err
     assert "SIGKILL" in record.cause
-    assert 1 <= len(run.read_steps()) < 12
+    assert 1 <= len(run.read_steps()) < 500
     assert record.cause in out
-    (other,) = runs_in(tmp_path, "qwen")
-    assert other.read_run().outcome == "completed"
-    assert len(other.read_steps()) == 12
-    assert json.loads((tmp_path / "benchmark_cpu_qwen.json").read_text())["run"]["outcome"] == "completed"
     assert json.loads((tmp_path / "benchmark_cpu_llama.json").read_text())["run"]["outcome"] == "failed"
-    assert check_against_the_schemas(tmp_path) > 16
+    assert check_against_the_schemas(tmp_path) >= 4
     assert processes_with(word) == set()
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from a_launch import ROOT, Notes, a_launch, wait_for
+from forks import Fork
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
@@ -35,11 +36,10 @@ TRAINS = ("pace", 0.02, "steps", 4)
 def node(tmp_path, cookie):
     """Start the launcher of a node; its output folder is `out`."""
     del cookie  # ends what a test leaves behind
-    port = free_port()
-    started = []
+    port, started = free_port(), []
 
     def start(rank, *words, flags=(), **environment):
-        command = [sys.executable, NODE, "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama"]
+        command = [NODE, "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama"]
         command += ["--steps", "4", "--output-dir", "out", "--set", "benchmarking.meeting_timeout_seconds=20", *map(str, flags)]
         given = {
             "MASTER_ADDR": "127.0.0.1",
@@ -47,13 +47,13 @@ def node(tmp_path, cookie):
             "NODE_RANK": str(rank),
             "FAKE_WORDS": json.dumps(words[0] if isinstance(words[0], dict) else list(map(str, words))) if words else "[]",
         }
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **given, **environment}, **pipes))
+        said = tmp_path / f"said-{len(started)}"
+        started.append(Fork(command, said, cwd=tmp_path, env={**os.environ, **given, **environment}))
         return started[-1]
 
     yield start
     for process in started:
-        process.stdout.close()
+        process.kill()
 
 
 def free_port():
@@ -63,8 +63,7 @@ def free_port():
 
 def ends(*processes):
     """Exit status and output of each launcher."""
-    texts = [process.communicate(timeout=120)[0] for process in processes]
-    return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+    return [process.ended() for process in processes]
 
 
 def the_record(folder):
@@ -121,9 +120,9 @@ def test_a_signal_ends_the_wait_for_the_first_node(node, left_behind):
     wait_for(lambda: in_signal_set("SigCgt", launcher.pid, signal.SIGUSR2))  # it waits
     began = time.monotonic()
     launcher.send_signal(signal.SIGTERM)
-    launcher.communicate(timeout=60)
+    ((status, _),) = ends(launcher)
     assert time.monotonic() - began < 10
-    assert launcher.returncode == 143
+    assert status == 143
     assert not left_behind()
 
 
@@ -324,8 +323,8 @@ def test_two_launchers_train_one_model(tmp_path, cookie, left_behind):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environments = [{**os.environ, **place, "NODE_RANK": str(rank)} for rank in (0, 1)]
     launchers = [subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) for environment in environments]
-    (status, text), (other_status, other_text) = ends(*launchers)
-    assert (status, other_status) == (0, 0), text + other_text
+    texts = [launcher.communicate(timeout=120)[0] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], texts
     record = the_record(tmp_path)
     assert (record.counts, record.evidence.workload.data_parallel) == (True, 2)
     assert json.loads((tmp_path / "out" / "benchmark_cpu_llama.json").read_text())["run"]["run_id"] == record.run_id

@@ -44,9 +44,13 @@ SLOW = (
     "cli/test_megatron_lm_runs.py",
     "cli/test_primus_runs.py",
     "cli/test_launchers.py",
+    "cli/test_compare_all.py",
+    "predict/test_accuracy.py",
+    "predict/test_published_rows.py",
     "nemo_recipes",
 )
-"""Files and folders whose tests start trainings, launchers or browsers, the slowest first. `make test-quick` leaves them out."""
+"""Files and folders whose tests start trainings, launchers or browsers, or predict every record; the slowest first.
+`make test-quick` leaves them out."""
 PAGES = ("pages", "tools", "benchmarks")
 """Folders of tests about generated pages and pictures, and about the maintainers' scripts. Only `make test-pages` runs them."""
 

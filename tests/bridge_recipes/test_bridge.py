@@ -13,7 +13,6 @@ from planning import make_plan
 
 from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
-from tprimat.megatron import bootstrap
 from tprimat.records.store import RunDirectory
 
 pytestmark = pytest.mark.skipif(
@@ -23,6 +22,13 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 4
 TUNED = "perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
+
+
+def redirect_to_cpu():
+    """Where Megatron-Bridge is; elsewhere nobody imports torch for tests that are left out."""
+    from tprimat.megatron import bootstrap
+
+    bootstrap.redirect_to_cpu()
 
 
 def benchmark(folder, model, **settings):
@@ -78,7 +84,7 @@ def test_experts_over_two_ranks_are_balanced_by_our_own_key(tmp_path):
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen-2.5-7b", "qwen3-30b-a3b", "mixtral-8x7b"])
 def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
-    bootstrap.redirect_to_cpu()
+    redirect_to_cpu()
     from tprimat.bridge.recipe import build_config, model_fields
 
     settings = {
@@ -115,7 +121,7 @@ print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["NVTE_FWD
 
 
 def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path):
-    bootstrap.redirect_to_cpu()
+    redirect_to_cpu()
     from tprimat.bridge.recipe import build_config
 
     tuned = "perf_recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config"
@@ -128,7 +134,7 @@ def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path)
 
 @pytest.mark.parametrize(("precision", "field", "recipe"), [("mxfp8", "fp8", "mxfp8"), ("nvfp4", "fp4", "nvfp4")])
 def test_scales_of_blocks_are_bridges_own(tmp_path, precision, field, recipe):
-    bootstrap.redirect_to_cpu()
+    redirect_to_cpu()
     from tprimat.bridge.recipe import build_config
 
     settings = {"platform_optimizations.nvidia.precision": precision}

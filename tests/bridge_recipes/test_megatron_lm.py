@@ -12,7 +12,6 @@ from planning import make_plan
 
 from tprimat.core.models import model_shape
 from tprimat.engines.megatron_lm import ENGINE, arguments, words_of
-from tprimat.megatron import bootstrap
 
 pytestmark = pytest.mark.skipif(
     find_spec("megatron.bridge") is None,
@@ -38,6 +37,8 @@ def test_the_parser_takes_every_word(tmp_path, name):
     plan = make_plan(tmp_path, "llama", settings, strategy="balanced", layers=None, engine="megatron-lm", platform="nvidia")
     plan = replace(plan, shape=model_shape(name))
     assert ENGINE.refusal(plan, lambda *_: "") is None
+    from tprimat.megatron import bootstrap
+
     bootstrap.redirect_to_cpu()
     from megatron.training.arguments import parse_args, validate_args
 

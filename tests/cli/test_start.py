@@ -85,6 +85,7 @@ def test_an_old_python_is_named(checkout):
     assert "needs 3.10 or newer" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wheel_installs_the_package_alone_and_it_works_in_any_folder(tmp_path):
     bare_python = bare_environment(tmp_path / "bare")
     source, folder = tmp_path / "source", tmp_path / "elsewhere"

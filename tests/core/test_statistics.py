@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy  # whose parts are imported where they are used
 
 from tprimat.core import statistics
 
@@ -87,13 +87,13 @@ def test_one_value_has_no_interval_and_two_have_students():
     assert statistics.median_interval(np.array([3.0])).low is None
     assert statistics.ratio_of_sums(np.array([3.0]), np.array([1.0])).high is None
     interval = statistics.median_interval(np.array([1.0, 2.0]))
-    low, high = stats.t.interval(0.95, 1, loc=math.log(1.5), scale=stats.sem(np.log([1.0, 2.0])))
+    low, high = scipy.stats.t.interval(0.95, 1, loc=math.log(1.5), scale=scipy.stats.sem(np.log([1.0, 2.0])))
     assert (interval.low, interval.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
 
 
 def test_the_scaled_mad_is_scipys():
     values = np.random.default_rng(3).normal(size=41)
-    assert statistics.scaled_mad(values) == pytest.approx(stats.median_abs_deviation(values, scale="normal"))
+    assert statistics.scaled_mad(values) == pytest.approx(scipy.stats.median_abs_deviation(values, scale="normal"))
 
 
 def test_a_spike_among_equal_values_is_still_an_outlier():
@@ -109,8 +109,8 @@ def test_drift_agrees_with_scipy_on_slope_and_significance(n):
     rng = np.random.default_rng(n)
     values = 1 + 0.01 * rng.normal(size=n) + 0.0003 * np.arange(n)
     slope, p_value = statistics.drift(values)
-    assert slope == pytest.approx(stats.theilslopes(values).slope)
-    assert p_value == pytest.approx(stats.kendalltau(np.arange(n), values, method="asymptotic").pvalue, abs=0.06)
+    assert slope == pytest.approx(scipy.stats.theilslopes(values).slope)
+    assert p_value == pytest.approx(scipy.stats.kendalltau(np.arange(n), values, method="asymptotic").pvalue, abs=0.06)
 
 
 @pytest.mark.parametrize(("rho", "most"), [(0.0, 0.06), (0.4, 0.11)])

@@ -15,7 +15,6 @@ from tprimat.logs.parse import DIALECTS, NAMES, dialect_of
 from tprimat.logs.shape import dense_layers_of
 from tprimat.plan.build import build_plan
 from tprimat.records.schema import StepRecord
-from tprimat.train.rank import iteration_line
 
 
 def test_every_log_says_where_it_comes_from_and_its_dialect_is_recognised():
@@ -34,7 +33,10 @@ def test_a_log_of_nothing_known_names_what_was_looked_for():
     assert all(dialect.name in str(caught.value) for dialect in DIALECTS)
 
 
+@pytest.mark.slow
 def test_what_our_own_line_says_is_read_back():
+    from tprimat.train.rank import iteration_line  # imports torch
+
     steps = [
         StepRecord(step=1, step_seconds=27.875, tokens=262144, loss=11.25, grad_norm=23.125, learning_rate=1e-5),
         StepRecord(step=2, step_seconds=4.125, tokens=262144, finite=False, learning_rate=2e-5),

@@ -3,20 +3,24 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from changes import replace
-from megatron.core import parallel_state
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.transformer import multi_latent_attention
-from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
 from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.core.workload import Layout
+from tprimat.megatron import bootstrap
+from tprimat.train import startup
+
+startup.import_torchmetrics()
+bootstrap.redirect_to_cpu()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec  # noqa: E402
+from megatron.core.transformer import multi_latent_attention  # noqa: E402
+from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 multi_latent_attention.HAVE_TE = False  # it is importable without Transformer Engine, and then takes None for its classes
 
@@ -106,8 +110,3 @@ def _config(shape: ModelShape, layout: Layout) -> TransformerConfig:
         perform_initialization=False,
         **more,
     )
-
-
-def shallow(shape: ModelShape, layers: int) -> ModelShape:
-    """Return the same layers, fewer of them."""
-    return replace(shape, layers=layers, dense_first_layers=min(shape.dense_first_layers, layers // 2))

@@ -83,6 +83,7 @@ def _config(shape: ModelShape, layout: Layout) -> TransformerConfig:
         more |= {
             "num_moe_experts": shape.experts,
             "moe_router_topk": shape.experts_per_token,
+            "moe_router_pre_softmax": shape.experts_per_token == 1,
             "moe_ffn_hidden_size": shape.expert_ffn,
             "moe_shared_expert_intermediate_size": shape.shared_experts * (shape.expert_ffn or 0) or None,
             "moe_layer_freq": [0] * shape.dense_first_layers + [1] * shape.moe_layers,

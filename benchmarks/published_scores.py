@@ -265,11 +265,8 @@ def _options(result: PublishedResult, accelerator: Accelerator) -> Iterator[Iter
     if gpus % ranks:
         raise _missing(result, f"TP{tensor} PP{pipeline} CP{context} do not divide {gpus} GPUs.")
     data = gpus // ranks
-    expert = known.expert_parallel or (math.gcd(shape.experts, data * tensor * context) if shape.experts else 1)
-    if shape.experts and (shape.experts % expert or data * tensor * context % expert):
-        raise _missing(
-            result, f"EP{expert} does not divide {shape.experts} experts and the {data * tensor * context} ranks of a stage."
-        )
+    # A degree that does not divide the ranks of a stage was printed for another layout of the row.
+    expert = math.gcd(known.expert_parallel or shape.experts, shape.experts, data * tensor * context) if shape.experts else 1
     batch = batch or data * (known.micro_batch_sequences or 1) * (4 * pipeline if pipeline > 1 else 1)
     chunks = [known.virtual_pipeline or 1]
     if pipeline > 1 and known.virtual_pipeline is None:

@@ -91,7 +91,6 @@ def test_names_of_publishers_are_understood(changes, model, precision):
         ({"model": "Nemotron V3 Nano 30B (26.02)"}, "Mamba-2"),
         ({"note": "LoRA"}, "LoRA"),
         ({"dtype": "int3"}, "int3"),
-        ({**MIXTURE, "gpus": 8}, "EP16 does not divide"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_by_a_sentence(change, why):

@@ -260,6 +260,16 @@ class FullWorkload(Workload):
         batch = micro_batch * accumulation_steps * layout.data
         return cls(**layout.facts, micro_batch_sequences=micro_batch, global_batch_sequences=batch, **facts)
 
+    def changed(self: W, **facts: Any) -> W:
+        """Return a copy with other facts: as replace() does, a tenth of the time, since a search tries thousands of layouts."""
+        copy: W = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, **facts)
+        if not DEGREES.keys().isdisjoint(facts):
+            copy.__dict__.pop("layout", None)
+        if "implementation" in facts:
+            copy.__dict__.pop("code", None)
+        return copy
+
     @cached_property
     def layout(self) -> Layout:
         """How the model is split."""

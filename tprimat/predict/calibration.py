@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from tprimat.core.accelerators import Accelerator
@@ -80,14 +80,21 @@ def expected(
         gpus_per_node: GPUs of a node.
         measured: it was predicted from probes of the machine, which has errors of its own.
     """
-    known = figures()["probes" if measured else "published"]
-    traits = traits_of(work, accelerator, gpus_per_node)
-    unseen = sum(trait not in known["effects"] for trait in traits)
-    kind = next(kind for kind in kinds_of(work, accelerator) if kind in known["errors"])
-    spread, rows = known["errors"][kind]
-    spread = spread * (1 + UNSEEN * unseen) + UNSURE_OF_ROUTING * math.log(busiest_rank(work))
-    seconds = step_seconds * math.exp(shift_of(traits, known["effects"]))
+    traits, kinds = traits_of(work, accelerator, gpus_per_node), kinds_of(work, accelerator)
+    factor, spread, kind, rows = _correction(traits, kinds, "probes" if measured else "published")
+    spread += UNSURE_OF_ROUTING * math.log(busiest_rank(work))
+    seconds = step_seconds * factor
     return Expected(step_seconds=seconds, low=seconds * math.exp(-spread), high=seconds * math.exp(spread), kind=kind, rows=rows)
+
+
+@lru_cache
+def _correction(traits: frozenset[str], kinds: tuple[str, ...], part: str) -> tuple[float, float, str, int]:
+    """Return the factor of a step, half the width of its interval as a logarithm, and the kind and rows that this comes from."""
+    known = figures()[part]
+    kind = next(kind for kind in kinds if kind in known["errors"])
+    spread, rows = known["errors"][kind]
+    unseen = sum(trait not in known["effects"] for trait in traits)
+    return math.exp(shift_of(traits, known["effects"])), spread * (1 + UNSEEN * unseen), kind, rows
 
 
 def memory_kinds_of(work: FullWorkload) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ flight. On top comes the largest of a few moments: the loss, its backward pass, 
 All sizes are bytes. torch rounds each tensor up to 512 bytes, which is not counted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tprimat.core.workload import ATTENTION_ALONE, MOMENTS_IN_BF16, FullWorkload
 from tprimat.predict.calibration import margin_of
@@ -75,24 +75,55 @@ class MemoryPrediction:
         return "too tight to promise" if least <= room else "does not fit"
 
 
-def predict_memory(workload: FullWorkload, known: "dict[object, Layers] | None" = None) -> MemoryPrediction:
+Known = dict[object, Any]
+"""What was computed for other layouts of one search: by what it depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank of one stage: what it holds whatever the micro-batch and recomputation."""
+
+    stage: Stage
+    states: "Mapping[Part, int]"
+    widened: int
+    """Copies of gradients that the update needs, see `_widened_gradients`."""
+
+
+def predict_memory(workload: FullWorkload, known: Known | None = None) -> MemoryPrediction:
     """Return the memory of the stage that needs most: the first, the last, or the first between them with its layers.
 
-    Later stages of the same layers hold fewer micro-batches. `known` keeps layers that other layouts of one search have, too.
+    Later stages of the same layers hold fewer micro-batches.
     """
     known, layout = {} if known is None else known, workload.layout
-    key = workload.recompute, workload.micro_batch, layout.tensor, layout.context, layout.expert, workload.code.shards_weights
-    if key not in known:
-        known[key] = _layers(workload)
-    stages, layers = stages_of(workload), known[key]
-    between = {stage.chunks: stage for stage in reversed(stages[1:-1])}
-    candidates = [stages[0], *reversed(between.values()), *stages[-1:]]
-    return max((_of_stage(workload, stage, layers) for stage in candidates), key=lambda prediction: prediction.allocated_bytes)
+    split = layout.tensor, layout.context, layout.expert, workload.code.shards_weights
+    held = layout.pipeline, layout.virtual_pipeline, layout.data, *split
+    if (places := known.get(held)) is None:
+        stages = stages_of(workload)
+        between = {stage.chunks: stage for stage in reversed(stages[1:-1])}
+        places = [_place(workload, stage) for stage in (stages[0], *reversed(between.values()), *stages[-1:])]
+        known[held] = places
+    variant = workload.recompute, workload.micro_batch, *split
+    if (layers := known.get(variant)) is None:
+        layers = known[variant] = _layers(workload)
+    found = []
+    for place in places:
+        kind = *variant, place.stage.kind
+        if (moment := known.get(kind)) is None:
+            moment = known[kind] = (*_worst_moment(workload, place.stage, layers), _buffers(workload, place.stage))
+        found.append(_of_place(workload, place, layers, moment))
+    return _most(workload, found)
 
 
 def predict_memory_of_last_stage(workload: FullWorkload) -> MemoryPrediction:
     """Return the memory of the last stage, which is what Megatron-LM logs to TensorBoard (the writer is on the last rank)."""
-    return _of_stage(workload, stages_of(workload)[-1], _layers(workload))
+    stage, layers = stages_of(workload)[-1], _layers(workload)
+    moment = (*_worst_moment(workload, stage, layers), _buffers(workload, stage))
+    return _most(workload, [_of_place(workload, _place(workload, stage), layers, moment)])
+
+
+def _most(workload: FullWorkload, found: Sequence[tuple[int, str, dict[Part, int]]]) -> MemoryPrediction:
+    stage, moment, parts = max(found, key=lambda one: sum(one[2].values()))
+    return MemoryPrediction(parts=parts, stage=stage, moment=moment, margin=margin_of(workload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +148,30 @@ def _layers(workload: FullWorkload) -> Layers:
     return {moe: KeptLayer(kept, kept.total, kept.without(_dropped(workload, kept))) for moe, kept in found.items()}
 
 
-def _of_stage(workload: FullWorkload, stage: Stage, layers: Layers) -> MemoryPrediction:
+def _place(workload: FullWorkload, stage: Stage) -> Place:
     weights = weights_of(workload, stage)
-    moment, loss, backward = _worst_moment(workload, stage, layers)
+    return Place(stage, state_bytes(workload, weights), _widened_gradients(workload, weights))
+
+
+def _of_place(
+    workload: FullWorkload, place: Place, layers: Layers, worst: tuple[str, int, int, int]
+) -> tuple[int, str, dict[Part, int]]:
+    """Return the pipeline rank, the moment of its peak, and the parts of it."""
+    moment, loss, backward, buffers = worst
+    activations, gradients = _kept_activations(workload, place.stage, layers), place.states["gradients"]
+    if place.widened > activations + loss + backward:
+        activations = loss = backward = 0
+        gradients += place.widened
+        moment = "update of the weights"
     parts: dict[Part, int] = {
-        **state_bytes(workload, weights),
-        "activations": _kept_activations(workload, stage, layers),
+        **place.states,
+        "gradients": gradients,
+        "activations": activations,
         "loss": loss,
         "backward": backward,
-        "buffers": _buffers(workload, stage),
+        "buffers": buffers,
     }
-    widened = _widened_gradients(workload, weights)
-    if widened > parts["activations"] + loss + backward:
-        parts |= {"activations": 0, "loss": 0, "backward": 0, "gradients": parts["gradients"] + widened}
-        moment = "update of the weights"
-    kept = {part: parts[part] for part in PARTS}
-    return MemoryPrediction(parts=kept, stage=stage.index, moment=moment, margin=margin_of(workload))
+    return place.stage.index, moment, parts
 
 
 def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:
@@ -364,10 +403,9 @@ def _room_for_rows(workload: FullWorkload) -> int:
 def _kept_activations(workload: FullWorkload, stage: Stage, layers: Layers) -> int:
     """Return the activations of all micro-batches in flight on one rank of a stage."""
     kept = {moe: layer.on_device for moe, layer in layers.items()}
-    total = 0
-    for held, (dense, moe) in zip(chunks_in_flight(workload, stage.index), stage.chunks, strict=True):
-        total += held * _kept_by_chunk(workload, kept, dense, moe)
-    return total + stage.mtp_layers * kept[bool(workload.shape.experts)]
+    each = {chunk: _kept_by_chunk(workload, kept, *chunk) for chunk in set(stage.chunks)}
+    in_flight = zip(chunks_in_flight(workload, stage.index), stage.chunks, strict=True)
+    return sum(held * each[chunk] for held, chunk in in_flight) + stage.mtp_layers * kept[bool(workload.shape.experts)]
 
 
 def _dropped(workload: FullWorkload, kept: LayerActivations) -> set[str]:

@@ -147,23 +147,18 @@ def _least_recomputing(
 
 def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Candidate:
     memory = predict_memory(workload, question.known)
-    missing = max(0, memory.device_bytes - question.memory_bytes)
-    return _timed(
-        Candidate(workload=workload, memory=memory, time=None, missing_bytes=missing, fit=memory.fit(question.memory_bytes)),
-        rates,
-        question.known,
-    )
+    missing, fit = max(0, memory.device_bytes - question.memory_bytes), memory.fit(question.memory_bytes)
+    if missing:
+        return Candidate(workload=workload, memory=memory, time=None, missing_bytes=missing, fit=fit)
+    return _timed(workload, memory, rates, question.known)
 
 
-def _timed(candidate: Candidate, rates: Rates, known: dict[Any, Any] | None = None) -> Candidate:
+def _timed(workload: FullWorkload, memory: MemoryPrediction, rates: Rates, known: dict[Any, Any] | None = None) -> Candidate:
     """Return a candidate that fits with its time."""
-    if candidate.missing_bytes:
-        return candidate
-    work, accelerator = candidate.workload, find_accelerator(rates.accelerator)
-    time, step = predict_time(work, rates, known), None
+    time, step, accelerator = predict_time(workload, rates, known), None, find_accelerator(rates.accelerator)
     if accelerator is not None:
-        step = expected(work, accelerator, time.step_seconds, rates.gpus_per_node, measured=rates.measured)
-    return replace(candidate, time=time, expected=step)
+        step = expected(workload, accelerator, time.step_seconds, rates.gpus_per_node, measured=rates.measured)
+    return Candidate(workload=workload, memory=memory, time=time, missing_bytes=0, fit="fits", expected=step)
 
 
 def with_sharded(question: Question) -> list[Question]:
@@ -178,7 +173,7 @@ def other_routing(candidate: Candidate, rates: Rates) -> Candidate | None:
     if not work.shape.experts or work.layout.expert == 1 or work.routing not in {"natural", "balanced"}:
         return None
     other = replace(work, routing="balanced" if work.routing == "natural" else "natural")
-    return _timed(replace(candidate, workload=other), rates)
+    return _timed(other, candidate.memory, rates)
 
 
 def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorkload | None:
@@ -190,7 +185,7 @@ def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorklo
     chunk = question.work.shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
 
     def first(layers: int) -> FullWorkload:
-        return replace(workload, recompute="full", recompute_layers=layers)
+        return workload.changed(recompute="full", recompute_layers=layers)
 
     counts, room = range(1, chunk), question.memory_bytes * (1 - KEPT_FREE)
     fewest = bisect_left(counts, True, key=lambda layers: predict_memory(first(layers), question.known).device_bytes <= room)
@@ -228,14 +223,13 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
             workload = _workload(kind, layout, 1, "full")
             memory = predict_memory(workload)
             if memory.device_bytes <= question.memory_bytes and kind.takes(workload):
-                found.append(_timed(Candidate(workload=workload, memory=memory, time=None, missing_bytes=0, fit="fits"), rates))
+                found.append(_timed(workload, memory, rates))
     return min(found, key=lambda candidate: candidate.step_seconds, default=None)
 
 
 def _workload(question: Question, layout: Layout, micro: int, granularity: RecomputeGranularity) -> FullWorkload:
     work, chunks = question.work, layout.pipeline * (layout.virtual_pipeline or 1)
-    return replace(
-        work,
+    return work.changed(
         **layout.facts,
         micro_batch_sequences=micro,
         recompute=granularity,

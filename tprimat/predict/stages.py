@@ -177,11 +177,14 @@ def chunks_in_flight(workload: FullWorkload, stage: int) -> list[int]:
     The interleaved schedule runs (stages - stage - 1) x 2 + (chunks - 1) x stages forward passes ahead, in rounds of one
     micro-batch a stage (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
-    pipeline, steps = workload.layout.pipeline, workload.accumulation
-    virtual = workload.layout.virtual_pipeline
-    if virtual is None:
-        return [min(steps, pipeline - stage)]
-    group = workload.interleaved_group or pipeline
+    layout, steps = workload.layout, workload.accumulation
+    if layout.virtual_pipeline is None:
+        return [min(steps, layout.pipeline - stage)]
+    return _in_flight(layout.pipeline, layout.virtual_pipeline, steps, workload.interleaved_group or layout.pipeline, stage)
+
+
+@lru_cache(maxsize=4096)
+def _in_flight(pipeline: int, virtual: int, steps: int, group: int, stage: int) -> list[int]:
     total = min(steps * virtual, (pipeline - stage - 1) * 2 + (virtual - 1) * group + 1)
     held = [0] * virtual
     for number in range(total):

@@ -8,8 +8,8 @@ Nothing here is fitted to a training run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, mean_keys, moe_matrices
 from tprimat.core.workload import FullWorkload
@@ -79,28 +79,31 @@ Piece = dict[TimePart, float]
 """Seconds of one micro-batch on one stage, by part."""
 
 
-def predict_time(workload: FullWorkload, rates: Rates, layers: dict[object, Piece] | None = None) -> TimePrediction:
-    """Return the time of a step on a machine; `layers` keeps those that other layouts of one search have, too."""
+def predict_time(workload: FullWorkload, rates: Rates, known: dict[Any, Any] | None = None) -> TimePrediction:
+    """Return the time of a step on a machine; `known` keeps what other layouts of one search have, too."""
+    known = {} if known is None else known
     stages = stages_of(workload)
     layout, steps = workload.layout, workload.accumulation
     of_kind = {stage.kind: stage for stage in stages}
-    pieces = {kind: _stage_piece(workload, rates, stage, {} if layers is None else layers) for kind, stage in of_kind.items()}
+    pieces = {kind: _stage_piece(workload, rates, stage, known) for kind, stage in of_kind.items()}
     # A micro-batch takes at least what the host needs to launch it.
     launches = {kind: (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds for kind, stage in of_kind.items()}
     seconds = {kind: max(sum(piece.values()), launches[kind]) for kind, piece in pieces.items()}
     totals = [seconds[stage.kind] for stage in stages]
-    slowest = max(range(len(stages)), key=lambda number: totals[number])
+    slowest = totals.index(max(totals))
     piece, virtual = pieces[stages[slowest].kind], layout.virtual_pipeline or 1
-    fill = (sum(totals) - totals[slowest]) / virtual
-    sends = _pipeline_exchange(workload, rates, virtual)
-    weights = weights_of(workload, stages[slowest])
+    once = (slowest, layout.pipeline, layout.virtual_pipeline, layout.data, *_split(workload))
+    if (update := known.get(once)) is None:
+        weights = weights_of(workload, stages[slowest])
+        update = known[once] = _exchanged(workload, rates, weights), _optimizer(workload, rates, weights)
+    exchanged, optimizer = update
     parts: dict[TimePart, float] = {
         **{part: steps * value for part, value in piece.items()},
         "host": steps * (totals[slowest] - sum(piece.values()) + piece.get("host", 0.0)),
-        "bubble": fill,
-        "pipeline": sends,
-        "replicas": _replica_exchange(workload, rates, weights, totals[slowest]),
-        "optimizer": _optimizer(workload, rates, weights),
+        "bubble": (sum(totals) - totals[slowest]) / virtual,
+        "pipeline": _pipeline_exchange(workload, rates, virtual),
+        "replicas": _replica_exchange(workload, exchanged, totals[slowest]),
+        "optimizer": optimizer,
     }
     return TimePrediction(
         parts={part: parts.get(part, 0.0) for part in TIME_PARTS},
@@ -110,8 +113,19 @@ def predict_time(workload: FullWorkload, rates: Rates, layers: dict[object, Piec
     )
 
 
-def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage, known: dict[object, Piece]) -> Piece:
+def _split(workload: FullWorkload) -> tuple[object, ...]:
+    """Return what a layer's time depends on besides its micro-batch and recomputation."""
+    layout = workload.layout
+    return layout.tensor, layout.context, layout.expert, workload.code.shards_weights
+
+
+def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage, known: dict[Any, Any]) -> Piece:
     again = _recomputed(workload, stage.dense_layers + stage.moe_layers)
+    split = workload.micro_batch, *_split(workload)
+    whole = "stage", workload.recompute, again, stage.kind, *split
+    total: Piece = known.setdefault(whole, {})
+    if total:
+        return total
     again_dense = min(again, stage.dense_layers)  # dense layers come first
     layers = {
         (False, True): again_dense,
@@ -121,17 +135,14 @@ def _stage_piece(workload: FullWorkload, rates: Rates, stage: Stage, known: dict
     }
     if stage.mtp_layers:
         layers[workload.shape.experts is not None, workload.recompute_layers is None] += stage.mtp_layers
-    layout = workload.layout
     pieces = []
     for (moe, anew), count in layers.items():
-        kind = workload.recompute if anew else "none"
-        key = moe, kind, workload.micro_batch, layout.tensor, layout.context, layout.expert, workload.code.shards_weights
+        key = moe, workload.recompute if anew else "none", *split
         if count and key not in known:
-            known[key] = _layer(workload if anew else replace(workload, recompute="none"), rates, moe=moe)
+            known[key] = _layer(workload if anew else workload.changed(recompute="none"), rates, moe=moe)
         pieces += [(known[key], count)] if count else []
     if stage.output:
         pieces.append((_output(workload, rates), 1 + stage.mtp_layers))
-    total: Piece = {}
     for piece, count in pieces:
         total |= {part: total.get(part, 0.0) + count * seconds for part, seconds in piece.items()}
     return total
@@ -470,30 +481,47 @@ def _pipeline_exchange(workload: FullWorkload, rates: Rates, virtual: int) -> fl
     return one * 2 * ((layout.pipeline - 1) + workload.accumulation * virtual)
 
 
-def _replica_exchange(workload: FullWorkload, rates: Rates, weights: Weights, micro_batch: float) -> float:
-    """Return the exchange of gradients and weights between replicas that neither pass of a micro-batch hides."""
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Seconds of the exchanges between replicas, each alone, and by how much it lengthens the products beside it."""
+
+    alone: Mapping[str, float]
+    beside: Mapping[str, float]
+    copies: float
+    """Into and out of each message, and conversions between its dtype and the weights', where replicas share weights."""
+
+
+def _exchanged(workload: FullWorkload, rates: Rates, weights: Weights) -> Exchanged:
+    """Return the exchange of all gradients and weights of a rank between replicas."""
     layout, shards = workload.layout, workload.code.shards_weights
     message = 2.0 * weights.total / max(1, workload.shape.layers // layout.pipeline) if shards else BUCKET_BYTES
-    reduction = "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
-    exchanges = [(reduction, float(workload.gradient_bytes))]
+    exchanges = [(_reduction(workload), float(workload.gradient_bytes))]
     exchanges += [("all_gather", 2.0)] if workload.distributed_optimizer else []
-    seconds = dict.fromkeys(("reduce_scatter", "all_reduce", "all_gather"), 0.0)
-    visible = dict(seconds)
+    alone = dict.fromkeys(("reduce_scatter", "all_reduce", "all_gather"), 0.0)
+    beside = dict(alone)
     for count, ranks, stride in (
         (weights.dense, workload.replicas, layout.tensor),
         (weights.experts, workload.expert_replicas, workload.expert_tensor_ranks * layout.expert),
     ):
         for kind, size in exchanges:
-            seconds[kind] += rates.exchange_seconds(kind, size * count, ranks, stride)
-            visible[kind] += rates.slowdown_seconds(kind, size * count, ranks, stride, message)
-    if shards:
+            alone[kind] += rates.exchange_seconds(kind, size * count, ranks, stride)
+            beside[kind] += rates.slowdown_seconds(kind, size * count, ranks, stride, message)
+    return Exchanged(alone, beside, weights.total * (14 + 20 / workload.replicas) / rates.bandwidth)
+
+
+def _reduction(workload: FullWorkload) -> str:
+    return "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
+
+
+def _replica_exchange(workload: FullWorkload, exchanged: Exchanged, micro_batch: float) -> float:
+    """Return the exchange of gradients and weights between replicas that neither pass of a micro-batch hides."""
+    alone, beside, reduction = exchanged.alone, exchanged.beside, _reduction(workload)
+    if workload.code.shards_weights:
         # Weights are gathered for every pass, and gradients scattered after every micro-batch.
-        # Copies into and out of each message, and conversions between its dtype and the weights', pass over memory.
-        copies = weights.total * (14 + 20 / workload.replicas) / rates.bandwidth
-        each, slower = (2 * of["all_gather"] + of[reduction] for of in (seconds, visible))
-        return workload.accumulation * (copies + max(slower, each - micro_batch))
-    backward = max(visible[reduction], seconds[reduction] - micro_batch * 2 / 3)
-    return backward + max(visible["all_gather"], seconds["all_gather"] - micro_batch / 3)
+        each, slower = (2 * of["all_gather"] + of[reduction] for of in (alone, beside))
+        return workload.accumulation * (exchanged.copies + max(slower, each - micro_batch))
+    backward = max(beside[reduction], alone[reduction] - micro_batch * 2 / 3)
+    return backward + max(beside["all_gather"], alone["all_gather"] - micro_batch / 3)
 
 
 def _optimizer(workload: FullWorkload, rates: Rates, weights: Weights) -> float:

@@ -166,15 +166,15 @@ def run_rates(group: Group) -> list[Rate]:
 
     Nothing where a run lacks tokens or GPUs.
     """
-    found = []
+    rates = []
     for item in group.runs:
         gpus = item.result.run.machine.gpus
         if item.metrics is None or item.metrics.tokens_per_second is None or gpus is None:
             return []
         steps = steady_steps(item.result.steps, item.metrics.window)
         tokens = np.array([(step.tokens or 0) / gpus for step in steps])
-        found.append(rate_of(tokens, np.array([step.step_seconds for step in steps])))
-    return found
+        rates.append(rate_of(tokens, np.array([step.step_seconds for step in steps])))
+    return rates
 
 
 def assumed_spread(*groups: Group) -> float:
@@ -208,7 +208,7 @@ class Ranking:
     def tied(self) -> tuple[Group, ...]:
         """Return the other groups that are not shown to be slower than the best."""
         paired = zip(self.groups, self.against_best, strict=True)
-        return tuple(group for group, found in paired if found is not None and found.outcome == "no difference shown")
+        return tuple(group for group, against in paired if against is not None and against.outcome == "no difference shown")
 
 
 def throughput(group: Group) -> Estimate | None:
@@ -258,7 +258,7 @@ def verdicts_of(ranked: Sequence[Ranking], question: Question = QUESTION) -> lis
 
     That one is of the same model, or of any where unlike ones are compared, and the most alike of those before it.
     """
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for place, ranking in enumerate(ranked):
         run = ranking.best.run
         alike = [
@@ -266,9 +266,9 @@ def verdicts_of(ranked: Sequence[Ranking], question: Question = QUESTION) -> lis
             for one in ranked[:place]
             if question.even_if_different or (one.best.run.model, one.best.run.size) == (run.model, run.size)
         ]
-        found += [verdict(most_alike(alike, ranking.best), ranking.best, question)] if alike else []
-        found += [one for one in ranking.against_best if one is not None]
-    return found
+        verdicts += [verdict(most_alike(alike, ranking.best), ranking.best, question)] if alike else []
+        verdicts += [one for one in ranking.against_best if one is not None]
+    return verdicts
 
 
 def verdicts_against(baselines: Sequence[Group], groups: Sequence[Group], question: Question = QUESTION) -> list[Verdict]:

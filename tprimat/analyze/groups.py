@@ -218,7 +218,7 @@ def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str
 
     A part that most of them have is told only where the others would not tell the lists apart, and one part where it does.
     """
-    found = [""] * len(lists)
+    labels = [""] * len(lists)
     for other in set(others):
         places = [place for place, its in enumerate(others) if its == other]
         parts = [[] if lists[place] == DEFAULT_OPTIONS else lists[place].split(", ") for place in places]
@@ -229,8 +229,8 @@ def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str
             if len(set(texts)) == len(set(map(tuple, parts))):
                 break
         for place, text in zip(places, texts, strict=True):
-            found[place] = text
-    return found
+            labels[place] = text
+    return labels
 
 
 def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) -> Estimate | None:
@@ -246,9 +246,9 @@ def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) 
 
 def group_held_back(group: Group) -> dict[str, float] | None:
     """Return what held clocks back in a group, with the share of the readings in its worst run; None where none was read."""
-    found = [item.metrics.held_back for item in group.runs if item.metrics is not None and item.metrics.held_back is not None]
-    reasons = {reason for one in found for reason in one}
-    return {reason: max(one.get(reason, 0.0) for one in found) for reason in sorted(reasons)} if found else None
+    shares = [item.metrics.held_back for item in group.runs if item.metrics is not None and item.metrics.held_back is not None]
+    reasons = {reason for one in shares for reason in one}
+    return {reason: max(one.get(reason, 0.0) for one in shares) for reason in sorted(reasons)} if shares else None
 
 
 def group_mean(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:

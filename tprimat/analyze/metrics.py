@@ -278,33 +278,33 @@ def _integral(readings: Sequence[tuple[float, float]], start: float, end: float)
 
 
 def _of_steps(steady: Sequence[StepRecord], window: Window, states: TwoStates | None) -> list[Finding]:
-    found = []
+    findings = []
     if window.steps < TRUSTED_STEPS:
-        found.append(Finding(kind="few steps", numbers=(window.steps,)))
+        findings.append(Finding(kind="few steps", numbers=(window.steps,)))
     drift = (window.drift_per_step or 0.0) * window.steps
     if abs(drift) >= NOTABLE_DRIFT:
-        found.append(Finding(kind="drift", numbers=(drift,)))
+        findings.append(Finding(kind="drift", numbers=(drift,)))
     if window.outliers:
-        found.append(Finding(kind="outliers", numbers=(window.outliers, window.steps)))
+        findings.append(Finding(kind="outliers", numbers=(window.outliers, window.steps)))
     if not_finite := sum(not step.finite for step in steady):
-        found.append(Finding(kind="not finite", numbers=(not_finite, window.steps)))
+        findings.append(Finding(kind="not finite", numbers=(not_finite, window.steps)))
     if states is not None:
-        found.append(Finding(kind="two speeds", numbers=(states.share_high, states.high, states.low)))
-    return found
+        findings.append(Finding(kind="two speeds", numbers=(states.share_high, states.high, states.low)))
+    return findings
 
 
 def _of_run(run: RunRecord) -> list[Finding]:
-    found = [Finding(kind="caution", subjects=(caution,)) for caution in cautions(run.evidence)]
+    findings = [Finding(kind="caution", subjects=(caution,)) for caution in cautions(run.evidence)]
     if ran_from_graphs(run):
-        found.append(Finding(kind="memory of graphs"))
+        findings.append(Finding(kind="memory of graphs"))
     if run.clock == "framework":
-        found.append(Finding(kind="framework's clock"))
+        findings.append(Finding(kind="framework's clock"))
     own = run.environment or {}
     for rank, node in enumerate(run.nodes):
         for name, value in node.other_variables.items():
             names = (name, own.get(name, "not set"), value or "not set", node.host)
-            found.append(Finding(kind="unlike variable", subjects=names, numbers=(rank,)))
-    return found + stragglers(run)
+            findings.append(Finding(kind="unlike variable", subjects=names, numbers=(rank,)))
+    return findings + stragglers(run)
 
 
 def stragglers(run: RunRecord) -> list[Finding]:
@@ -313,15 +313,15 @@ def stragglers(run: RunRecord) -> list[Finding]:
     if run.machine.platform == "cpu" or len(times) % stages:  # processes on a CPU take turns on its cores
         return []
     size = len(times) // stages  # Megatron-Core numbers the ranks of one stage consecutively
-    gpus, found = run.machine.gpus_per_node or len(times), []
+    gpus, findings = run.machine.gpus_per_node or len(times), []
     for rank, seconds in enumerate(times):
         likes = times[rank // size * size : (rank // size + 1) * size]
         usual = float(np.median(likes))
         if len(likes) > 1 and usual > 0 and seconds > usual * (1 + STRAGGLING):
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
             place = f"rank {rank} (GPU {rank % gpus}{host})"
-            found.append(Finding(kind="straggler", subjects=(place,), numbers=(seconds / usual - 1,)))
-    return found
+            findings.append(Finding(kind="straggler", subjects=(place,), numbers=(seconds / usual - 1,)))
+    return findings
 
 
 def held_back(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> dict[str, float]:

@@ -63,7 +63,7 @@ def entry_of(group: Group) -> Entry | None:
     metrics = [item.metrics for item in group.runs if item.metrics is not None]
     if per_gpu is None or gpus is None:
         return None
-    flops = None if on_cpu([group]) else group_estimate(group, lambda found: found.model_flops_per_second_per_gpu)
+    flops = None if on_cpu([group]) else group_estimate(group, lambda one: one.model_flops_per_second_per_gpu)
     return Entry(
         group=group,
         run=run,
@@ -71,12 +71,12 @@ def entry_of(group: Group) -> Entry | None:
         platform=machine_name(run),
         model=model_and_shape(run),
         configuration=f"{run.strategy or 'strategy unknown'} {layout(run)}".rstrip(),
-        steps=sum(found.window.steps for found in metrics),
+        steps=sum(one.window.steps for one in metrics),
         per_gpu=per_gpu,
         tokens_per_second=per_gpu.value * gpus,
         flops=None if flops is None else flops.value * gpus,
         flops_per_gpu=flops,
-        utilization=group_estimate(group, lambda found: found.mfu),
+        utilization=group_estimate(group, lambda one: one.mfu),
         utilization_absent_because=metrics[0].mfu_absent_because,
         peak_flops=metrics[0].peak_dense_flops,
         mean_step=_mean_step(metrics, per_gpu),
@@ -85,7 +85,7 @@ def entry_of(group: Group) -> Entry | None:
 
 def _mean_step(metrics: Sequence[RunMetrics], rate: Estimate) -> Estimate:
     """Return the mean step time with the interval of the throughput, of which it is the inverse."""
-    seconds = mean_of_runs(np.array([found.mean_step_seconds for found in metrics])).value
+    seconds = mean_of_runs(np.array([one.mean_step_seconds for one in metrics])).value
     low, high = (None if end is None else seconds * rate.value / end for end in (rate.high, rate.low))
     return Estimate(value=seconds, low=low, high=high, samples=rate.samples)
 
@@ -107,10 +107,10 @@ def by_flops(entries: Sequence[Entry]) -> list[Entry]:
 
 def best_of_models(best: Sequence[Entry]) -> list[Entry]:
     """Return the first peak of each model: tokens/s of different models do not compare."""
-    found: dict[str, Entry] = {}
+    fastest: dict[str, Entry] = {}
     for entry in best:
-        found.setdefault(entry.model, entry)
-    return list(found.values())
+        fastest.setdefault(entry.model, entry)
+    return list(fastest.values())
 
 
 def against_the_best(best: Sequence[Entry], *, even_if_different: bool = False) -> list[Verdict]:

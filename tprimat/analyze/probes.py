@@ -112,12 +112,12 @@ def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
     if not records:
         return []
     setting = setting_of(records[-1].machine, records[-1].software)
-    found: dict[object, ProbeRecord] = {}
+    newest: dict[object, ProbeRecord] = {}
     for probe in records:
         key = (probe.kind, probe.variant, tuple(probe.shape.items()), probe.dtype, probe.machine.gpus)
-        if setting_of(probe.machine, probe.software) == setting and (probe.seconds or key not in found):
-            found[key] = probe
-    return list(found.values())
+        if setting_of(probe.machine, probe.software) == setting and (probe.seconds or key not in newest):
+            newest[key] = probe
+    return list(newest.values())
 
 
 def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:

@@ -65,24 +65,24 @@ def nearest_published(groups: Sequence[Group]) -> list[Neighbourhood]:
     A CPU run has no FLOP/s, and so no neighbours.
     """
     ranked = sorted(rankings(groups), key=lambda ranking: -len(ranking.groups))
-    found = [one for ranking in ranked if (one := _neighbourhood(ranking.best)) is not None]
-    each = max(1, min(MOST_NEIGHBOURS, MOST_ROWS // max(1, len(found)) - 1))
-    return [replace(one, neighbours=one.neighbours[:each]) for one in found[: MOST_ROWS // (each + 1)]]
+    nearest = [one for ranking in ranked if (one := _neighbourhood(ranking.best)) is not None]
+    each = max(1, min(MOST_NEIGHBOURS, MOST_ROWS // max(1, len(nearest)) - 1))
+    return [replace(one, neighbours=one.neighbours[:each]) for one in nearest[: MOST_ROWS // (each + 1)]]
 
 
 def _neighbourhood(group: Group) -> Neighbourhood | None:
     ours = entry_of(recounted(group, MetricOptions()))
     if ours is None or ours.flops_per_gpu is None:
         return None
-    found = []
+    neighbours = []
     for result in results():
         rebased = rebase(result)
         if rebased.flops_per_second_per_gpu is not None:
             ratio = ours.flops_per_gpu.value / rebased.flops_per_second_per_gpu
             differences = _differences(ours.run, result)
-            found.append(Neighbour(result=result, rebased=rebased, differences=differences, ratio=ratio))
-    found.sort(key=lambda neighbour: _distance(ours.run, neighbour.differences))
-    return Neighbourhood(ours=ours, neighbours=tuple(found[:MOST_NEIGHBOURS]))
+            neighbours.append(Neighbour(result=result, rebased=rebased, differences=differences, ratio=ratio))
+    neighbours.sort(key=lambda neighbour: _distance(ours.run, neighbour.differences))
+    return Neighbourhood(ours=ours, neighbours=tuple(neighbours[:MOST_NEIGHBOURS]))
 
 
 def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ...]:
@@ -101,10 +101,10 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
         ("CP", run.ran.context_parallel, result.workload.context_parallel),
         ("engine", run.engine, result.engine),
     )
-    found = [Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other]
+    differences = [Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other]
     unstated = ((trait.name, trait.value(run)) for trait in map(TRAITS.__getitem__, UNSTATED))
-    found += [Difference(name=name, ours=ours, theirs=None) for name, ours in unstated if ours not in USUAL]
-    return tuple(found)
+    differences += [Difference(name=name, ours=ours, theirs=None) for name, ours in unstated if ours not in USUAL]
+    return tuple(differences)
 
 
 def _distance(run: RunRecord, differences: Sequence[Difference]) -> float:

@@ -177,7 +177,7 @@ def _key(group: Group) -> tuple[object, ...]:
 
 def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
     """Return series of equal keys and equal work per step and GPU, then per step; then of other work where a key has neither."""
-    found: list[tuple[Series, list[Group]]] = []
+    all_series: list[tuple[Series, list[Group]]] = []
     with_series = set()
     for work in (_tokens_per_gpu, _tokens, None):
         kinds: dict[tuple[object, ...], list[Group]] = {}
@@ -188,9 +188,9 @@ def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
                 kinds.setdefault((*_key(group), amount), []).append(group)
         for members in kinds.values():
             if (made := _series_of_fastest(members)) is not None:
-                found.append(made)
+                all_series.append(made)
                 with_series.add(_key(members[0]))
-    return found
+    return all_series
 
 
 def _tokens(group: Group) -> float | None:

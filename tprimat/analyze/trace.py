@@ -154,31 +154,31 @@ def step_windows(events: Sequence[TraceEvent]) -> list[StepWindow]:
     host = sorted(_numbered(events, "user_annotation").items(), key=lambda step: step[1])
     launches = {event.correlation: event.start for event in events if event.category in LAUNCHES and event.correlation}
     starts = [start for _, (start, _) in host]
-    found: dict[int, tuple[float, float]] = {}
+    spans: dict[int, tuple[float, float]] = {}
     for event in events if host else ():
         if event.category in DEVICE_WORK and event.correlation in launches:
             at = launches[event.correlation]
             number, (_, end) = host[max(bisect_right(starts, at) - 1, 0)]
             if starts[0] <= at < end:
-                _extend(found, number, event)
-    found = found or _numbered(events, "gpu_user_annotation")
-    numbers = sorted(found)
-    following = {number: found[after][0] for number, after in pairwise(numbers) if after == number + 1}
-    return [StepWindow(number, found[number][0], following.get(number, found[number][1])) for number in numbers]
+                _extend(spans, number, event)
+    spans = spans or _numbered(events, "gpu_user_annotation")
+    numbers = sorted(spans)
+    following = {number: spans[after][0] for number, after in pairwise(numbers) if after == number + 1}
+    return [StepWindow(number, spans[number][0], following.get(number, spans[number][1])) for number in numbers]
 
 
 def _numbered(events: Sequence[TraceEvent], category: str) -> dict[int, tuple[float, float]]:
     """Return the ProfilerStep# ranges of a category by number; those of a device, one a stream, are joined."""
-    found: dict[int, tuple[float, float]] = {}
+    spans: dict[int, tuple[float, float]] = {}
     for event in events:
         if event.category == category and (match := STEP_RANGE.match(event.name)):
-            _extend(found, int(match[1]), event)
-    return found
+            _extend(spans, int(match[1]), event)
+    return spans
 
 
-def _extend(found: dict[int, tuple[float, float]], number: int, event: TraceEvent) -> None:
-    start, end = found.get(number, (event.start, event.end))
-    found[number] = (min(start, event.start), max(end, event.end))
+def _extend(spans: dict[int, tuple[float, float]], number: int, event: TraceEvent) -> None:
+    start, end = spans.get(number, (event.start, event.end))
+    spans[number] = (min(start, event.start), max(end, event.end))
 
 
 ORDER: tuple[WorkClass, ...] = (*COMPUTE, "communication", "memory_copy")

@@ -303,7 +303,7 @@ def differing_traits(
     A trait that neither records is among them only if it then forbids the comparison; `unrecorded` lists the others. Traits that
     are the question (`varying`) are listed; where there are some, what would be listed is warned of.
     """
-    found = []
+    differing = []
     same_accelerator = accelerator_name(first) == accelerator_name(second)
     for key in among:
         trait = TRAITS[key]
@@ -319,8 +319,8 @@ def differing_traits(
             effect = "warn"
         words = trait.label(first), trait.label(second)
         both = _parts_apart(*words) if key in LISTS and None not in {one, other} else words
-        found.append(DifferingTrait(key, (both[0] or f"no {trait.name}", both[1] or f"no {trait.name}"), effect))
-    return found
+        differing.append(DifferingTrait(key, (both[0] or f"no {trait.name}", both[1] or f"no {trait.name}"), effect))
+    return differing
 
 
 def unrecorded(first: RunRecord, second: RunRecord) -> list[str]:

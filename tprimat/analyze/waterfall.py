@@ -101,15 +101,15 @@ def waterfall(
     step, peak, flops = metrics.mean_step_seconds, metrics.peak_dense_flops, metrics.model_flops_per_second_per_gpu
     at_peak = step * flops.value / peak if peak and flops else 0.0
     clock, slower = _clock(result, metrics)
-    found = [Loss(name="clock", seconds=at_peak * slower, known_by="run", source=clock)]
-    found += _parts(result.run, metrics, trace, expected, at_peak * (1 + slower))
-    found = [loss for loss in found if loss.seconds]
-    rest = step - at_peak - sum(loss.seconds for loss in found)
-    found.append(Loss(name="rest", seconds=rest, known_by="rest", source="the step less all other parts"))
+    losses = [Loss(name="clock", seconds=at_peak * slower, known_by="run", source=clock)]
+    losses += _parts(result.run, metrics, trace, expected, at_peak * (1 + slower))
+    losses = [loss for loss in losses if loss.seconds]
+    rest = step - at_peak - sum(loss.seconds for loss in losses)
+    losses.append(Loss(name="rest", seconds=rest, known_by="rest", source="the step less all other parts"))
     return Waterfall(
         step_seconds=step,
         at_peak_seconds=at_peak,
-        losses=tuple(sorted(found, key=lambda loss: LOSSES.index(loss.name))),
+        losses=tuple(sorted(losses, key=lambda loss: LOSSES.index(loss.name))),
         peak_flops=peak if at_peak else None,
         flops=flops.value if flops else None,
     )

@@ -99,11 +99,11 @@ class Validate:
             plan, name = cell.plan, f"{cell.model:<10} {cell.platform:<6} {cell.strategy:<22} "
             if isinstance(plan, RunPlan):
                 said = f"valid: {announcement(plan).partition('Parallelism: ')[2]} on {plan.workload.layout.world_size}"
-                found, room = cell.memory, cell.machine.memory_bytes if cell.machine else None
-                large = found is not None and found[0] == "does not fit"
-                if found is not None:
-                    fit = "" if found[0] == "fits" else f": {found[0]}"
-                    said += f", {gibibytes(found[1].device_bytes)} of {gibibytes(room)}{fit}"
+                gated, room = cell.memory, cell.machine.memory_bytes if cell.machine else None
+                large = gated is not None and gated[0] == "does not fit"
+                if gated is not None:
+                    fit = "" if gated[0] == "fits" else f": {gated[0]}"
+                    said += f", {gibibytes(gated[1].device_bytes)} of {gibibytes(room)}{fit}"
                 too_large += [cell.machine.accelerator or ""] if large and cell.machine else []
                 print(screen.prose(name + said, len(name), "warning" if large else None))
             elif isinstance(plan, MissingLayoutError):

@@ -98,17 +98,17 @@ def run(options: argparse.Namespace) -> int:
     screen = screen_of(sys.stdout)
     with doing("predicting all layouts ..."):
         answers = [answer(replace(request, gpus=count)) for count in asked]
-        found, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
-        missing_here = not found.fitting and not options.json
-        enough = enough_gpus(found.question, rates, any_engine=request.engine is None) if missing_here else None
+        chosen, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
+        missing_here = not chosen.fitting and not options.json
+        enough = enough_gpus(chosen.question, rates, any_engine=request.engine is None) if missing_here else None
     if options.json:
         document = plan.document(*rated, wishes)
         others = [plan.document(*one, wishes) for one in answers]
         print_json(document if len(answers) == 1 else {**document, "gpu_counts": others})
     else:
-        name = found.question.work.shape.name
+        name = chosen.question.work.shape.name
         wishes = replace(wishes, command=f"./benchmark.py --model {options.model or name}")
         if len(answers) > 1:
             print(plan.counts_text(answers, wishes, screen), end="\n\n")
         print(plan.text(rated, screen, enough, wishes))
-    return 0 if found.fitting else 1
+    return 0 if chosen.fitting else 1

@@ -114,14 +114,14 @@ class Explain:
         measured = newest(results.measured, options.run)
         with doing("reading the trace of the run ..."):
             trace = trace_of_run(measured.result.run, measured.result.path)
-        found = explained(measured, results.probes, trace)
+        explanation = explained(measured, results.probes, trace)
         if options.against:
-            found = replace(found, against=against(found, options.against, results.probes))
+            explanation = replace(explanation, against=against(explanation, options.against, results.probes))
         if options.picture:
-            write_atomically(options.picture, svg(found, options.unit))
+            write_atomically(options.picture, svg(explanation, options.unit))
             print(f"written: {options.picture}", file=sys.stderr)
         if options.json:
-            print_json(document(found))
+            print_json(document(explanation))
         else:
-            print(text(found, options.unit, screen_of(sys.stdout)))
+            print(text(explanation, options.unit, screen_of(sys.stdout)))
         return 0

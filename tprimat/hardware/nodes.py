@@ -166,7 +166,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
         next((name for name in names if environment.get(name)), None) for names in (ADDRESSES, PORTS, RANKS, JOBS)
     )
     if address is None or rank_name is None:
-        missing = [name for name, found in (("MASTER_ADDR", address), ("NODE_RANK", rank_name)) if found is None]
+        missing = [name for name, value in (("MASTER_ADDR", address), ("NODE_RANK", rank_name)) if value is None]
         raise LaunchError(
             f"A run on {count} nodes needs {' and '.join(missing)} in the environment.",
             why="Each node must know the address of the first one and its own rank.",

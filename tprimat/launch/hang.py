@@ -206,8 +206,8 @@ class Stack:
     @property
     def place(self) -> tuple[str, str, str] | None:
         """Function, file and line of its main thread, which faulthandler prints last."""
-        found = FRAME.search(THREAD.split(self.text)[-1])
-        return (found["function"], found["file"], found["line"]) if found else None
+        match = FRAME.search(THREAD.split(self.text)[-1])
+        return (match["function"], match["file"], match["line"]) if match else None
 
 
 def take_stacks(ranks: Mapping[int, int], listen: Callable[[], str]) -> list[Stack]:

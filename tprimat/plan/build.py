@@ -182,15 +182,15 @@ def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
         raise ConfigError(error.what, where=where, why=error.why, fix=error.fix) from error
 
 
-def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None) -> tuple[int, int]:
+def count_ranks(loaded: LoadedConfig, platform: PlatformName, here: int | None) -> tuple[int, int]:
     """Return the number of nodes and of ranks on each; refuse more GPUs than this machine has."""
     hardware = _named(loaded, loaded.config.hardware.platforms, platform, ("platform", ("hardware", "platforms")))
     requested = hardware.gpus_per_node
     if requested == "auto":
-        return hardware.nodes, found or hardware.gpus_per_node_when_absent
-    if platform != "cpu" and found is not None and requested > found:
+        return hardware.nodes, here or hardware.gpus_per_node_when_absent
+    if platform != "cpu" and here is not None and requested > here:
         where = loaded.where("hardware", "platforms", platform, "gpus_per_node")
-        raise ConfigError(f"{requested} GPUs are requested, but this machine has {found}.", where=where, fix=f"--gpus {found}")
+        raise ConfigError(f"{requested} GPUs are requested, but this machine has {here}.", where=where, fix=f"--gpus {here}")
     return hardware.nodes, requested
 
 

@@ -44,10 +44,10 @@ class Metric:
 
     def of_run(self, metrics: RunMetrics) -> Estimate | None:
         """Return the metric of one run; a plain value has no interval."""
-        found = attrgetter(self.key)(metrics)
-        if found is None or isinstance(found, Estimate):
-            return found
-        return Estimate(value=found, low=None, high=None, samples=1)
+        value = attrgetter(self.key)(metrics)
+        if value is None or isinstance(value, Estimate):
+            return value
+        return Estimate(value=value, low=None, high=None, samples=1)
 
     def of_group(self, group: Group) -> Estimate | None:
         """Return the metric of a group; None where it is not known."""
@@ -67,8 +67,8 @@ class Metric:
 
     def value(self, group: Group) -> float | None:
         """Return the number that a group sorts by; None where it is not known."""
-        found = self.of_group(group)
-        return None if found is None else found.value
+        estimate = self.of_group(group)
+        return None if estimate is None else estimate.value
 
     def fills(self, group: Group) -> bool:
         """Whether a group has something for a column."""
@@ -79,17 +79,17 @@ class Metric:
 
     def text(self, group: Group) -> str:
         """Return a group's cell in a table."""
-        found = self.of_group(group)
-        if found is None:
+        estimate = self.of_group(group)
+        if estimate is None:
             return units.ABSENT
-        return with_interval(found, self.show) if self.interval else self.show(found.value)
+        return with_interval(estimate, self.show) if self.interval else self.show(estimate.value)
 
     def in_full(self, metrics: RunMetrics) -> str:
         """Describe a single run: more digits than a column has room for, and always the interval of an estimate."""
-        found, show = self.of_run(metrics), self.show_in_full or self.show
-        if found is None:
+        value, show = self.of_run(metrics), self.show_in_full or self.show
+        if value is None:
             return units.ABSENT
-        return with_interval(found, show) if self.over_runs == "estimate" else show(found.value)
+        return with_interval(value, show) if self.over_runs == "estimate" else show(value.value)
 
 
 def tera(flop_per_second: float | None) -> str:

@@ -124,23 +124,23 @@ CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is 
 NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to compare with them.\n"
 
 
-def published_text(found: Sequence[Neighbourhood], screen: Screen = PLAIN) -> str:
+def published_text(neighbourhoods: Sequence[Neighbourhood], screen: Screen = PLAIN) -> str:
     """Return, for a terminal, a table and the differences for each configuration of ours, then each source."""
-    if not found:
+    if not neighbourhoods:
         return NO_NEIGHBOURS
-    results = {neighbour.result.name: neighbour.result for one in found for neighbour in one.neighbours}
+    results = {neighbour.result.name: neighbour.result for one in neighbourhoods for neighbour in one.neighbours}
     sources = "\n".join(f"{name}\n  source  {result.source}" for name, result in results.items())
-    blocks = [_block(one, screen) for one in found]
+    blocks = [_block(one, screen) for one in neighbourhoods]
     return "\n\n".join([screen.prose("Published neighbours. " + CAPTION), *blocks, sources]) + "\n"
 
 
-def _block(found: Neighbourhood, screen: Screen) -> str:
-    ours, lines = found.ours, []
+def _block(neighbourhood: Neighbourhood, screen: Screen) -> str:
+    ours, lines = neighbourhood.ours, []
     flops, share = ours.flops_per_gpu, ours.utilization
     per_gpu = with_interval(ours.per_gpu, units.count)
     own = [per_gpu, tera(flops.value if flops else None), units.percent(share.value if share else None)]
     rows = [[ours.group.label, *own, units.ABSENT]]
-    for one in found.neighbours:
+    for one in neighbourhood.neighbours:
         result, rebased = one.result, one.rebased
         rate = [units.count(result.tokens_per_second_per_gpu), tera(rebased.flops_per_second_per_gpu), units.percent(rebased.mfu)]
         rows.append([result.name, *rate, f"{one.ratio:.2f} x"])

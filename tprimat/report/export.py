@@ -25,10 +25,10 @@ def _at(path: str) -> Pick:
     """Return a function that follows attributes; None where one of them is None."""
 
     def pick(item: Measured) -> Value:
-        found: object = item
+        value: object = item
         for name in path.split("."):
-            found = None if found is None else getattr(found, name)
-        return found  # type: ignore[return-value]  # the columns end at values
+            value = None if value is None else getattr(value, name)
+        return value  # type: ignore[return-value]  # the columns end at values
 
     return pick
 

@@ -56,10 +56,10 @@ def cell(value: Estimate, show: Callable[[float], str]) -> str:
     return show(value.value) if value.low is None else with_interval(value, show)
 
 
-def text(found: Sequence[Series], screen: Screen = PLAIN) -> str:
+def text(all_series: Sequence[Series], screen: Screen = PLAIN) -> str:
     """Format tables and fitted laws for a terminal."""
     blocks = []
-    for series in found:
+    for series in all_series:
         header, *rows = ([on_ranks(cell, series) for cell in line] for line in (HEADER, *map(_cells, series.rows)))
         table = columns(header, rows, screen=screen, drop=[on_ranks(name, series) for name in DROP])
         notes = [screen.prose(line, 2) for line in remarks(series)]
@@ -119,7 +119,7 @@ def _share(value: Estimate, digits: int = 2) -> str:
     return f"{units.percent(value.value, digits)} [{low}, {high}]"
 
 
-def as_document(found: Sequence[Series]) -> list[dict[str, Any]]:
+def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return the series and laws as data, unrounded."""
     return [
         {
@@ -130,7 +130,7 @@ def as_document(found: Sequence[Series]) -> list[dict[str, Any]]:
             "laws": [_law_document(fit(series))],
             "remarks": remarks(series, None),
         }
-        for series in found
+        for series in all_series
     ]
 
 

@@ -345,11 +345,11 @@ class Span:
         return high if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
-def finding_words(found: Finding | Shared) -> str:
+def finding_words(finding: Finding | Shared) -> str:
     """Put a finding into words."""
-    least, most = (found.numbers, found.numbers) if isinstance(found, Finding) else (found.least, found.most)
-    subjects = map(without_secrets, found.subjects)
-    return FINDINGS[found.kind].format(*subjects, *map(Span, least, most)).rstrip(".")
+    least, most = (finding.numbers, finding.numbers) if isinstance(finding, Finding) else (finding.least, finding.most)
+    subjects = map(without_secrets, finding.subjects)
+    return FINDINGS[finding.kind].format(*subjects, *map(Span, least, most)).rstrip(".")
 
 
 def not_counted_words(item: Measured) -> str:
@@ -360,8 +360,8 @@ def not_counted_words(item: Measured) -> str:
 
 def not_counted_briefly(item: Measured) -> str:
     """Say it in few words: how the run ended, or what kind of finding it is."""
-    found = item.not_counted[0]
-    return found.subjects[0].replace("_", " ") if found.kind == "not completed" else found.kind
+    finding = item.not_counted[0]
+    return finding.subjects[0].replace("_", " ") if finding.kind == "not completed" else finding.kind
 
 
 def lost_words(item: Measured) -> str:

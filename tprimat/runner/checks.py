@@ -91,14 +91,14 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     if workload is None:
         why = "on a CPU" if plan.platform == "cpu" else f"for the engine {plan.engine}"
         return Check(name, "absent", f"{whose}not predicted {why}")
-    if (found := gate(plan, machine)) is None:
+    if (gated := gate(plan, machine)) is None:
         what = f"{whose}{units.gibibytes(predict_memory(workload).device_bytes)} predicted on the fullest rank{unless}"
         return Check(name, "absent", f"{what}; the memory of a GPU is not known here", "--gpu 'H100 SXM'")
-    finding = whose + memory_words(*found, machine.memory_bytes).replace("rank", f"rank{unless}", 1)
-    if found[0] == "fits":
+    finding = whose + memory_words(*gated, machine.memory_bytes).replace("rank", f"rank{unless}", 1)
+    if gated[0] == "fits":
         return Check(name, "ok", finding)
     fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
-    return Check(name, "problem" if found[0] == "does not fit" else "absent", finding, fix)
+    return Check(name, "problem" if gated[0] == "does not fit" else "absent", finding, fix)
 
 
 PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")
@@ -161,8 +161,8 @@ def faster_than_best(plans: Iterable[RunPlan], machine: Machine | None) -> Itera
     """Yield a sentence for each model for which another strategy that fits is predicted to be faster than maximum_performance."""
     fitting: dict[str, dict[str, float]] = {}
     for plan in plans:
-        seconds, found = plan.prediction and plan.prediction.step_seconds, gate(plan, machine)
-        if seconds and found is not None and found[0] == "fits":
+        seconds, gated = plan.prediction and plan.prediction.step_seconds, gate(plan, machine)
+        if seconds and gated is not None and gated[0] == "fits":
             fitting.setdefault(plan.model, {})[plan.strategy] = seconds
     for model, times in fitting.items():
         fastest = min(times, key=lambda strategy: times[strategy])

@@ -85,10 +85,10 @@ def memory_words(fit: Fit, need: MemoryPrediction, room: int | None) -> str:
 def refuse_too_large(plan: RunPlan, machine: Machine) -> str | None:
     """Refuse a plan that cannot fit even if its prediction is too high by the usual error; return a warning where it may not."""
     room = machine.memory_bytes
-    found = gate(plan, machine)
-    if found is None or found[0] == "fits":
+    gated = gate(plan, machine)
+    if gated is None or gated[0] == "fits":
         return None
-    fit, need = found
+    fit, need = gated
     largest = max(need.parts, key=lambda part: need.parts[part])
     ways = ways_out(plan, find_accelerator(machine.accelerator))
     if fit == "too tight to promise":

@@ -34,11 +34,11 @@ Values = dict[str, Any]
 
 def cards(works: Sequence[Workload]) -> tuple[list[Values], list[str]]:
     """Return a card per workload, those with a single configuration last; and the paragraphs that several share, each once."""
-    found = [_card(work) for work in sorted(works, key=lambda work: len(work.configurations) == 1)]
-    times = Counter(text for card in found for text in card["paragraphs"])
-    for card in found:
+    cards = [_card(work) for work in sorted(works, key=lambda work: len(work.configurations) == 1)]
+    times = Counter(text for card in cards for text in card["paragraphs"])
+    for card in cards:
         card["paragraphs"] = [text for text in card["paragraphs"] if times[text] == 1]
-    return found, [text for text, count in times.items() if count > 1]
+    return cards, [text for text, count in times.items() if count > 1]
 
 
 def _card(work: Workload) -> Values:
@@ -58,7 +58,7 @@ def _card(work: Workload) -> Values:
 
 def hardware(runs: Sequence[RunRecord]) -> list[str]:
     """Return each kind of machine once: GPUs, their memory, power limit and driver."""
-    found = [
+    machines = [
         (
             machine_name(run) + on_nodes(run),
             units.gibibytes(run.machine.memory_bytes) if run.machine.memory_bytes else "",
@@ -67,7 +67,7 @@ def hardware(runs: Sequence[RunRecord]) -> list[str]:
         )
         for run in runs
     ]
-    return [", ".join(filter(None, words)) for words in dict.fromkeys(found)]
+    return [", ".join(filter(None, words)) for words in dict.fromkeys(machines)]
 
 
 def software(runs: Sequence[RunRecord]) -> list[str]:
@@ -128,14 +128,14 @@ def evidence_fields(run: RunRecord) -> list[tuple[str, str]]:
 
 def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[tuple[str, str, str, str, str | None]]:
     """Return short name, configuration, outcome, cause and hint of each run that does not count."""
-    found = []
+    rows = []
     for item in not_counted:
         run = item.result.run
         cause = not_counted_words(item) if run.cause is None or run.outcome == "completed" else run.cause
         what = f"{run.model}, {run.strategy or 'strategy unknown'}, {run.engine}"
         outcome = run.outcome.replace("_", " ") + ("" if run.exit_code is None else f", exit {run.exit_code}")
-        found.append((names[run_name(item)], what, outcome, cause or units.ABSENT, run.hint))
-    return found
+        rows.append((names[run_name(item)], what, outcome, cause or units.ABSENT, run.hint))
+    return rows
 
 
 def commands(works: Sequence[Workload], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:

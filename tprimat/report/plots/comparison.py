@@ -188,8 +188,8 @@ def _lines(work: Workload, shown: dict[str, Look], curve: Curve) -> list[Line]:
 
 
 def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve) -> Panel:
-    found = [(work, lines) for work in works if (lines := _lines(work, shown, curve))]
-    drawn = found[:MOST_WORKLOADS]
+    filled = [(work, lines) for work in works if (lines := _lines(work, shown, curve))]
+    drawn = filled[:MOST_WORKLOADS]
 
     def draw(canvas: Canvas) -> None:
         parts = canvas.split(curve.title, [work.title for work, _ in drawn])
@@ -199,7 +199,7 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
             if number and axes.get_ylabel() == parts[0].get_ylabel():
                 axes.set_ylabel("")
 
-    return Panel(height=3.2, draw=draw, present=bool(found))
+    return Panel(height=3.2, draw=draw, present=bool(filled))
 
 
 def _draw_curves(axes: "Axes", lines: Sequence[Line], curve: Curve) -> None:

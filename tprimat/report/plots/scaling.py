@@ -69,20 +69,20 @@ MULTIPLIER = (
 )
 
 
-def _panel(found: Sequence[Series], curve: Curve) -> Panel:
+def _panel(all_series: Sequence[Series], curve: Curve) -> Panel:
     def draw(canvas: Canvas) -> None:
         from matplotlib.ticker import FuncFormatter, NullLocator
 
-        axes = canvas.axes(on_ranks(curve.title, *found))
-        counts = sorted({point.gpus for series in found for point in series.points})
-        for series, look in _shown(found):
-            _draw(axes, series, curve, look, written=len(found) == 1)
+        axes = canvas.axes(on_ranks(curve.title, *all_series))
+        counts = sorted({point.gpus for series in all_series for point in series.points})
+        for series, look in _shown(all_series):
+            _draw(axes, series, curve, look, written=len(all_series) == 1)
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.6)
-        axes.set_xlabel(on_ranks("GPUs (log scale)", *found), size=SMALL)
-        axes.set_ylabel(on_ranks(curve.axis, *found) + " (log scale)" * curve.grows)
+        axes.set_xlabel(on_ranks("GPUs (log scale)", *all_series), size=SMALL)
+        axes.set_ylabel(on_ranks(curve.axis, *all_series) + " (log scale)" * curve.grows)
         if curve.grows:
             axes.set_yscale("log", base=2)
             axes.margins(y=0.12)
@@ -113,25 +113,25 @@ def _draw(axes: "Axes", series: Series, curve: Curve, look: Look, *, written: bo
         axes.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8)
 
 
-def scaling_sheet(found: Sequence[Series], curves: Sequence[Curve]) -> Sheet:
+def scaling_sheet(all_series: Sequence[Series], curves: Sequence[Curve]) -> Sheet:
     """Return a picture before it is drawn: with the finding as its title, and what was measured below it."""
-    more = f"; {len(found) - 1} more series" if len(found) > 1 else ""
+    more = f"; {len(all_series) - 1} more series" if len(all_series) > 1 else ""
     parts = [
-        " and ".join(dict.fromkeys(f"{series.kind} scaling" for series in found if series.kind != "unknown")),
-        ", ".join(dict.fromkeys(point.layout for series in found for point in series.points if point.layout)),
+        " and ".join(dict.fromkeys(f"{series.kind} scaling" for series in all_series if series.kind != "unknown")),
+        ", ".join(dict.fromkeys(point.layout for series in all_series for point in series.points if point.layout)),
         "bars: 95 % intervals",
-        f"{len(found) - MOST_SERIES} more series are not drawn" if len(found) > MOST_SERIES else "",
+        f"{len(all_series) - MOST_SERIES} more series are not drawn" if len(all_series) > MOST_SERIES else "",
     ]
-    missing, repeated = sum(len(series.left_out) for series in found), dict.fromkeys(map(repetition, found))
+    missing, repeated = sum(len(series.left_out) for series in all_series), dict.fromkeys(map(repetition, all_series))
     left_out = f"{plural(missing, 'configuration')} of these results: no point here; the text says why."
     return Sheet(
-        title=_finding(found[0]) + more,
+        title=_finding(all_series[0]) + more,
         subtitle=" · ".join(filter(None, parts)),
-        panels=[_panel(found, curve) for curve in curves],
-        legend=[(series.name, look) for series, look in _shown(found)] if len(found) > 1 else (),
+        panels=[_panel(all_series, curve) for curve in curves],
+        legend=[(series.name, look) for series, look in _shown(all_series)] if len(all_series) > 1 else (),
         notes=[
             *(repeated if len(repeated) == 1 else ()),
-            *[CPU_CAUTION] * any(series.on_cpu for series in found),
+            *[CPU_CAUTION] * any(series.on_cpu for series in all_series),
             *[left_out] * (missing > 0),
         ],
     )
@@ -146,5 +146,5 @@ def _finding(series: Series) -> str:
     return f"{series.name}: {speed}, {cell(last.efficiency, units.percent)} of proportional"
 
 
-def _shown(found: Sequence[Series]) -> list[tuple[Series, Look]]:
-    return list(zip(found[:MOST_SERIES], looks(min(len(found), MOST_SERIES)), strict=True))
+def _shown(all_series: Sequence[Series]) -> list[tuple[Series, Look]]:
+    return list(zip(all_series[:MOST_SERIES], looks(min(len(all_series), MOST_SERIES)), strict=True))

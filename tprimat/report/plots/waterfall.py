@@ -14,17 +14,17 @@ ROOM = 355
 """Pixels of the longest bar."""
 
 
-def svg(found: Explanation, asked: Unit = "tflops") -> str:
+def svg(explanation: Explanation, asked: Unit = "tflops") -> str:
     """Return the picture; readable at 800 pixels."""
-    unit, who = unit_of(found.parts, asked), named(found)
-    rows, at, spans = bars(found.parts, unit), 0.0, []
+    unit, who = unit_of(explanation.parts, asked), named(explanation)
+    rows, at, spans = bars(explanation.parts, unit), 0.0, []
     for bar in rows:
         start = 0.0 if bar.share is None else at
         at = start + bar.amount
         spans.append((start, at))
     scale = ROOM / max(max(span) for span in spans)
     lines = [f'<text x="{LABELS}" y="22" class="wf-head">{escape(who)}</text>']
-    speed = escape(speed_of(found.parts)) + (" (in ms)" if unit == "ms" else "")
+    speed = escape(speed_of(explanation.parts)) + (" (in ms)" if unit == "ms" else "")
     lines.append(f'<text x="{LABELS}" y="41" class="wf-soft">{speed}</text>')
     for row, (bar, (start, end)) in enumerate(zip(rows, spans, strict=True)):
         top = 54 + row * ROW
@@ -36,7 +36,7 @@ def svg(found: Explanation, asked: Unit = "tflops") -> str:
             f'<text x="{NOTES}" y="{top + 14}" class="wf-soft">{escape(KNOWN_BY[bar.known_by])}</text>',
         ]
     height = 62 + len(rows) * ROW
-    label = escape(f"Waterfall of {who}: {units.seconds(found.parts.step_seconds)} a step, by part.")
+    label = escape(f"Waterfall of {who}: {units.seconds(explanation.parts.step_seconds)} a step, by part.")
     style = Path(__file__).with_name("waterfall.css").read_text(encoding="utf8").replace("\n", "")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" class="wf" '

@@ -24,8 +24,8 @@ def test_steps_after_a_cancelled_job_are_another_attempt_without_a_line_that_beg
     run, attempts = read(*iterations(1, [1.0] * 12), CANCELLED.format("PREEMPTION"), *iterations(13, [1.0] * 5))
     assert [step.step for step in run.steps] == list(range(13, 18))
     assert attempts == [
-        "attempt 1 of 2: interrupted after step 12: The scheduler gave the job's nodes to another. (it starts again by itself "
-        "where requeuing is on)"
+        "attempt 1 of 2: interrupted after step 12: The scheduler or the cloud took the job's nodes away. "
+        "(it starts again by itself where requeuing is on)"
     ]
     late, none = read(*iterations(1, [1.0] * 12), CANCELLED.format("TIME LIMIT"), *iterations(13, [1.0]))
     assert (late.record.outcome, len(late.steps), none) == ("timed_out", 13, [])
@@ -47,6 +47,9 @@ SHOWN = {
     "|   0  Tesla V100-SXM2-32GB           On  | 00000000:06:00.0 Off |": "Tesla V100-SXM2-32GB",
     "[0] NVIDIA B200 | 67 C, 100 % | 124906 / 183359 MB | root(1M)": "NVIDIA B200",
     "- NPU type: Ascend910B3": "Ascend910B3",
+    "| 0     910B4               | OK            | 98.9        44                0    / 0             |": "910B4",
+    "* Intel(R) Data Center GPU Max 1550": "Intel(R) Data Center GPU Max 1550",
+    "* [0] _CudaDeviceProperties(name='NVIDIA A40', major=8, minor=6, total_memory=45403MB)": "NVIDIA A40",
     "[INFO] [real_accelerator.py:239:get_accelerator] Setting ds_accelerator to xpu (auto detect)": "xpu",
     "RuntimeError: HIP error: invalid device function": "rocm",
     "rocm mem usage/free/total/usage_ratio: 119.02GB/72.97GB/191.99GB/61.99%": "rocm",
@@ -89,7 +92,7 @@ def test_tokens_follow_from_rates_and_times_of_four_digits():
 
 
 def test_the_last_resort_is_the_last_line_about_an_error_of_a_log_without_steps():
-    warning = "node1:1:2 [0] proxy.cc:1190 NCCL WARN Socket recv failed while polling for opId=0x7d"
+    warning = "node1:1:2 [0] p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : invalid argument"
     record = run_from([warning, "node1:1:2 [0] NCCL INFO p2p.cc:473 -> 3"], "llama", gpus=8, accelerator="H100 SXM").record
     assert record.cause == f"The log ends with an error of a kind that is not known here: {warning}"
     assert read(*iterations(1, [1.0] * 3), warning)[0].record.outcome == "interrupted"

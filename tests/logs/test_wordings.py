@@ -66,12 +66,22 @@ OTHERS = {
     "EZ9999: an exception occurred during AICORE execution, stream_id:2": "A kernel failed on a GPU",
     "srun: error: task 0 launch failed: Error configuring interconnect": "could not start a task: Error configuring interconnect",
     "job.exception type=timeout severity=0 resource allocation expired": "The scheduler ended the job at its time limit",
-    "Pod was evicted: preempted by pod 7c1e on node gpu-17": "The scheduler gave the job's nodes to another",
+    "Pod was evicted: preempted by pod 7c1e on node gpu-17": "The scheduler or the cloud took the job's nodes away",
+    "Message: Pod was terminated in response to imminent node shutdown.": "The scheduler or the cloud took the job's nodes away",
+    "Spot interruption notice received: instance i-0abc will be terminated at 10:02": "took the job's nodes away",
+    "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 21": "The network between the nodes failed",  # aws-ofi-nccl#161
     "The node was low on resource: memory. Container pytorch was using 503Gi": "The machine ran out of main memory",
     "Rank 11: found NaN in local grad norm in backward pass. Device: 3": "is no longer finite, first on rank 11.",
+    "!!!!!!! Segfault encountered !!!!!!!": "A process crashed",  # modelscope/ms-swift#8306
+    "mlx5: host_unknown: got completion with error: [repeated 2x across cluster]": "The network between the nodes failed",
     "Key 'foo_size' is not in struct": "The framework rejects the configuration",
 }
 WAITS = {
+    "NET/OFI WARN: NET/OFI Couldn't find any optimal provider": "NCCL could not use the network",  # aws/aws-ofi-nccl#67
+    "misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed": "NCCL could not use the network",
+    "[rank_monitor_server@node03] Did not get subsequent heartbeat. Waited 600.00 seconds.": "A rank made no progress",
+    "Task /job:jax_worker/replica:0/task:37 heartbeat timeout. It has failed, got preempted, or": "A process of the job",
+    "kubelet  Error: ImagePullBackOff": "The container could not start",
     "EI0002: The wait execution of the Notify register times out. Reason: no record": "A collective operation timed out",
     "EI0006: [PID: 7] 2025-04-08 Getting socket times out. Reason: Remote Rank did not send": "A collective operation timed out",
     "ncclRemoteError: x Last error: socketProgress: Connection closed by remote peer node07<41234>": "to a rank on node07, which",
@@ -104,6 +114,7 @@ def test_ranks_that_wait_are_the_cause_only_where_nothing_else_is():
     assert "A collective operation timed out" in cause_of(*WATCHDOG).cause
     assert cause_of(*HARMLESS) is None
     assert cause_of(*WATCHDOG).hint.endswith("; waiting: rank 0")
+    assert cause_of(f"[rank0]: {WATCHDOG[0].replace('[Rank 0]', '[Rank 4]')}").hint.endswith("; waiting: rank 4")
     for line, cause in WAITS.items():
         assert cause in cause_of(line).cause
         assert "bad vocabulary" in cause_of(line, "[rank3]: ValueError: bad vocabulary").cause
@@ -112,9 +123,22 @@ def test_ranks_that_wait_are_the_cause_only_where_nothing_else_is():
         "failed (exitcode: 1) local_rank: 3 (pid: 14) of binary",
         "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = 1",
         "Pod: kubeflow.train-worker-0 exited with code 1",
+        "Job has reached the specified backoff limit",
     ):
         assert cause_of(line).cause == f"A process ended with an error: {line}"
         assert cause_of(line, "[rank3]: ValueError: x").cause == "ValueError: x"
+
+
+def test_an_abort_is_the_cause_only_where_nothing_else_is():
+    for line in (
+        "*** SIGABRT received by PID 9361 (TID 9361) on cpu 40",
+        "[node07:14] Signal: Aborted (6)",
+        "Fatal Python error: Aborted",
+    ):
+        assert cause_of(line).cause == f"A process aborted itself: {line}"
+        assert "A collective operation timed out" in cause_of(*WATCHDOG, line).cause
+    exits = ("KeyError: 'total_iters'", "SystemExit")  # intelligent-machine-learning/dlrover#977
+    assert cause_of(*exits).cause == "KeyError: 'total_iters'"
 
 
 def test_the_reason_of_nccl_is_the_line_after_last_error():

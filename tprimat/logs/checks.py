@@ -39,9 +39,9 @@ LEAST_REPORTED, MOST_REPORTED = 0.97, 1.01
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
 VENDORS: Mapping[Backend, str] = {
-    "cuda": "nvidia geforce quadro",
-    "rocm": "amd instinct radeon",
-    "other": "intel gaudi tpu ascend npu xpu hpu mlu musa mtt trainium",
+    "cuda": "nvidia geforce quadro rtx gtx tesla titan",
+    "rocm": "amd instinct radeon mi rx",
+    "other": "intel max arc gaudi tpu ascend npu xpu hpu mlu musa mtt trainium",
 }
 """Platform -> words in names of its devices."""
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
@@ -350,7 +350,7 @@ def _check_flop(
     claimed = claims.model != AUTO
     who = f"{MODEL_FLAG} {claims.model}" if claimed else "The model of the arguments"
     lines = [min(line for _, line in logged), max(line for _, line in logged)]
-    raise _contradiction(reading, who, words, lines, FROM_ARGUMENTS if claimed else CHECK_SIZES)
+    raise _contradiction(reading, who, words, lines, f"{FROM_ARGUMENTS}; {CHECK_SIZES}" if claimed else CHECK_SIZES)
 
 
 def giga(flop: float) -> str:

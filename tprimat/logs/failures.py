@@ -64,7 +64,7 @@ IGNORED = "Exception ignored in"
 LONGEST_TRACEBACK = 40
 LONGEST_READ = 2000
 """Characters of a line that are looked at: patterns take the square of it."""
-RANK_MARK = re.compile(r"^\[rank\d+\]:\s*")
+RANK_MARK = re.compile(r"^(?:\[rank\d+\]:\s*)+")
 LAST_ERROR = "Last error:"
 """Of NCCL, which prints the reason on the next line."""
 RANK = re.compile(r"(?i)(?<!local )(?<!local_)\brank(?:id)?[ =:-]*(\d+)")
@@ -74,7 +74,7 @@ TERSE = re.compile("(?:Key|Index)Error")
 ASSERT = re.compile(r"(?:^|[\])|:]\s+)(assert .+)")
 LINES_OF_A_FRAME = 3
 """The file, its source, and marks below it."""
-WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
+WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: |SystemExit$")
 MAX_CAUSE_CHARACTERS = 300
 MOST_RANKS = 4
 LIMIT_SECONDS, WARNING_SECONDS = 10.0, 900.0
@@ -293,7 +293,7 @@ def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Seq
 
 def ranks_in(lines: Iterable[str]) -> str:
     """Return '428, 390', in the order of the lines; empty where they name none."""
-    ranks = dict.fromkeys(match[1] for line in lines if (match := RANK.search(line)))
+    ranks = dict.fromkeys(match[1] for line in lines if (match := RANK.search(RANK_MARK.sub("", line)) or RANK.search(line)))
     return ", ".join(islice(ranks, MOST_RANKS))
 
 

@@ -1,7 +1,6 @@
 """The trainings of Qwen3 8B: their commands, records of torchtune's logs, and failures as records."""
 
 import dataclasses
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -21,24 +20,6 @@ ON_A_CPU = Training(machine=None, ranks=2, steps=4, limit_seconds=None)
 LOG = Path(__file__).parent / "torchtune_qwen3_lora.log"
 
 
-def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
-    inputs = torchtune_recipes.inputs_in(tmp_path, "checkpoint")
-    argv = torchtune_recipes.torchtune_command("full-fp8", tmp_path, inputs, ON_GPUS).argv
-    assert argv[1:9] == (
-        "-m",
-        "torchtune._cli.tune",
-        "run",
-        "--nnodes",
-        "1",
-        "--nproc_per_node",
-        "8",
-        "full_finetune_distributed",
-    )
-    assert {"enable_fp8_training=True", "batch_size=14", "tokenizer.max_seq_len=8192", "dataset.packed=True"} <= set(argv)
-    assert {"max_steps_per_epoch=20", "checkpointer.checkpoint_dir=checkpoint"} <= set(argv)
-    assert "enable_fp8_training=True" not in torchtune_recipes.torchtune_command("full-bf16", tmp_path, inputs, ON_GPUS).argv
-
-
 @pytest.mark.parametrize("precision", embedded.PRECISIONS)
 def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
     from tprimat.runner.session import prepare
@@ -54,24 +35,6 @@ def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
         "full",
     )
     assert (plan.workload.global_batch_sequences, plan.workload.sequence_tokens, plan.workload.layout.data) == (14 * 8, 8192, 8)
-
-
-def test_a_missing_torchtune_is_named_with_the_command_that_installs_it():
-    assert torchtune_recipes.INSTALL in torchtune_recipes.torchtune_refusal(None)
-
-
-def test_a_torchtune_without_qwen3_is_not_started(tmp_path, monkeypatch):
-    (tmp_path / "torchtune" / "models").mkdir(parents=True)
-    (tmp_path / "torchtune" / "__init__.py").write_text("raise ImportError('never imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    assert "does not support Qwen3" in torchtune_recipes.torchtune_refusal(str(tmp_path))
-    (tmp_path / "torchtune" / "models" / "qwen3").mkdir()
-    assert "holds no checkpoint" in torchtune_recipes.torchtune_refusal(str(tmp_path))
-    assert "--checkpoint random" in torchtune_recipes.torchtune_refusal(None)
-    assert torchtune_recipes.torchtune_refusal("random") is None
-    (tmp_path / "vocab.json").write_text("{}")
-    assert torchtune_recipes.torchtune_refusal(str(tmp_path)) is None
 
 
 def a_job(program, name="torchtune-lora-bf16", read=lambda: None):
@@ -122,15 +85,3 @@ def test_a_training_that_timed_out_names_what_gives_it_more_time(tmp_path, monke
     assert "raise --time-budget" in hint_of(a_job("import time; time.sleep(60)"), tmp_path, 0.5)
     page = section(tmp_path)
     assert "larger `--time-budget`" in page
-
-
-def test_a_process_that_ends_well_and_leaves_no_log_is_a_failure(tmp_path):
-    folder = jobs.job_folder(tmp_path, "torchtune-lora-bf16")
-    job = a_job("pass", read=lambda: torchtune_recipes.read_steps(folder, 2, "AMD Instinct MI350X"))
-    jobs.run_job(job, tmp_path, ON_A_CPU, lambda line: None)
-    assert "torchtune left no log" in section(tmp_path)
-
-
-def test_without_records_the_page_says_why(tmp_path):
-    assert "torchtune was not run: it is not installed." in section(tmp_path, "it is not installed.")
-    assert "Not measured yet." in section(tmp_path)

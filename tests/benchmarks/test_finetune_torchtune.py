@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.finetune_qwen3 import torchtune_recipes, weights
+from benchmarks.finetune_qwen3 import weights
 from benchmarks.finetune_qwen3.__main__ import main
 from benchmarks.finetune_qwen3.embedded import Training
 from benchmarks.finetune_qwen3.jobs import EMBEDDED, jobs, run_jobs
@@ -108,20 +108,3 @@ def test_a_real_checkpoint_is_read_where_it_lies_and_not_called_random(output_fo
     assert all("weights: random" not in document["run"]["evidence"]["notes"] for document in documents.values())
     assert "random weights" not in section(output_folder)
     assert sorted(path.name for path in (output_folder / "torchtune").iterdir()) == ["instructions.jsonl"]
-
-
-def test_weights_are_made_once_and_only_where_they_are_requested(tmp_path):
-    inputs = torchtune_recipes.inputs_in(tmp_path, "random")
-    texts, checkpoint = torchtune_recipes.input_commands(inputs, TRAINING)
-    assert checkpoint.argv[1:] == ("-m", "benchmarks.finetune_qwen3.weights", str(inputs.checkpoint), "--model", "qwen3-8b")
-    assert texts.argv[5] == str(6 * 2 * 14 * 8192)
-    tiny_checkpoint(inputs.checkpoint)
-    assert torchtune_recipes.input_commands(inputs, TRAINING) == [texts]
-    assert torchtune_recipes.input_commands(torchtune_recipes.inputs_in(tmp_path, "/elsewhere"), TRAINING) == [texts]
-
-
-def test_a_checkpoint_that_cannot_be_made_ends_the_run_with_its_cause(output_folder):
-    (output_folder / "torchtune").mkdir(parents=True)
-    (output_folder / "torchtune" / "random-checkpoint").write_text("in the way")
-    assert run(output_folder, "random") == {}
-    assert section(output_folder).count("The random checkpoint cannot be written.") == 3

@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,15 +314,12 @@ def test_a_cause_comes_before_its_consequences_and_an_earlier_one_before_a_later
 def test_two_launchers_train_one_model(tmp_path, cookie, left_behind):
     """Real torchrun, gloo and Megatron-Core, one rank on each node."""
     del cookie
-    command = [sys.executable, str(ROOT / "benchmark.py"), "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama"]
-    command += ["--steps", "2", "--micro-batch-size", "1", "--global-batch-size", "2", "--sequence-length", "32"]
-    command += ["--output-dir", "out"]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    environments = [{**os.environ, **place, "NODE_RANK": str(rank)} for rank in (0, 1)]
-    launchers = [subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) for environment in environments]
-    texts = [launcher.communicate(timeout=120)[0] for launcher in launchers]
-    assert [launcher.returncode for launcher in launchers] == [0, 0], texts
+    command = [ROOT / "benchmark.py", "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama", "--steps", "2"]
+    command += ["--micro-batch-size", "1", "--global-batch-size", "2", "--sequence-length", "32", "--output-dir", "out"]
+    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    launchers = [Fork(command, tmp_path / str(rank), cwd=tmp_path, env={**place, "NODE_RANK": str(rank)}) for rank in (0, 1)]
+    (status, text), (other_status, other_text) = ends(*launchers)
+    assert (status, other_status) == (0, 0), text + other_text
     record = the_record(tmp_path)
     assert (record.counts, record.evidence.workload.data_parallel) == (True, 2)
     assert json.loads((tmp_path / "out" / "benchmark_cpu_llama.json").read_text())["run"]["run_id"] == record.run_id

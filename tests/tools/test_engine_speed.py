@@ -7,11 +7,10 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from changes import ran_with, replace
+from changes import replace
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4", "--against", "torchtitan")
@@ -19,15 +18,10 @@ FAKE = ROOT / "tests" / "fake_packages"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import speed_programs  # noqa: E402
-from engine_speed import COMPARED, Row, memory_cell, notes, on_cpu, ratio_cell  # noqa: E402
-from speed_layouts import LAYOUTS, Layout  # noqa: E402
-from speed_programs import Job, Program, is_made, jobs_of, newest, program_named, request_of  # noqa: E402
+from engine_speed import on_cpu  # noqa: E402
+from speed_layouts import LAYOUTS  # noqa: E402
+from speed_programs import Job, Program, is_made, newest, request_of  # noqa: E402
 
-from tprimat.analyze.compare import verdict  # noqa: E402
-from tprimat.analyze.groups import group_runs, measure  # noqa: E402
-from tprimat.analyze.metrics import MetricOptions  # noqa: E402
-from tprimat.core.errors import LaunchError  # noqa: E402
-from tprimat.records.discover import load_results  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402
 
 
@@ -165,28 +159,9 @@ def test_a_program_that_runs_out_of_memory_does_not_run_in_later_rounds(tmp_path
     assert json.loads((tmp_path / "engine_speed.json").read_text())[0]["runs"] == row["runs"], again.stderr
 
 
-@pytest.mark.skipif(find_spec("nemo") is not None, reason="NeMo is installed in this Python")
-def test_a_python_without_nemo_is_named():
-    with pytest.raises(LaunchError, match=f"The engine nemo needs .*nemo.*, not installed for {sys.executable}"):
-        program_named("nemo", Namespace(nemo_python=Path(sys.executable), platform="cpu"))
-    with pytest.raises(LaunchError, match="does not run TPrimat"):
-        program_named("nemo", Namespace(nemo_python=Path("/no/python"), platform="cpu"))
-
-
 def job_of(name, layout, folder=Path("out")):
     program = Program(name=name, engine=name, software=software_versions())
     return Job(layout=layout, ranks=2, program=program, round=1, folder=folder)
-
-
-def test_all_rounds_of_a_layout_come_before_the_next_and_every_second_is_reversed(tmp_path):
-    programs = [Program(name=name, engine=name, software={}) for name in ("megatron", "torchtitan", "nemo")]
-    options = Namespace(rounds=3, output=tmp_path, engine="megatron")
-    jobs = list(jobs_of(LAYOUTS[0], 2, programs, options))
-    forth = ["megatron", "torchtitan", "nemo"]
-    assert [job.program.name for job in jobs] == [*forth, *forth[::-1], *forth]
-    assert [job.round for job in jobs] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    folders = [job.folder.relative_to(tmp_path).as_posix() for job in jobs[1:6]]
-    assert folders == ["torchtitan/dp_mbs4", "nemo/dp_mbs4", "nemo/dp_mbs4-2", "torchtitan/dp_mbs4-2", "dp_mbs4-2"]
 
 
 def test_only_a_run_of_the_same_command_software_and_configuration_is_taken_without_a_look(in_turn, tmp_path, monkeypatch):
@@ -204,31 +179,3 @@ def test_only_a_run_of_the_same_command_software_and_configuration_is_taken_with
     (tmp_path / "config.yaml").touch()
     monkeypatch.setattr(speed_programs, "ROOT", tmp_path)
     assert not is_made(job, request, made, "cpu")
-
-
-def test_programs_that_ran_other_dtypes_get_no_ratio_and_one_round_is_called_so(in_turn):
-    ours, theirs = (
-        group_runs([measure(result, MetricOptions()) for result in load_results([in_turn[0] / name])[0]])[0]
-        for name in ("dp_mbs4", "torchtitan/dp_mbs4")
-    )
-    compared = verdict(theirs, ours, COMPARED)
-    assert re.search(r"x( \[| \(n = 2\))", ratio_cell(compared))
-    (item,) = ours.runs
-    run = ran_with(item.result.run, matmul_dtype="bf16")
-    other = replace(ours, runs=(replace(item, result=replace(item.result, run=run)),))
-    assert ratio_cell(verdict(theirs, other, COMPARED)) == "other dtype that ran"
-    assert ratio_cell(None) == "–"
-    row = Row(layout=LAYOUTS[0], program="torchtitan", compared=compared)
-    assert [note.split(":")[0].split(",")[0] for note in notes([row], 1)] == ["One round", "torchtitan times itself"]
-    assert [note.split(",")[0] for note in notes([row], 3)] == ["torchtitan times itself"]
-    assert memory_cell([item.metrics]).endswith("GiB")
-
-
-@pytest.mark.parametrize("here", [1, 2, 4, 8])
-def test_layouts_degrade_to_the_gpus_that_are_there(here):
-    fitting = {layout.name: layout.ranks(here) for layout in LAYOUTS}
-    assert fitting["qwen_one_gpu"] == 1
-    assert fitting["dp_mbs4"] == here
-    assert fitting["tp4_mbs4"] == (here if here >= 4 else None)
-    assert Layout(name="x", micro_batch=4, global_batch=12).ranks(2) is None
-    assert len(fitting) == len(LAYOUTS)

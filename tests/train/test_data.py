@@ -1,13 +1,11 @@
 """Training data: the same global batch whatever the layout, and real text that is read once."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from commands import run_command
-from planning import ROOT, make_plan
+from planning import make_plan
 
 from tprimat.core.errors import LaunchError
 from tprimat.train.data import GlobalBatches, MockSequences, open_text, text_files
@@ -96,9 +94,18 @@ def test_text_that_is_missing_is_refused_before_anything_starts(tmp_path):
 
 def test_text_that_only_the_worker_can_judge_ends_the_run_with_its_cause(tmp_path):
     (tmp_path / "short.txt").write_text("always")
-    command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--set", f"data=text:{tmp_path / 'short.txt'}"]
-    command += ["--output-dir", str(tmp_path), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = (
+        "--model",
+        "llama",
+        "--gpus",
+        "1",
+        "--set",
+        f"data=text:{tmp_path / 'short.txt'}",
+        "--output-dir",
+        tmp_path,
+        "--json",
+    )
+    done = run_command("benchmark.py", *words)
     assert done.returncode == 1
     (run,) = json.loads(done.stdout)["runs"]
     assert "7 tokens, fewer than one sequence of 64" in run["run"]["cause"]

@@ -10,7 +10,7 @@ from simulated_streams import Event, Machine
 from tprimat.megatron import compat, tp_overlap
 from tprimat.megatron.tp_overlap import Exchange, can_overlap
 
-EXCHANGES = 10
+EXCHANGES, SEEDS = 10, 10
 KINDS = ("gather", "scatter", "behind")
 
 
@@ -100,12 +100,12 @@ def all_right(machine, ranks, seed, anew_every=None, **way):
 @pytest.mark.parametrize("one_queue", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_sums_are_right_in_any_order_that_the_streams_allow(machine, ranks, one_queue):
-    assert all(all_right(machine, ranks, seed, one_queue=one_queue) for seed in range(25))
+    assert all(all_right(machine, ranks, seed, one_queue=one_queue) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_sums_are_right_where_exchanges_begin_anew_after_an_odd_number(machine, every):
-    assert all(all_right(machine, 3, seed, anew_every=every) for seed in range(25))
+    assert all(all_right(machine, 3, seed, anew_every=every) for seed in range(SEEDS))
 
 
 def test_the_simulation_notices_a_new_beginning_without_a_barrier(machine, monkeypatch):
@@ -114,13 +114,13 @@ def test_the_simulation_notices_a_new_beginning_without_a_barrier(machine, monke
             workspace.turn = 0
 
     monkeypatch.setattr(Exchange, "begin_anew", forget)
-    assert not all(all_right(machine, 3, seed, anew_every=1) for seed in range(25))
+    assert not all(all_right(machine, 3, seed, anew_every=1) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize("method", ["wait_stream", "wait_event"])
 def test_the_simulation_notices_a_wait_that_is_missing(machine, monkeypatch, method):
     monkeypatch.setattr(f"simulated_streams.Stream.{method}", lambda *_: None)
-    assert not all(all_right(machine, 2, seed) for seed in range(25))
+    assert not all(all_right(machine, 2, seed) for seed in range(SEEDS))
 
 
 def gpus(monkeypatch, groups, *, hip=None):

@@ -2,48 +2,19 @@
 
 import numpy as np
 import pytest
-from changes import record as record_of
 from changes import replace
+from runs.make_runs import H100, a_run
 
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
-from tprimat.core.models import ModelShape, model_shape
+from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Machine, NodeRecord, RunPrediction, StepRecord, TelemetrySample
+from tprimat.records.schema import NodeRecord, RunPrediction, StepRecord, TelemetrySample
 from tprimat.records.store import RunDirectory
 from tprimat.report.summary import summary
 from tprimat.report.words import finding_words
 
-H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1)
-LLAMA = ModelShape(
-    name="llama-3.1-8b",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    ffn=14336,
-    vocabulary=128256,
-    context_tokens=131072,
-)
-RUN = record_of(
-    run_id="r1",
-    model="llama",
-    shape=LLAMA,
-    strategy="minimal_communication",
-    engine="megatron",
-    matmul_dtype="bf16",
-    tensor_parallel=1,
-    pipeline_parallel=1,
-    data_parallel=8,
-    micro_batch_sequences=1,
-    global_batch_sequences=128,
-    sequence_tokens=2048,
-    machine=H100,
-    started_at="2026-01-01T00:00:00Z",
-    clock="step_end",
-    outcome="completed",
-)
+RUN = a_run("r1", evidence=None)
 MIXTURE = replace(RUN, model="mixtral", shape=model_shape("mixtral-8x7b"))
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from test_store import a_run
+from runs.make_runs import a_run
 
 from tprimat.records.benchmark_file import benchmark_document, write_benchmark_file
 from tprimat.records.discover import read_result
@@ -26,13 +26,13 @@ def step_number(number):
 def test_the_file_has_the_keys_that_users_know_and_reads_back_as_it_was_written(tmp_path):
     steps = tuple(step_number(number) for number in range(1, 3001))
     path = tmp_path / "b.json"
-    write_benchmark_file(path, a_run(), steps, None)
+    write_benchmark_file(path, a_run("r1"), steps, None)
     document = json.loads(path.read_text())
     back = read_result(path)
-    assert (back.run, back.steps) == (a_run(), steps)
+    assert (back.run, back.steps) == (a_run("r1"), steps)
     assert (document["platform"], document["gpu_info"]["device_count"]) == ("nvd", 8)
     parallelism = document["parallelism_config"]
-    assert (parallelism["gradient_accumulation_steps"], parallelism["strategy_name"]) == (32, "balanced")
+    assert (parallelism["gradient_accumulation_steps"], parallelism["strategy_name"]) == (16, "minimal_communication")
     assert document["raw_step_times"] == [step.step_seconds for step in steps]
     assert document["raw_learning_rates"] == [step.learning_rate for step in steps]
     assert document["raw_memory_values"][:4] == [None, None, 97.000000003, 97.000000004]
@@ -48,7 +48,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(Exception, match="No space left"):
-        write_benchmark_file(path, a_run(), [step_number(1)], None)
+        write_benchmark_file(path, a_run("r1"), [step_number(1)], None)
     assert [file.name for file in tmp_path.iterdir()] == ["b.json"]
     assert path.read_text() == "old"
 
@@ -56,7 +56,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("asked", "now"), [(True, "local"), (False, "none")])
 def test_an_older_name_of_an_option_is_read_as_the_present_one(tmp_path, asked, now):
     path = tmp_path / "b.json"
-    document = benchmark_document(a_run(), (), None)
+    document = benchmark_document(a_run("r1"), (), None)
     options = {"tp_comm_overlap": False, "enable_cuda_graph": asked}
     run = {name: value for name, value in document["run"].items() if name != "workload"}
     run |= document["run"]["workload"] | {"schema_version": 1, "engine_options": options}

@@ -3,41 +3,20 @@ import math
 import os
 
 import pytest
-from changes import record as record_of
+from runs.make_runs import a_run
 
 from tprimat.core.errors import RecordError
-from tprimat.records.schema import Machine, StepRecord
+from tprimat.records.schema import StepRecord
 from tprimat.records.store import RunDirectory
-
-
-def a_run(**changes):
-    fields = {
-        "run_id": "r1",
-        "model": "llama",
-        "strategy": "balanced",
-        "engine": "megatron",
-        "matmul_dtype": "bf16",
-        "tensor_parallel": 2,
-        "pipeline_parallel": 1,
-        "data_parallel": 4,
-        "micro_batch_sequences": 1,
-        "global_batch_sequences": 128,
-        "sequence_tokens": 2048,
-        "machine": Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1),
-        "started_at": "2026-01-01T00:00:00Z",
-        "clock": "step_end",
-        "outcome": "completed",
-    }
-    return record_of(**{**fields, **changes})
 
 
 def test_a_run_and_its_steps_come_back_as_they_were_written(tmp_path):
     folder = RunDirectory(tmp_path)
     steps = tuple(StepRecord(step=i, step_seconds=0.1 / 3 * i, tokens=128, loss=1 / i) for i in (1, 2, 3))
-    folder.write_run(a_run())
+    folder.write_run(a_run("r1"))
     for step in steps:
         folder.append_step(step)
-    assert folder.read_run() == a_run()
+    assert folder.read_run() == a_run("r1")
     assert folder.read_steps() == steps
 
 

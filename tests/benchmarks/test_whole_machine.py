@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import engine_speed  # noqa: E402
 from speed_programs import Program  # noqa: E402
-from whole_machine import AGAIN, Step, series, steps  # noqa: E402
+from whole_machine import Step, series, steps  # noqa: E402
 
 from tprimat.cli import main as commands  # noqa: E402
 
@@ -89,15 +89,6 @@ if not flag.exists():
     assert (tmp_path / "after").read_text() == "x"
 
 
-def test_a_program_that_knows_the_limit_says_itself_whether_it_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr("whole_machine.TO_STOP_SECONDS", 0.0)
-    code = f"import sys; assert sys.argv[1:] == ['--time-limit', '7']; print('stopped after 1 of 2 runs: {AGAIN}')"
-    made = [python("in-turn", tmp_path, code, knows_limit=True), python("after", tmp_path, counting(tmp_path / "after"))]
-    assert series(made, tmp_path, 7.2) == 0
-    assert not (tmp_path / "done.json").exists()
-    assert not (tmp_path / "after").exists()
-
-
 def children_of(process):
     return [path for path in Path("/proc").glob("[0-9]*/stat") if f" {process.pid} " in stat_of(path)]
 
@@ -148,29 +139,3 @@ def test_the_list_starts_nothing(tmp_path):
     assert done.stdout.count("\n") >= 8
     assert "strategies-megatron: " in done.stdout
     assert not list(tmp_path.iterdir())
-
-
-def call(tmp_path, *words):
-    command = [sys.executable, str(ROOT / "benchmarks" / "whole_machine.py"), "--gpus", "1", "--output", "out", *words]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("content", ["", "[1, 2]", '{"probes": null}'])
-@pytest.mark.parametrize("words", [(), ("--retry", "probes")], ids=["go_on", "retry"])
-def test_damaged_notes_are_named(content, words, tmp_path):
-    notes = tmp_path / "out" / "1-gpus" / "done.json"
-    notes.parent.mkdir(parents=True)
-    notes.write_text(content)
-    done = call(tmp_path, *words)
-    assert done.returncode == 2
-    assert f"error: {notes} " in done.stderr
-    assert "Traceback" not in done.stderr
-    assert notes.read_text() == content
-
-
-@pytest.mark.parametrize("words", [("--time-limit", "25"), ("--time-limit", "nan"), ("--gpus", "0")])
-def test_a_limit_in_which_nothing_could_run_is_refused(words, tmp_path):
-    done = call(tmp_path, *words)
-    assert done.returncode == 2
-    assert f"error: {words[0]} {words[1]}: " in done.stderr
-    assert not (tmp_path / "out").exists()

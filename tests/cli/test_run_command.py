@@ -166,22 +166,11 @@ MISTAKES = [
     (["--parallel", "balance"], "There is no strategy 'balance' in parallelism.\n  at    config.yaml:"),
     (["--runs", "0"], "--runs is '0'.\n  at    --runs\n"),
     (["--set", "size=huge"], "--set size is 'huge'.\n  at    --set size\n"),
-    (["--steps", "0"], "training.duration.max_steps is 0.\n  at    --steps training.duration.max_steps\n"),
     (["--gpus", "3", "--parallel", "balanced"], "world size (3) is not divisible by 2.\n  at    config.yaml:"),
     (["--precision", "fp8"], "fp8 cannot run on a CPU.\n  at    --precision platform_optimizations.cpu.precision\n"),
     (["--set", "data=words"], "dataset is 'words'.\n  at    --set data training.data.dataset\n"),
     (["--set", "warmup=few"], "benchmarking.warmup_steps is 'few'.\n  at    --set warmup benchmarking.warmup_steps\n"),
-    (
-        ["--set", "warmup=5", "--steps", "5"],
-        "warmup_steps is 5, and max_steps is 5.\n  at    --set warmup benchmarking.warmup_steps\n",
-    ),
-    (["--set", "trainin.steps=3"], "trainin is not a key of the configuration.\n  at    --set trainin\n"),
     (["--set", "speed=fast"], "speed is not a key of the configuration.\n  at    --set speed\n"),
-    (["--set", "models={}"], "models is empty.\n  at    --set models\n"),
-    (
-        ["--set", "data=text:no-such-book.txt"],
-        "dataset is 'text:no-such-book.txt'.\n  at    --set data",
-    ),
     (["--config", "nothing.yaml"], "nothing.yaml cannot be read: No such file or directory.\n  at    nothing.yaml\n"),
 ]
 

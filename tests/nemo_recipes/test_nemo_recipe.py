@@ -1,14 +1,10 @@
 """Plans become the real recipes of an installed NeMo, field by field. Nothing is trained here."""
 
-from types import SimpleNamespace
-
 import pytest
-from changes import replace
 from needs_nemo import needs_nemo
 from plans import request_of
 
 from tprimat.config.load import Setting, read_config
-from tprimat.core.errors import LaunchError
 from tprimat.plan.build import build_plan
 
 pytestmark = needs_nemo
@@ -111,29 +107,6 @@ def test_optimizer_and_schedule_are_the_plan_s():
     assert (schedule.warmup_steps, schedule.constant_steps, schedule.min_lr) == (10, 0, 3e-5)
 
 
-@pytest.mark.parametrize(("schedule", "first", "last"), [("cosine", 1e-4, 4.03e-5), ("constant", 1e-4, 3e-4)])
-def test_each_schedule_warms_up_and_then_follows_its_curve(schedule, first, last):
-    import fiddle
-    import torch
-
-    plan = plan_of(
-        "llama",
-        training__optimizer__schedule=schedule,
-        training__optimizer__warmup_steps=2,
-        training__duration__max_steps=10,
-    )
-    weights = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
-    made = fiddle.build(recipe_of(plan).optim.lr_scheduler).scheduler(None, weights)["lr_scheduler"]["scheduler"]
-    rates = []
-    for _ in range(10):
-        rates.append(weights.param_groups[0]["lr"])
-        weights.step()
-        made.step()
-    assert rates[0] == pytest.approx(first)
-    assert rates[-1] == pytest.approx(last, rel=0.05)
-    assert max(rates) == pytest.approx(3e-4)
-
-
 def fp8_options(precision, scaling):
     return {
         "platform_optimizations__nvidia__precision": precision,
@@ -155,21 +128,6 @@ def test_the_precision_plugin_decides_on_fp8(precision, scaling, recipe_name):
     assert recipe_name is None or dtypes.fp8_recipe == recipe_name
 
 
-def test_the_layers_that_the_recipe_leaves_in_bf16_are_the_ones_that_megatron_multiplies_so():
-    from megatron.core.fp8_utils import is_first_last_bf16_layer
-
-    from tprimat.train.observed import layers_in_bf16
-
-    names = ("fp8", "first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
-    plugin = recipe_of(plan_of("llama", **fp8_options("fp8", "current"))).trainer.plugins
-    config = SimpleNamespace(num_layers=32, **{name: getattr(plugin, name) for name in names})
-    wide = {number for number in range(1, 33) if is_first_last_bf16_layer(config, number - 1)}
-    assert layers_in_bf16(config) == wide == {1, 32}
-    all_in_fp8 = fp8_options("fp8", "current") | {"platform_optimizations__nvidia__nemo__first_last_layers_bf16": False}
-    config.first_last_layers_bf16 = recipe_of(plan_of("llama", **all_in_fp8)).trainer.plugins.first_last_layers_bf16
-    assert layers_in_bf16(config) == set()
-
-
 def test_the_loss_that_is_asked_for_and_a_tokenizer_of_the_model_s_size_reach_the_recipe():
     import fiddle
 
@@ -177,9 +135,3 @@ def test_the_loss_that_is_asked_for_and_a_tokenizer_of_the_model_s_size_reach_th
         recipe = recipe_of(plan_of(model, platform_optimizations__nvidia__nemo__cross_entropy_fusion_impl="te"))
         assert (recipe.model.config.cross_entropy_loss_fusion, recipe.model.config.cross_entropy_fusion_impl) == (True, "te")
         assert fiddle.build(recipe.data).tokenizer.vocab_size == size
-
-
-def test_a_recipe_that_nemo_does_not_have_is_named():
-    plan = replace(plan_of("llama"), nemo_recipe="llama31_99b")
-    with pytest.raises(LaunchError, match="NeMo's recipe llama31_99b cannot be imported: No module named"):
-        recipe_of(plan)

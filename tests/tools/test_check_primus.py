@@ -73,16 +73,3 @@ def test_an_override_that_primus_would_lose_is_found(check):
     assert "virtual_pipeline_model_parallel_size is read and has no effect" in done.stdout
     assert "tensor_model_paralel_size is no key of Primus" in done.stdout
     assert "3 complaints" in done.stdout
-
-
-def test_a_key_that_a_version_does_not_know_is_found(check):
-    done = check(without=("num_virtual_stages_per_pipeline_rank",))
-    assert done.returncode == 1
-    assert "num_virtual_stages_per_pipeline_rank is no key of Primus" in done.stdout
-
-
-def test_a_folder_without_primus_is_no_success(tmp_path):
-    argv = [sys.executable, str(ROOT / "tools" / "check_primus.py"), str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "holds no Primus parser" in done.stderr

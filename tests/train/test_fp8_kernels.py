@@ -7,14 +7,10 @@ import torch
 
 from tprimat.megatron import fp8
 from tprimat.megatron.fp8 import Fp8Products
-from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima, SwiGLU
+from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima
 from tprimat.megatron.linear import (
-    ColumnParallelMatmul,
     LinearProducts,
-    RowParallelMatmul,
-    TensorParallelContext,
     row_maxima,
-    with_row_maxima,
 )
 from tprimat.megatron.training import layers_matmul_dtype
 
@@ -75,55 +71,6 @@ def test_a_run_says_fp8_once_every_layer_has_multiplied_in_it_and_nothing_before
     assert layers_matmul_dtype([first, second], torch.bfloat16) == "fp8"
     assert layers_matmul_dtype([first, LinearProducts()], torch.bfloat16) == "bf16"
     assert layers_matmul_dtype([LinearProducts()], torch.bfloat16) == "bf16"
-
-
-class Watched(Fp8Products):
-    """Notes for each conversion of rows and of gradients whether their maxima came with them, and that these are right."""
-
-    def __init__(self):
-        super().__init__()
-        self.came_with_maxima = []
-
-    def look(self, rows):
-        maxima = row_maxima(rows)
-        self.came_with_maxima.append(maxima is not None)
-        if maxima is not None:
-            assert torch.equal(maxima.flatten(), rows.abs().amax(dim=-1))
-
-    def forward(self, rows, weight, bias):
-        self.look(rows)
-        return super().forward(rows, weight, bias)
-
-    def prepare(self, gradient):
-        self.look(gradient)
-        return super().prepare(gradient)
-
-
-def feed_forward(activation):
-    """A SwiGLU block by hand, forward and backward: its products, and everything it computed."""
-    generator = torch.Generator().manual_seed(4)
-    x, up, down, gradient = (
-        torch.randn(shape, generator=generator).bfloat16().requires_grad_()
-        for shape in ((8, 2, 32), (96, 32), (32, 48), (8, 2, 32))
-    )
-    products = Watched(), Watched()
-    first, second = (
-        TensorParallelContext(group=None, ranks=1, sequence_parallel=False, exchange=None, fused_wgrad=False, products=product)
-        for product in products
-    )
-    active = activation(ColumnParallelMatmul.apply(x, up, None, first))
-    out = RowParallelMatmul.apply(active, down, second)
-    out.backward(gradient.detach())
-    return products, (out, x.grad, up.grad, down.grad)
-
-
-def test_maxima_that_the_activation_found_reach_both_conversions_and_change_no_number():
-    (up, down), found = feed_forward(lambda joint: with_row_maxima(*SwiGLU.apply(joint, True)))
-    assert up.came_with_maxima == [False, True]
-    assert down.came_with_maxima == [True, False]
-    (up, down), searched = feed_forward(lambda joint: SwiGLU.apply(joint, False)[0])
-    assert not any(up.came_with_maxima + down.came_with_maxima)
-    assert all(torch.equal(one, other) for one, other in zip(found, searched, strict=True))
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -1,7 +1,7 @@
 """Rates from samples, against published tables and nccl-tests' definitions."""
 
 import pytest
-from changes import record as record_of
+from runs.make_runs import a_run
 
 from tprimat.analyze import probes
 from tprimat.analyze.probes import gemm_ceiling
@@ -93,45 +93,9 @@ def test_a_page_holds_the_newest_setting_and_the_newest_record_of_each_operation
     assert probes.newest_of_each([]) == []
 
 
-def run_on(machine=MI350X, software=SOFTWARE, dtype="bf16"):
-    return record_of(
-        run_id="r",
-        model="llama",
-        strategy=None,
-        engine="megatron",
-        matmul_dtype=dtype,
-        tensor_parallel=1,
-        pipeline_parallel=1,
-        data_parallel=1,
-        micro_batch_sequences=1,
-        global_batch_sequences=1,
-        sequence_tokens=128,
-        machine=machine,
-        software=software,
-        started_at=None,
-        clock="step_end",
-        outcome="completed",
-    )
-
-
 def test_the_ceiling_is_the_fastest_product_in_the_runs_dtype():
     fp8 = product(8192, 8192, 8192, 0.5, dtype="fp8")
     candidate = product(8192, 8192, 8192, 0.1, kind="gemm_search")
-    assert gemm_ceiling(run_on(), [*TABLE, fp8, candidate]) == pytest.approx(1104e12, rel=0.001)
-
-
-@pytest.mark.parametrize(
-    ("changes", "software"),
-    [
-        ({"driver": "6.15"}, SOFTWARE),
-        ({"power_limit_watts": 750.0}, SOFTWARE),
-        ({"accelerator": "AMD Instinct MI300X"}, SOFTWARE),
-        ({}, {"torch": "2.10.0"}),
-        ({}, {}),
-        ({"accelerator": None}, SOFTWARE),
-    ],
-)
-def test_probes_of_another_setting_are_not_used(changes, software):
-    fields = {"platform": "rocm", "accelerator": MI350X.accelerator, "gpus_per_node": 8, "nodes": 1}
-    machine = Machine(**fields | {"driver": "6.14", "power_limit_watts": 1000.0} | changes)
-    assert gemm_ceiling(run_on(machine, software), TABLE) is None
+    assert gemm_ceiling(a_run("r", machine=MI350X, software=SOFTWARE), [*TABLE, fp8, candidate]) == pytest.approx(
+        1104e12, rel=0.001
+    )

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from changes import record as record_of
-from changes import replace
+from runs.make_runs import a_run
 
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
@@ -31,25 +30,10 @@ def a_series(rates, counts=COUNTS):
 
 
 def run(gpus, batch, seconds, **changes):
-    record = record_of(
-        run_id=f"{gpus}-{batch}-{changes.get('tensor_parallel', 1)}",
-        model="llama",
-        shape=model_shape("llama-3.1-8b"),
-        strategy="minimal_communication",
-        engine="megatron",
-        matmul_dtype="bf16",
-        tensor_parallel=1,
-        pipeline_parallel=1,
-        data_parallel=gpus,
-        micro_batch_sequences=1,
-        global_batch_sequences=batch,
-        sequence_tokens=2048,
-        machine=Machine(platform="cuda", accelerator="an accelerator without a known peak", gpus_per_node=gpus, nodes=1),
-        started_at=None,
-        clock="step_end",
-        outcome="completed",
-    )
-    record = replace(record, **changes)
+    machine = Machine(platform="cuda", accelerator="an accelerator without a known peak", gpus_per_node=gpus, nodes=1)
+    name = f"{gpus}-{batch}-{changes.get('tensor_parallel', 1)}"
+    given = {"machine": machine, "data_parallel": gpus, "global_batch_sequences": batch, "evidence": None, "started_at": None}
+    record = a_run(changes.pop("run_id", name), **{**given, **changes})
     steps = tuple(StepRecord(step=i, step_seconds=seconds, tokens=batch * 2048) for i in range(1, 12))
     return RunResult(run=record, steps=steps, path=None)
 

@@ -5,8 +5,10 @@ python3 tools/explain_page.py
 python3 tools/explain_page.py --check    whether the page is what the records give
 """
 
+import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,10 +21,12 @@ from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.analyze.waterfall import EXCHANGES, LOSSES  # noqa: E402
 from tprimat.core import units  # noqa: E402
+from tprimat.core.errors import MetricError  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 from tprimat.report.explain import Explanation, signed, text  # noqa: E402
 from tprimat.report.names import LOSS_NAMES  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
+from tprimat.runner.against import against, published_named  # noqa: E402
 from tprimat.runner.analysis import read_results  # noqa: E402
 from tprimat.runner.explain import explained, newest, trace_of_run  # noqa: E402
 
@@ -41,6 +45,21 @@ TRACED = (
 SHOWN = ("repeated/dp_mbs4", "in-turn-four-programs/megatron/dp_mbs4/1")
 """README's fastest layout on four GPUs, and its waterfall on two."""
 SOURCES = "By probes of H200, without a trace. The first record has no telemetry: the clock counts among the products."
+ROWS = (
+    "dgx-cloud-llama-3.1-8b-bf16",
+    "torchtitan-llama-3.1-8b-compiled",
+    "dgx-cloud-llama-3.1-8b-fp8",
+    "megatron-bridge-llama-3-8b-fp8",
+    "megatron-bridge-2604-llama-3-70b-h100",
+    "torchtitan-llama-3.1-8b-float8",
+)
+"""Published on H100, dense."""
+REPRODUCED = (
+    ("dgx-cloud-llama-3.1-8b-bf16", "h100/in-turn/megatron/llama_one_gpu"),
+    ("dgx-cloud-llama-3.1-8b-fp8", "h200/in-turn-two-gpus/megatron/dp_s8192_mbs1_fp8"),
+    ("megatron-bridge-2604-llama-3-70b-h100", "h100/in-turn-four-gpus/megatron/tp2_mbs4_fp8"),
+)
+"""A row, and a run on one, two and four GPUs."""
 EXPECTED = {"late_host": "host", "uneven_ranks": "uneven", "smaller_micro_batch": "products"}
 """Case -> the part that should grow by what the step does."""
 FROM_STEP = {"uneven_ranks": 13}
@@ -128,6 +147,47 @@ The same runs, whose traces are their own, without / with the trace:
 {both_ways([(place.name, *explanations[place.name]) for place in places if place.name != "uneven_ranks"])}"""
 
 
+def recorded(place: Path) -> Explanation | None:
+    """Explain the newest run below a folder by published rates; None where no step counts."""
+    with contextlib.suppress(MetricError):
+        return explained(newest(read_results([place], MetricOptions(), {}).measured, place), ())
+    return None
+
+
+def of_rows() -> str:
+    """Return how many recorded runs lie in the interval that a published row gives, and three of them in full."""
+    places = sorted(one.parent for one in RECORDS.glob("h?00/in-turn*/*/*/1"))
+    runs = [found for found in map(recorded, places) if found and found.workload and not found.workload.shape.experts]
+    lines = []
+    for row in ROWS:
+        dtype = published_named(row).workload.matmul_dtype
+        beside = [against(found, row, ()) for found in runs if found.workload and found.workload.matmul_dtype == dtype]
+        errors = [one.here / (one.here - one.parts["rest"]) - 1 for one in beside]
+        within = sum(one.within is True for one in beside)
+        error = (sum(error**2 for error in errors) / len(errors)) ** 0.5
+        published = f"{beside[0].there / 1e12:,.0f}"
+        lines.append([f"`{row}`", published, str(len(beside)), str(within), units.percent(error)])
+    blocks = []
+    for row, place in REPRODUCED:
+        if found := recorded(RECORDS / place):
+            shown = replace(found, against=against(found, row, ()))
+            blocks.append(f"```text\n{text(shown, 'tflops')}\n```")
+    header = ["row", "TFLOP/s/GPU", "runs", "within", "measured over expected, root mean square"]
+    return f"""
+## Published rows
+
+`tprimat reproduce ROW RUN` on every dense run of the row's dtype in the records of H100 and H200 taken in turn, on one, two and
+four GPUs: Llama 3.1 8B whole and with fewer layers, under all layouts and by several programs, without probes of the machine.
+The calibration has seen these runs, so this shows that rows and runs agree, not how far a new machine will be off.
+
+{table(header, lines)}
+
+One run on each number of GPUs:
+
+{(chr(10) * 2).join(blocks)}
+"""
+
+
 def of_readme() -> str:
     """Return the waterfalls of the runs that README shows."""
     shown = [text(explain_one(H200 / place, None), "tflops") for place in SHOWN]
@@ -147,7 +207,7 @@ def page() -> str:
 without the trace, which is predicted by probes of the same kind of machine or read from telemetry, and with it. The traces here
 are of other runs of the same configuration, some by older versions, so that parts and what is not explained also differ for that.
 
-{both_ways(pairs)}{of_readme()}{of_cases()}"""
+{both_ways(pairs)}{of_readme()}{of_rows()}{of_cases()}"""
 
 
 def main() -> int:

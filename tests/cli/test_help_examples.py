@@ -11,7 +11,15 @@ from tprimat.cli.main import COMMANDS, command_named
 
 RUNS = Path(__file__).parents[1] / "runs"
 EXAMPLE = re.compile(r"^ *(?:\./(\S+)|tprimat (\w+))((?: (?! )\S+)*)", re.MULTILINE)
-TRIED_ELSEWHERE = ("--to wandb-offline", "probe", "scaling", "run_all_configs", "output/runs/RUN", "--fail-if-slower")
+TRIED_ELSEWHERE = (
+    "--to wandb-offline",
+    "probe",
+    "scaling",
+    "run_all_configs",
+    "output/runs/RUN",
+    "--fail-if-slower",
+    "reproduce",
+)
 """What needs a package, minutes, or results of its own: test_probe.py, test_scaling_command.py and others."""
 
 

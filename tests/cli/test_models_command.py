@@ -27,8 +27,7 @@ def test_rows_come_as_numbers_in_si_units():
     ("arguments", "message"),
     [
         (["llama-4"], "There is no model 'llama-4'"),
-        (["gpt-7b", "--sequence", "4096"], "4096 tokens is out of range"),
-        (["--sequence", "0"], "0 tokens is out of range"),
+        (["--sequence", "0"], "--sequence is gone"),
     ],
 )
 def test_a_mistake_is_named_and_exits_2(arguments, message):
@@ -36,6 +35,15 @@ def test_a_mistake_is_named_and_exits_2(arguments, message):
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_published_runs_have_names_and_one_basis():
+    printed = run("llama-3.1-8b", "--published").stdout
+    assert re.search(r"^dgx-cloud-llama-3.1-8b-bf16 +8 +527\.8 ", printed, re.MULTILINE)
+    assert "llama-3-70b" not in printed
+    rows = json.loads(run("--published", "--json").stdout)
+    assert len({row["name"] for row in rows}) == len(rows) > 100
+    assert {row["convention"] for row in rows} == {"causal"}
 
 
 def test_without_a_name_all_models_and_accelerators_are_listed():

@@ -29,6 +29,7 @@ COMMANDS = {
     "scaling": "show what more GPUs gain",
     "report": "write one HTML page about any number of runs",
     "explain": "say where the throughput of a run went, from the GPU's peak to what was measured",
+    "reproduce": "run what comes nearest to a published row here, and judge it",
     "extract": "read the log of another framework (./extract_primus_metrics.py)",
     "probe": "measure how fast this machine is, from single operations to small training loops",
     "models": "list models, accelerators and published results",

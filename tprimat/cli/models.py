@@ -1,7 +1,8 @@
 """List the models and accelerators that TPrimat knows.
 
 tprimat models                         parameters of models, and data sheets of accelerators
-tprimat models llama-3.1-8b qwen-2.5-7b --sequence 8192     only these
+tprimat models llama-3.1-8b qwen-2.5-7b     only these
+tprimat models llama-3.1-8b --published     what others measured, causal; tprimat reproduce takes a row
 tprimat models mixtral-8x7b --json
 tprimat models llama-3.2-1b --yaml     a model of your own to start from, for config.yaml
 """
@@ -12,31 +13,34 @@ import sys
 
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import models
-from tprimat.report.models import accelerator_rows, count_rows, select_models, template, text_of
+from tprimat.core.published import rebase, results
+from tprimat.records.store import as_document
+from tprimat.report.models import accelerator_rows, count_rows, published_text, select_models, template, text_of
 from tprimat.report.tables import screen_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(models())} (all)")
-    parser.add_argument(
-        "--sequence",
-        type=int,
-        metavar="N",
-        help="tokens to count FLOP at; models with a shorter context are left out (2048, or the context if shorter)",
-    )
+    parser.add_argument("--published", action="store_true", help="list training runs that others published")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, in SI units and with sources")
     parser.add_argument("--yaml", action="store_true", help="print one model as a section of config.yaml to change")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0."""
-    selected = select_models(options.models, options.sequence)
+    selected = select_models(options.models)
+    if options.published:
+        rows = [one for one in map(rebase, results()) if not options.models or one.workload.shape in selected]
+        print(json.dumps(list(map(as_document, rows)), indent=2) if options.json else published_text(rows, screen_of(sys.stdout)))
+        return 0
     if options.yaml:
         if len(options.models) != 1:
             raise ConfigError("--yaml prints one model.", where="--yaml", fix="tprimat models llama-3.2-1b --yaml")
-        print(template(selected[0][0]), end="")
+        print(template(selected[0]), end="")
         return 0
-    rows = {"counts": count_rows(selected), "accelerators": [] if options.models else accelerator_rows()}
-    print(json.dumps(rows, indent=2) if options.json else text_of(rows["counts"], rows["accelerators"], screen_of(sys.stdout)))
+    tables = {"counts": count_rows(selected), "accelerators": [] if options.models else accelerator_rows()}
+    print(
+        json.dumps(tables, indent=2) if options.json else text_of(tables["counts"], tables["accelerators"], screen_of(sys.stdout))
+    )
     return 0

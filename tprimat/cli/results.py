@@ -4,8 +4,13 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tprimat.cli.common import add_counting, doing, print_json, read
+
+if TYPE_CHECKING:
+    from tprimat.report.explain import Explanation
+    from tprimat.runner.analysis import Results
 
 THROUGHPUT_PICTURE = "img_throughput.png"
 MULTIPLIER_PICTURE = "img_multiplier.png"
@@ -107,16 +112,8 @@ class Explain:
         from tprimat.report.explain import document, text
         from tprimat.report.plots.waterfall import svg
         from tprimat.report.tables import screen_of
-        from tprimat.runner.against import against
-        from tprimat.runner.explain import explained, newest, trace_of_run
 
-        results = read(options, [options.run])
-        measured = newest(results.measured, options.run)
-        with doing("reading the trace of the run ..."):
-            trace = trace_of_run(measured.result.run, measured.result.path)
-        explanation = explained(measured, results.probes, trace)
-        if options.against:
-            explanation = replace(explanation, against=against(explanation, options.against, results.probes))
+        explanation = explain_newest(read(options, [options.run]), options.run, options.against)
         if options.picture:
             write_atomically(options.picture, svg(explanation, options.unit))
             print(f"written: {options.picture}", file=sys.stderr)
@@ -125,3 +122,15 @@ class Explain:
         else:
             print(text(explanation, options.unit, screen_of(sys.stdout)))
         return 0
+
+
+def explain_newest(results: "Results", place: Path, other: str | None) -> "Explanation":
+    """Explain the newest run of a place, beside another run or a published row if one is named."""
+    from tprimat.runner.against import against
+    from tprimat.runner.explain import explained, newest, trace_of_run
+
+    measured = newest(results.measured, place)
+    with doing("reading the trace of the run ..."):
+        trace = trace_of_run(measured.result.run, measured.result.path)
+    explanation = explained(measured, results.probes, trace)
+    return replace(explanation, against=against(explanation, other, results.probes)) if other else explanation

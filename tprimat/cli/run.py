@@ -355,7 +355,7 @@ def request_of(options: argparse.Namespace, command: str, program: str) -> "RunR
     typed = {option.name: getattr(options, option.name) for option in OPTIONS if command in option.commands}
     request = with_settings(RunRequest(config=options.config, force=options.force), options.settings)
     request = with_values(request, ((name, text) for name, text in typed.items() if text is not None), "--")
-    return replace(request, command=masked_command((program, *sys.argv[1:])))
+    return replace(request, command=masked_command((program, *options.words)))
 
 
 def refuse_nothing(entries: "Sequence[Entry]") -> None:

@@ -53,6 +53,14 @@ class Against:
     apart: tuple[Apart, ...]
     parts: Mapping[str, float]
     """Of what the fields leave: part of a waterfall -> FLOP/s that the run has more."""
+    low: float | None = None
+    """Beside a published row: what nine of ten such runs exceed; None: nothing predicts the run."""
+    high: float | None = None
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the run is as fast as the row lets expect; None: not known."""
+        return None if self.low is None or self.high is None else self.low <= self.here <= self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +164,7 @@ def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     title = screen.prose(f"{named(found)}: {speed_of(parts)}", 2, "heading")
     lines = [title, "", columns(header, rows, left=2, screen=screen)]
     lines += ["", *(screen.prose(one, 2) for one in advised(found, unit))]
-    lines += _against_lines(found.against, screen) if found.against else []
+    lines += against_lines(found.against, screen) if found.against else []
     if found.trace is not None:
         kernels = [
             [one.name if len(one.name) <= WIDEST_NAME else f"{one.name[: WIDEST_NAME - 1]}…", units.seconds(one.seconds)]
@@ -166,14 +174,19 @@ def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     return "\n".join(lines)
 
 
-def _against_lines(found: Against, screen: Screen) -> list[str]:
+def against_lines(found: Against, screen: Screen) -> list[str]:
+    """Format what two sides differ in, what it is worth, and what is left."""
     title = f"{found.here / 1e12:,.0f} against {found.there / 1e12:,.0f} TFLOP/s/GPU of {found.name}"
     body = [
         [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops / 1e12)] for one in found.apart
     ]
     body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in found.parts.items()]  # type: ignore[index]
     header = ["difference", "here", "there", "TFLOP/s/GPU"]
-    return ["", screen.prose(title, 2, "heading"), "", columns(header, body, left=3, screen=screen)]
+    lines = ["", screen.prose(title, 2, "heading"), "", columns(header, body, left=3, screen=screen)]
+    if found.low is not None and found.high is not None:
+        usual, low, high = (value / 1e12 for value in (found.here - found.parts.get("rest", 0.0), found.low, found.high))
+        lines += ["", f"expected: {usual:,.0f} TFLOP/s/GPU, nine of ten from {low:,.0f} to {high:,.0f}"]
+    return lines
 
 
 def advised(found: Explanation, asked: Unit = "tflops") -> list[str]:

@@ -8,9 +8,9 @@ import yaml
 
 from tprimat.core import units
 from tprimat.core.accelerators import DTYPES, accelerators
-from tprimat.core.errors import ConfigError
 from tprimat.core.flops import CONVENTIONS, flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models
+from tprimat.core.published import PublishedResult
 from tprimat.report.tables import PLAIN, Screen, columns
 
 USUAL_SEQUENCE_TOKENS = 2048
@@ -18,20 +18,9 @@ USUAL_SEQUENCE_TOKENS = 2048
 Row = dict[str, Any]
 
 
-def select_models(names: Sequence[str], sequence_tokens: int | None) -> list[tuple[ModelShape, int]]:
-    """Select models, all where none is named, with the sequence to count FLOP at: 2,048 tokens or the context unless requested.
-
-    Raises:
-        ConfigError: no such model, or a sequence that no selected model can read; those whose context is too short are left out.
-    """
-    shapes = [model_shape(name) for name in names] or list(models().values())
-    longest = max(shape.context_tokens for shape in shapes)
-    if sequence_tokens is None:
-        return [(shape, min(USUAL_SEQUENCE_TOKENS, shape.context_tokens)) for shape in shapes]
-    if not 1 <= sequence_tokens <= longest:
-        what = f"A sequence of {sequence_tokens} tokens is out of range."
-        raise ConfigError(what, where="--sequence", fix=f"1 to {longest:,} tokens")
-    return [(shape, sequence_tokens) for shape in shapes if sequence_tokens <= shape.context_tokens]
+def select_models(names: Sequence[str]) -> list[ModelShape]:
+    """Select models, all where none is named."""
+    return [model_shape(name) for name in names] or list(models().values())
 
 
 def template(shape: ModelShape) -> str:
@@ -54,17 +43,17 @@ def template(shape: ModelShape) -> str:
     )
 
 
-def count_rows(selected: Sequence[tuple[ModelShape, int]]) -> list[Row]:
-    """Return parameters, and the FLOP of one token by each convention."""
+def count_rows(selected: Sequence[ModelShape]) -> list[Row]:
+    """Return parameters, and the FLOP of one token by each convention, at 2,048 tokens or the context if shorter."""
     return [
         {
             "model": shape.name,
             **asdict(parameters(shape)),
-            "sequence_tokens": tokens,
+            "sequence_tokens": (tokens := min(USUAL_SEQUENCE_TOKENS, shape.context_tokens)),
             **{convention: flop_per_token(shape, tokens, convention) for convention in CONVENTIONS},
             "source": shape.source,
         }
-        for shape, tokens in selected
+        for shape in selected
     ]
 
 
@@ -106,3 +95,14 @@ def text_of(counts: Sequence[Row], sheets: Sequence[Row], screen: Screen = PLAIN
         for title, header, rows in tables
         if rows
     )
+
+
+def published_text(rows: Sequence[PublishedResult], screen: Screen = PLAIN) -> str:
+    """Return published training runs as text for a terminal."""
+    body = []
+    for one in rows:
+        words = (one.accelerator, one.shape or one.model, one.workload.matmul_dtype, one.engine, one.date)
+        speed = _scaled(one.flops_per_second_per_gpu, 1e12)
+        body.append([one.name, units.count(one.gpus), speed, *(word or units.ABSENT for word in words)])
+    header = ["row", "GPUs", "TFLOP/s/GPU", "accelerator", "model", "dtype", "engine", "date"]
+    return columns(header, body, screen=screen, drop=["date", "engine", "accelerator", "dtype"])

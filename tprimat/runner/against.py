@@ -9,12 +9,14 @@ from tprimat.analyze.groups import group_runs
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.published import nearest_published
 from tprimat.analyze.waterfall import LOSSES
+from tprimat.core import units
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token
-from tprimat.core.implementations import FSDP, MEGATRON_TUNED
+from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_TUNED
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Workload
+from tprimat.predict.calibration import Expected, expected
 from tprimat.predict.rates import Rates, published_rates
 from tprimat.predict.time import predict_time
 from tprimat.records.schema import ProbeRecord
@@ -25,9 +27,9 @@ from tprimat.runner.explain import explained, newest, trace_of_run
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "model": ("shape", "mtp_layers", "vocabulary_rows"),
+    "layout": (*DEGREES, "expert_tensor_parallel", "chunk_layers", "interleaved_group", "weights_split_over"),
     "dtype": ("matmul_dtype",),
     "sequence": ("sequence_tokens",),
-    "layout": (*DEGREES, "expert_tensor_parallel", "chunk_layers", "interleaved_group", "weights_split_over"),
     "micro-batch": ("micro_batch_sequences",),
     "global batch": ("global_batch_sequences",),
     "recomputation": ("recompute", "recompute_modules", "recompute_layers"),
@@ -47,7 +49,7 @@ class Side:
 
     name: str
     flops: float
-    """Of one GPU, causal."""
+    """Of one GPU, causal; 0: not measured."""
     known: Workload
     full: FullWorkload | None
     rates: Rates | None
@@ -61,16 +63,32 @@ def against(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Ag
     Raises:
         UserError: there is no such run or row, or it has no FLOP/s.
     """
-    here, there = _side(found), _other(found, other, probes)
+    return compared(_side(found), _other(found, other, probes))
+
+
+def compared(here: Side, there: Side) -> Against:
+    """Return how two sides differ; a side that was not measured is as fast as the other and all differences let expect."""
     apart = [*_worths(here, there), *_of_machines(here, there)]
-    left = here.flops - there.flops - sum(one.flops or 0.0 for one in apart)
+    usual = there.flops + sum(one.flops or 0.0 for one in apart)
     parts: dict[str, float] = {}
     if there.found is not None:
         alike = all(one.flops is None for one in apart)
         names = [name for name in LOSSES if name != "rest"] if alike else MEASURED
         parts = {name: size for name in names if (size := _part(name, here, there))}
-    parts |= {"rest": left - sum(parts.values())}
-    return Against(name=there.name, here=here.flops, there=there.flops, apart=tuple(apart), parts=parts)
+    if here.flops:
+        parts |= {"rest": here.flops - usual - sum(parts.values())}
+    difference = Against(name=there.name, here=here.flops or usual, there=there.flops, apart=tuple(apart), parts=parts)
+    if there.found or here.full is None or here.rates is None or there.full is None:
+        return difference
+    step = _usual_step(here.full, here.rates)
+    return replace(difference, low=usual * step.step_seconds / step.high, high=usual * step.step_seconds / step.low)
+
+
+def _usual_step(work: FullWorkload, rates: Rates) -> Expected:
+    """Return a step over its prediction: as it usually is, with an interval."""
+    accelerator = find_accelerator(rates.accelerator)
+    assert accelerator is not None
+    return expected(work, accelerator, 1.0, rates.gpus_per_node, measured=rates.measured)
 
 
 def _part(name: str, here: Side, there: Side) -> float:
@@ -149,13 +167,14 @@ def published_workload(row: PublishedResult) -> FullWorkload | None:
     batch, tokens, tensor = known.global_batch_sequences, known.sequence_tokens, known.tensor_parallel
     if None in (shape, batch, tokens, tensor, row.gpus) or known.matmul_dtype not in PRECISIONS:
         return None
+    sharded = MEGATRON_FSDP if row.engine == "megatron-bridge" else FSDP
     ranks = (tensor or 1) * (known.pipeline_parallel or 1) * (known.context_parallel or 1)
     facts: dict[str, Any] = known.facts | {
         "data_parallel": max(1, (row.gpus or 1) // ranks),
         "micro_batch_sequences": known.micro_batch_sequences or 1,
         "sequence_parallel": (tensor or 1) > 1,
         "expert_tensor_parallel": 1 if shape and shape.experts else None,
-        "implementation": FSDP if known.weights_split_over else MEGATRON_TUNED,
+        "implementation": sharded if known.weights_split_over else MEGATRON_TUNED,
     }
     return FullWorkload(**facts)
 
@@ -166,7 +185,7 @@ def flops_of(work: FullWorkload, rates: Rates) -> float:
 
 
 def _worths(here: Side, there: Side) -> Iterator[Apart]:
-    """Yield the fields in which two sides differ, each with its FLOP/s by prediction on the way from there to here."""
+    """Yield in what two sides differ, by prediction from there to here; beside a row also what predictions usually miss."""
     if here.full is None or here.rates is None or there.full is None or there.rates is None:
         for name, keys in FIELDS.items():
             values = [[getattr(side.known, key, None) for key in keys] for side in (here, there)]
@@ -185,11 +204,17 @@ def _worths(here: Side, there: Side) -> Iterator[Apart]:
         if all(getattr(now, key) == value for key, value in changed.items()):
             continue
         now, waiting = replace(now, **changed), [*waiting, name]
-        if now.global_batch_sequences % (now.micro_batch * now.data_parallel) == 0:  # else with the next field
+        divides = now.shape.layers >= now.pipeline_parallel * (now.virtual_pipeline or 1)
+        if divides and now.global_batch_sequences % (now.micro_batch * now.data_parallel) == 0:  # else with the next field
             worth = scale * (flops_of(now, here.rates) - flops_of(before, here.rates))
             words = [", ".join(_shown(one, side) for one in waiting) for side in (here.full, there.full)]
             yield Apart(name=", ".join(waiting), here=words[0], there=words[1], flops=worth)
             before, waiting = now, []
+    if there.found is None:
+        steps = [_usual_step(full, rates).step_seconds for full, rates in ((now, here.rates), (there.full, there.rates))]
+        whole = there.flops + scale * (flops_of(now, here.rates) - flops_of(there.full, there.rates))
+        words = [units.signed_percent(step - 1) for step in steps]
+        yield Apart(name="steps over their prediction", here=words[0], there=words[1], flops=whole * (steps[1] / steps[0] - 1))
 
 
 def _shown(name: str, work: Workload) -> str:

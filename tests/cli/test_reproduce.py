@@ -1,0 +1,92 @@
+"""tprimat reproduce: the run nearest to a published row, what it should reach, and what a run of it is worth."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+CASES = Path(__file__).parents[2] / "benchmarks" / "records" / "explain-cases"
+HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""So that no run starts on a machine with GPUs."""
+ROW = "megatron-bridge-2604-llama-3-70b-h100"
+
+
+def planned(*words):
+    done = run_command("benchmark.py", "--dry-run", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["plans"][0]["workload"]
+
+
+def test_with_fewer_gpus_a_proxy_keeps_shapes_and_takes_the_degrees_and_layers_that_fit():
+    done = run_command("reproduce", ROW, "--dry-run", "--set", "gpu=H100 SXM", "--set", "gpus=4")
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    words = shlex.split(first.removeprefix("nearest run: ./benchmark.py "))
+    work = planned(*words, "--gpu", "H100 SXM")
+    # The row: TP4 PP8 in 80 layers on 64 GPUs, so that one of its stages has 10.
+    assert (work["shape"]["layers"], work["shape"]["hidden"], work["tensor_parallel"], work["pipeline_parallel"]) == (
+        10,
+        8192,
+        4,
+        1,
+    )
+    assert (work["micro_batch_sequences"], work["global_batch_sequences"], work["sequence_tokens"]) == (1, 16, 8192)
+    table = {line.split("  ")[0]: float(line.split()[-1]) for line in rest if re.search(r" [+-][\d.]+$", line)}
+    assert list(table) == ["model, layout", "global batch", "implementation", "steps over their prediction"]
+    usual, low, high = (
+        int(one.replace(",", ""))
+        for one in re.search(r"expected: ([\d,]+) TFLOP/s/GPU, nine of ten from ([\d,]+) to ([\d,]+)", done.stdout).groups()
+    )
+    assert low < usual < high
+    assert abs(747.5 + sum(table.values()) - usual) < 2
+    assert "Nothing was started or written." in done.stdout
+
+
+def test_a_row_that_fits_runs_as_it_is():
+    done = run_command("reproduce", "dgx-cloud-llama-3.1-8b-bf16", "--dry-run", "--set", "gpu=H100 SXM")
+    words = shlex.split(done.stdout.splitlines()[0].removeprefix("nearest run: ./benchmark.py "))
+    work = planned(*words, "--gpu", "H100 SXM")
+    assert words[words.index("--model") + 1] == "llama"
+    assert (work["context_parallel"], work["data_parallel"], work["global_batch_sequences"]) == (2, 4, 128)
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "said"), [("dp2", 0, "within"), ("late_host", 3, "outside"), ("uneven_ranks", 3, "outside")]
+)
+def test_the_exit_status_says_whether_a_run_is_within_the_interval(case, status, said):
+    """A usual run on two H100, one whose host was late, and one of whose GPUs another program used."""
+    done = run_command("reproduce", "dgx-cloud-llama-3.1-8b-bf16", CASES / case)
+    assert done.returncode == status, done.stderr
+    assert done.stdout.rstrip().endswith(said)
+    assert "TFLOP/s/GPU of dgx-cloud-llama-3.1-8b-bf16" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nobody-s-row",), "There is no run and no published row 'nobody-s-row'."),
+        (("tprimat-h100-qwen", "--dry-run", "--set", "gpu=H100"), "tprimat-h100-qwen cannot be reproduced."),
+        ((ROW, "--dry-run", "--set", "gpu=A100"), "A100 SXM 80GB does not multiply in fp8."),
+        (("megatron-bridge-2604-gpt-oss-120b-h100", "--dry-run", "--set", "gpu=H100"), "gpt-oss-120b cannot be trained."),
+        (("megatron-bridge-deepseek-v3-h100-fp8", "--dry-run", "--set", "gpu=H100", "--set", "gpus=1"), "does not fit 1 GPU"),
+        ((ROW,), "This machine shows no GPU."),
+    ],
+)
+def test_what_cannot_be_reproduced_is_refused_with_the_reason(words, said):
+    done = run_command("reproduce", *words, environment=dict.fromkeys(HIDDEN, ""))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_on_a_cpu_a_tiny_proxy_trains(tmp_path):
+    words = ("--set", "platform=cpu", "--set", "gpus=2", "--set", "steps=3")
+    done = run_command("reproduce", ROW, *words, environment={"OUTPUT_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith(f"A tiny version of {ROW} trains here; a CPU says nothing of its speed.")
+    (record,) = tmp_path.glob("runs/*/run.json")
+    run = json.loads(record.read_text())
+    ran = run["evidence"]["workload"]
+    assert (run["outcome"], ran["tensor_parallel"], run["workload"]["shape"]["layers"]) == ("completed", 2, 1)

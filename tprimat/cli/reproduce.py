@@ -1,0 +1,66 @@
+"""Run what comes nearest to a published row on this machine, and say whether it is as fast as the row lets expect.
+
+tprimat reproduce megatron-bridge-llama-3-70b-h100          with fewer GPUs or less memory than the row's, a proxy of it
+tprimat reproduce megatron-bridge-llama-3-70b-h100 --dry-run --set gpu=H100 --set gpus=4     elsewhere; starts nothing
+tprimat reproduce megatron-bridge-llama-3-70b-h100 output/runs/RUN     judge a run that was made before
+
+exit status: 0 within the interval, 1 the run failed, 2 the row cannot be reproduced here, 3 outside the interval
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from tprimat.cli.common import doing
+from tprimat.config.options import OPTIONS, assignment, hints
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.set_defaults(hints=hints(OPTIONS))
+    parser.add_argument("row", metavar="ROW", help="one of tprimat models --published")
+    parser.add_argument("made", nargs="?", type=Path, metavar="RUN", help="judge this run, and make none")
+    parser.add_argument("--dry-run", action="store_true", help="print command, plan, differences and interval; start nothing")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="as ./benchmark.py has it, such as gpus=4 or steps=50; platform=cpu trains a tiny version, without an interval",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0 within the interval, 1 a failed run, 2 no reproduction possible, 3 outside the interval."""
+    from tprimat.analyze.metrics import MetricOptions
+    from tprimat.cli.main import start
+    from tprimat.cli.results import explain_newest
+    from tprimat.report.explain import against_lines, text
+    from tprimat.report.tables import screen_of
+    from tprimat.runner.analysis import read_results
+    from tprimat.runner.reproduce import nearest_run
+
+    place, screen = options.made, screen_of(sys.stdout)
+    if place is None:
+        pairs = [assignment(text, "gpus=4") for text in options.settings]
+        asked = {name if "." in name else name.replace("-", "_"): value for name, value in pairs}
+        with doing("choosing the run ..."):
+            command, plan, expected = nearest_run(options.row, asked)
+        print(f"nearest run: ./benchmark.py {shlex.join(command)}")
+        print("\n".join(against_lines(expected, screen) if expected else []))
+        more = [*["--dry-run"] * options.dry_run, *(["--gpu", asked["gpu"]] if "gpu" in asked else [])]
+        if (status := start("run", "tprimat reproduce", [*command, *more])) or options.dry_run:
+            return status
+        if expected is None:
+            print(f"\nA tiny version of {options.row} trains here; a CPU says nothing of its speed.")
+            return 0
+        place = max((Path(plan.output_directory) / "runs").iterdir())
+    explanation = explain_newest(read_results([place], MetricOptions(), {}), place, options.row)
+    print(text(explanation, "tflops", screen))
+    assert explanation.against is not None
+    within = explanation.against.within
+    words = "no interval: nothing predicts this run, or the row" if within is None else "within" if within else "outside"
+    print(f"measured: {explanation.against.here / 1e12:,.0f} TFLOP/s/GPU, {words}")
+    return 2 if within is None else 0 if within else 3

@@ -1,0 +1,138 @@
+"""Reproduce a published row: the run that comes nearest to it on the GPUs of a machine, and the FLOP/s that it should reach.
+
+Where the row needs more GPUs or more memory, the run is a proxy: as much of each degree of parallelism as fits, as many layers on
+a stage as fit, and fewer micro-batches. Shapes, micro-batch, sequence and dtype stay.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from math import gcd
+from typing import Any
+
+from tprimat.config.load import load_config
+from tprimat.config.options import BY_NAME
+from tprimat.core.accelerators import PLATFORM_OF, PlatformName, find_accelerator
+from tprimat.core.errors import ConfigError, LaunchError
+from tprimat.core.models import ModelShape
+from tprimat.core.workload import FullWorkload
+from tprimat.engines.base import is_installed
+from tprimat.hardware.nodes import cpu_cores, this_machine
+from tprimat.plan.schema import RunPlan
+from tprimat.records.discover import probes_in
+from tprimat.report.explain import Against
+from tprimat.runner.against import Side, compared, published_named, published_side
+from tprimat.runner.planning import named_machine, rates_of, refuse_precision
+from tprimat.runner.prediction import gate, planned_workload
+from tprimat.runner.request import RunRequest, with_values
+from tprimat.runner.session import prepare
+
+MICRO_BATCHES = 16
+"""Of a replica in a step of a proxy, or four for each stage: more only repeat them."""
+MORE = {"pp": "pipeline_parallel", "vpp": "virtual_pipeline", "cp": "context_parallel", "ep": "expert_parallel"}
+
+
+def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan, Against | None]:
+    """Return the words of `tprimat run` that come nearest to a row, their plan, and how it differs; on a CPU nothing compares.
+
+    `asked`: options and keys of the configuration that the user gives, such as gpu of another machine.
+    """
+    there, request = published_side(published_named(row)), with_values(RunRequest(), asked.items(), "--set")
+    work = there.full
+    if work is None or there.rates is None:
+        why = "Its source leaves out one of model, accelerator, GPUs, dtype, sequence, tensor parallelism and global batch."
+        raise ConfigError(f"{row} cannot be reproduced.", where=row, why=why, fix="another row of tprimat models --published")
+    machine = named_machine(request.gpu, work.format) if request.gpu else this_machine()
+    if machine is None and request.platform != "cpu":
+        fix = """--dry-run --set gpu="H100 SXM"; --set platform=cpu trains a tiny version, which has no speed to compare"""
+        raise LaunchError("This machine shows no GPU.", where=row, fix=fix)
+    platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
+    on_cpu, nodes = platform == "cpu", request.nodes or 1
+    here = 2 ** (min(8, cpu_cores()).bit_length() - 1) if on_cpu else machine and machine.gpus_per_node
+    each = min(work.world_size // nodes, request.gpus or here or 1)
+    divided = _divided(work, nodes * each)
+    unit = divided.pipeline_parallel * (divided.virtual_pipeline or 1)
+    most = work.shape.layers * divided.pipeline_parallel // work.pipeline_parallel
+    depths = [depth for depth in range(most, 0, -1) if depth % unit == 0 and depth > work.shape.dense_first_layers]
+    for depth in depths[-1:] if on_cpu else depths:
+        values = {"gpus": str(each), **_model(work.shape, depth), "tp": str(divided.tensor_parallel)}
+        values |= {name: str(value) for name, key in MORE.items() if (value := getattr(divided, key) or 1) > 1}
+        values |= {"routing": work.routing} if work.routing else {}
+        values |= {} if on_cpu else _workload(divided, platform, elsewhere=request.gpu is not None)
+        values |= asked
+        session = prepare(replace(with_values(RunRequest(), values.items(), "--"), dry_run=True))
+        plan, machine = session.plans[0], session.machine_of(session.plans[0])
+        fit = gate(plan, machine)
+        as_published = divided is work and depth == work.shape.layers  # which did fit there
+        if fit is None or fit[0] == "fits" or (as_published and fit[0] != "does not fit"):
+            words: list[str] = []
+            for name, value in values.items():
+                option = BY_NAME.get(name)
+                if name != "gpu":
+                    words += [option.flag, value] if option and option.commands else ["--set", f"{name}={value}"]
+            if on_cpu:
+                return words, plan, None
+            accelerator, full = find_accelerator(machine.accelerator), planned_workload(plan)
+            if full is None or accelerator is None:
+                what = f"Nothing predicts {plan.engine} on {machine.accelerator}."
+                raise ConfigError(what, where=row, fix="--set engine=megatron")
+            refuse_precision(accelerator, work.format, row)
+            rates = rates_of(accelerator, plan.gpus_per_node, probes_in([session.output, *session.probes])[0])
+            return words, plan, compared(Side(name=plan.model, flops=0.0, known=full, full=full, rates=rates), there)
+    why = "Even its fewest layers need more memory than a GPU has, by prediction."
+    raise LaunchError(f"{row} does not fit {nodes * each} GPUs.", where=row, why=why, fix="more GPUs")
+
+
+def _divided(work: FullWorkload, gpus: int) -> FullWorkload:
+    """Return a workload over fewer GPUs: as much of each degree as divides them, first of TP, which shapes the products."""
+    if gpus == work.world_size:
+        return work
+    tensor = gcd(work.tensor_parallel, gpus)
+    context = gcd(work.context_parallel, gpus // tensor)
+    pipeline = gcd(work.pipeline_parallel, gpus // (tensor * context))
+    data = gpus // (tensor * context * pipeline)
+    micro_batches = min(max(1, work.accumulation), max(MICRO_BATCHES, 4 * pipeline))
+    return replace(
+        work,
+        tensor_parallel=tensor,
+        context_parallel=context,
+        pipeline_parallel=pipeline,
+        virtual_pipeline=work.virtual_pipeline if pipeline > 1 else None,
+        expert_parallel=gcd(work.expert_parallel, gpus // pipeline),
+        data_parallel=data,
+        weights_split_over=min(work.weights_split_over, data),
+        global_batch_sequences=work.micro_batch * data * micro_batches,
+    )
+
+
+def _model(shape: ModelShape, layers: int) -> dict[str, str]:
+    """Return the model of config.yaml or models.yaml, or one with fewer layers, spelled out."""
+    like = next(((name, one) for name, one in load_config().models.items() if one.architecture == shape.name), None)
+    if layers == shape.layers:
+        return {"model": like[0] if like else shape.name}
+    cut = asdict(replace(shape, name=f"{shape.name}-{layers}-layers", layers=layers, source=None))
+    usual = {one.name: one.default for one in fields(ModelShape)}
+    own = {key: value for key, value in cut.items() if value != usual[key]}
+    section: dict[str, Any] = {"name": cut["name"], "in_all": False, "architecture": own}
+    section |= {key: getattr(like[1], key) for key in ("nemo_recipe", "primus_config")} if like else {}
+    name = cut["name"].replace(".", "-")
+    return {"model": name, f"models.{name}": json.dumps(section)}
+
+
+def _workload(work: FullWorkload, platform: PlatformName, *, elsewhere: bool) -> dict[str, str]:
+    """Return what a step works on and how."""
+    keys = f"platform_optimizations.{platform}."
+    values = {
+        "steps": "20",
+        "precision": work.format,
+        "micro_batch_size": str(work.micro_batch),
+        "global_batch_size": str(work.global_batch_sequences),
+        "sequence_length": str(work.sequence_tokens),
+        f"{keys}recompute": work.recompute,
+    }
+    if platform == "nvidia" and work.fp8_scaling == "current" and (elsewhere or is_installed("transformer_engine")):
+        values |= {f"{keys}engine_options.layers": "transformer_engine", f"{keys}engine_options.fp8_scaling": "current"}
+    replicas_alone = work.data_parallel == work.world_size > 1
+    if work.weights_split_over > 1 and replicas_alone and not work.narrow and not work.shape.experts:
+        values[f"{keys}engine_options.fully_shard"] = "true"
+    return values

@@ -104,7 +104,7 @@ def test_every_log_has_an_answer():
 
 
 def test_the_docs_have_a_row_for_every_log_under_the_framework_that_wrote_it():
-    page = (HERE.parents[1] / "docs" / "engines.md").read_text(encoding="utf8").partition("## What the reading of logs")[2]
+    page = (HERE.parents[1] / "docs" / "engines.md").read_text(encoding="utf8").partition("## Logs that prove the readers")[2]
     rows = {log: name for name, log in re.findall(r"^\| ([^|]+) \| (\w+) \|", page, re.M)}
     logs = {path.stem: path for folder in (HERE, *FOLDERS) for path in folder.glob("*.log")}
     assert rows.keys() - {"log"} == logs.keys()

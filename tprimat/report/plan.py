@@ -98,9 +98,9 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     """Say what the predictions come from, and how good they are."""
     step = best.expected
     if step is None:
-        return f"Predicted from {rates.source}; how far that may be off is not known."
+        return f"Predicted from {rates.source}; their error is not known."
     low, high = (units.signed_percent(ratio - 1, 0) for ratio in (step.step_seconds / step.high, step.step_seconds / step.low))
-    proof = f"90 % of {units.count(step.rows)} held-out results ({step.kind}) lay {low} to {high} from theirs"
+    proof = f"90 % of {units.count(step.rows)} held-out results ({step.kind}) were {low} to {high} off their predictions"
     return f"Predicted from {rates.source}: {proof}."
 
 
@@ -187,7 +187,7 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     width = 0.0 if best.expected is None else best.expected.high / best.step_seconds
     close = sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
     if close > 1:
-        lines.append(screen.prose(f"The first {close} of {len(layouts)} cannot be told apart by prediction: measure."))
+        lines.append(screen.prose(f"Prediction cannot separate the first {close} of {len(layouts)}: measure them."))
     if wishes.command is None or question.engine is None:
         return [*lines, screen.prose("TPrimat does not start such a run; the degrees are for the framework's own flags.")]
     lines.append(f"run the fastest:   {wishes.command} {flags_of(best.workload, question, rates)}")

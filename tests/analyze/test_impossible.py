@@ -59,24 +59,24 @@ def last_loss_lost(result):
 
 TRAPS = [
     (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
-    (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, and 128 sequences of 2,048 make 262,144"),
-    (later_batches_doubled, "17 of 37 steps have 524,288 tokens, and 128 sequences of 2,048 make 262,144"),
+    (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, but 128 sequences of 2,048 make 262,144"),
+    (later_batches_doubled, "17 of 37 steps have 524,288 tokens, but 128 sequences of 2,048 make 262,144"),
     (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
-    (stepped(step_seconds=2.0), "its steps take 78 s in sum, and 190.7 s passed"),
+    (stepped(step_seconds=2.0), "its steps sum to 78 s, but 190.7 s passed"),
     (
         lambda result: replace(result, stated_tokens_per_second=80_000.0),
-        "the file states 80,000 tokens/s, and its own steps make 59,",
+        "the file states 80,000 tokens/s, but its own steps make 59,",
     ),
     (
         lambda result: faster(ran(matmul_dtype=None, evidence=None)(result), 10),
-        "it means 3,448 TFLOP/s per GPU, and H100 SXM has 1,979 in its fastest dtype",
+        "it implies 3,448 TFLOP/s per GPU, but H100 SXM reaches 1,979 in its fastest dtype",
     ),
-    (seen(tensor_parallel=2), "tensor parallel is 1 in the record and 2 in its evidence"),
-    (seen(matmul_dtype="fp8"), "dtype is bf16 in the record and fp8 in its evidence"),
-    (seen(tokens_per_step=77), "tokens a step is 262144 in the record and 77 in its evidence"),
-    (seen(world_size=4), "GPU count is 8 in the record and 4 in its evidence"),
-    (seen(parameters=7_000_000_000), "7,000,000,000 parameters ran, and the recorded shape has 8,030,261,248"),
-    (ran(tensor_parallel=4, evidence=None), "its layout needs 32 GPUs, and 8 ran"),
+    (seen(tensor_parallel=2), "tensor parallel is 1 in the record but 2 in its evidence"),
+    (seen(matmul_dtype="fp8"), "dtype is bf16 in the record but fp8 in its evidence"),
+    (seen(tokens_per_step=77), "tokens a step is 262144 in the record but 77 in its evidence"),
+    (seen(world_size=4), "GPU count is 8 in the record but 4 in its evidence"),
+    (seen(parameters=7_000_000_000), "7,000,000,000 parameters ran, but the recorded shape has 8,030,261,248"),
+    (ran(tensor_parallel=4, evidence=None), "its layout needs 32 GPUs, but 8 ran"),
     (ran(micro_batch_sequences=3), "a batch of 128 sequences is not a multiple of micro-batch 3 on 8 replicas"),
 ]
 

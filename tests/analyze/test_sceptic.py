@@ -39,7 +39,7 @@ def test_a_copy_under_another_name_repeats_nothing():
     other = replace(copy, steps=tuple(replace(step, step_seconds=step.step_seconds * 1.01) for step in copy.steps))
     found = without_copies([measure(one, MetricOptions()) for one in (result, copy, other)])
     assert [item.counts for item in found] == [True, False, True]
-    assert f"are those of {result.run.run_id}: it is a copy" in not_counted_words(found[1])
+    assert f"equal those of {result.run.run_id}: it is a copy" in not_counted_words(found[1])
 
 
 @pytest.mark.parametrize("decimals", [2, 3, 4])
@@ -149,7 +149,7 @@ def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
         side(tmp_path / "without", f"without-{number}", 1 + 0.0011 * number)
     compared = run_command("compare.py", "--results-dir", "with", "without", *TABLE, cwd=tmp_path)
     assert "with is fastest: 3." in compared.stdout
-    assert "Nothing that is recorded differs but the folder (with | without)." in compared.stdout
+    assert "Only the folders differ, as far as recorded (with | without)." in compared.stdout
     peak = run_command("analyze_peak_throughput.py", "--show-all", "--results-dir", "with", "without", "--json", cwd=tmp_path)
     assert [len(one["runs"]) for one in json.loads(peak.stdout)["configurations"]] == [3, 3]
     run_command("report", "with", "without", cwd=tmp_path)

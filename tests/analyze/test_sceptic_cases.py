@@ -72,11 +72,11 @@ def test_heat_on_the_slower_side_leaves_no_winner_and_no_gate_open_or_closed():
     slow, fast = groups_of(three(SLOW, hot=0.4), three(FAST))
     judged = verdict(slow, fast)
     assert (judged.outcome, judged.handicapped) == ("held back", "baseline")
-    assert "no winner, since the clocks of" in sentence(judged)
+    assert "no winner, because the clocks of" in sentence(judged)
     assert "thermal (hardware) in 40 % of its readings" in sentence(judged)
     (ranking,) = rankings([slow, fast])
     assert not proven(ranking)
-    assert "no winner, since the clocks of" in headline(ranking)[0]
+    assert "no winner, because the clocks of" in headline(ranking)[0]
     for pair in ((slow, fast), (fast, slow)):
         gate = regression_gate(Comparison(groups=(), verdicts=(verdict(*pair),)), 0.03)
         assert (len(gate.closed), len(gate.undecided)) == (0, 1)
@@ -139,7 +139,7 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
         assert measure(read_result(file), MetricOptions()).metrics.joules_per_token is None
     changed = {**document, "metrics": {**document["metrics"], "joules_per_token": 0.1}}
     file.write_text(json.dumps(changed), encoding="utf8")
-    assert "W per GPU, whose limit is 700 W" in not_counted_words(measure(read_result(file), MetricOptions()))
+    assert "W per GPU, but its limit is 700 W" in not_counted_words(measure(read_result(file), MetricOptions()))
 
 
 def write(folder, result, gpus, times=1.0, **fields):

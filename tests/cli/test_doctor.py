@@ -109,4 +109,4 @@ def test_a_missing_or_small_shared_memory_and_a_missing_folder(tmp_path, monkeyp
     assert (check.status, "--shm-size" in check.fix) == ("problem", True)
     assert health.check_disk(tmp_path / "a" / "b").finding.endswith(f" at {tmp_path}")
     (tmp_path / "file").touch()
-    assert health.check_disk(tmp_path / "file" / "b").finding == f"{tmp_path / 'file'} is no folder to write to"
+    assert health.check_disk(tmp_path / "file" / "b").finding == f"{tmp_path / 'file'} is not a writable folder"

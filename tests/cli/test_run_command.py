@@ -65,7 +65,7 @@ def test_a_dry_run_for_another_machine_predicts_memory_and_says_what_would_be_fa
     assert f"--plan {plan}\n" in done.stdout, "the command can be copied and run"
     for flags, said in (
         ([*words, "V100"], "V100 SXM2 32GB does not multiply in bf16."),
-        ([*words, "h100", "--platform", "amd"], "H100 SXM is no GPU of amd."),
+        ([*words, "h100", "--platform", "amd"], "H100 SXM is not a GPU of amd."),
         (["--gpu", "h100"], "--gpu describes another machine."),
         (["--write"], "--write belongs to --dry-run."),
     ):

@@ -66,7 +66,7 @@ THEIRS = "o.layers=transformer_engine"
 )
 def test_what_contradicts_a_switch_is_refused_with_the_way_out(switch, changes, what, fix):
     error = refusal(f"o.{switch}=true", *changes)
-    assert error.what == f"{switch} is on, and {what}."
+    assert error.what == f"{switch} is on, but {what}."
     assert error.where == f"platform_optimizations.nvidia.engine_options.{switch}"
     assert error.why
     assert error.fix.startswith(fix)
@@ -76,13 +76,13 @@ def test_what_contradicts_a_switch_is_refused_with_the_way_out(switch, changes, 
 @pytest.mark.parametrize(
     ("changes", "which", "what"),
     [
-        (["o.cuda_graphs=true"], {"model": "mixtral"}, "cuda_graphs is on, and mixtral-8x7b has experts."),
-        (["o.cuda_graphs=true"], {"platform": "amd"}, "cuda_graphs is on, and the platform is amd."),
-        (["o.fully_shard=true"], {"model": "mixtral"}, "fully_shard is on, and mixtral-8x7b has experts."),
+        (["o.cuda_graphs=true"], {"model": "mixtral"}, "cuda_graphs is on, but mixtral-8x7b has experts."),
+        (["o.cuda_graphs=true"], {"platform": "amd"}, "cuda_graphs is on, but the platform is amd."),
+        (["o.fully_shard=true"], {"model": "mixtral"}, "fully_shard is on, but mixtral-8x7b has experts."),
         ([THEIRS], {"platform": "amd"}, "layers is transformer_engine."),
         (["p.precision=fp32", "o.gradients=bf16"], {}, "gradients is bf16."),
         (["o.optimizer_states=bf16"], {}, "optimizer_states is bf16."),
-        ([FP8], {"model": "mixtral"}, "The embedded engine's own layers train mixtral-8x7b, which has experts, in bf16 alone."),
+        ([FP8], {"model": "mixtral"}, "The embedded engine's own layers train mixtral-8x7b, which has experts, in bf16 only."),
         (
             [FP8, "p.recompute=selective", "p.recompute_modules=[layernorm, mlp]"],
             {},

@@ -72,11 +72,11 @@ def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architec
         ({"models__llama__nemo_recipe": None}, "The model llama names no NeMo recipe."),
         (
             {"models__llama__architecture": "qwen-2.5-7b"},
-            "NeMo's recipe llama31_8b has rope_scaling, which qwen-2.5-7b has not.",
+            "NeMo's recipe llama31_8b has rope_scaling, which qwen-2.5-7b lacks.",
         ),
         (
             {"models__llama__nemo_recipe": "gemma2_2b"},
-            "NeMo's recipe gemma2_2b may have layers of another kind than llama-3.1-8b.",
+            "NeMo's recipe gemma2_2b may have other kinds of layers than llama-3.1-8b.",
         ),
         ({"experiment__seed": 5}, "NeMo always trains with seed 1234."),
         ({"training__data__dataset": "text:/a"}, "The engine nemo trains on mock data, not on text:/a."),

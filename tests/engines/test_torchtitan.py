@@ -86,7 +86,7 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
         (
             ["platform_optimizations.nvidia.recompute=selective"],
             {},
-            "torchtitan has no recompute: selective as Megatron-Core has it.",
+            "torchtitan has no recompute: selective like Megatron-Core's.",
         ),
         (
             ["platform_optimizations.nvidia.recompute=full", "platform_optimizations.nvidia.recompute_layers=4"],

@@ -212,5 +212,5 @@ def test_a_long_or_damaged_host_list_is_read_or_refused_at_once(text):
         expand_hosts(text)
     assert time.process_time() - began < 1.0
     variables = {"MASTER_ADDR": "h" * 300, "NODE_RANK": "0"}
-    with pytest.raises(LaunchError, match="no name of a host"):
+    with pytest.raises(LaunchError, match="not a host name"):
         find_nodes(2, variables)

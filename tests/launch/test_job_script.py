@@ -51,5 +51,5 @@ def test_the_script_makes_the_same_call_and_names_what_another_machine_would_dec
 
 
 def test_a_login_node_must_say_for_which_machines_it_submits():
-    with pytest.raises(ConfigError, match="no --platform says which GPUs the job gets"):
+    with pytest.raises(ConfigError, match="--platform must say which GPUs the job gets"):
         job_of(RunRequest(model="llama"), ())

@@ -49,9 +49,9 @@ def test_modules_are_recomputed_as_asked(plan):
 @pytest.mark.parametrize(
     ("recompute", "modules", "what"),
     [
-        ("none", ["mlp"], "recompute_modules is set, and recompute is none."),
-        ("selective", ["mlp", "moe"], "recompute_modules has moe, and llama-3.1-8b-tiny has no experts."),
-        ("selective", ["mla_up_proj"], "recompute_modules has mla_up_proj, and llama-3.1-8b-tiny has no latent attention."),
+        ("none", ["mlp"], "recompute_modules is set, but recompute is none."),
+        ("selective", ["mlp", "moe"], "recompute_modules has moe, but llama-3.1-8b-tiny has no experts."),
+        ("selective", ["mla_up_proj"], "recompute_modules has mla_up_proj, but llama-3.1-8b-tiny has no latent attention."),
     ],
 )
 def test_modules_that_cannot_be_recomputed_are_refused(tmp_path, recompute, modules, what):
@@ -72,7 +72,7 @@ def test_layers_are_recomputed_as_asked(plan):
 @pytest.mark.parametrize(
     ("recompute", "layers", "stages", "said"),
     [
-        ("selective", 2, 1, ("Whole layers are computed again under full only.", "recompute: full")),
+        ("selective", 2, 1, ("Layers apply to recompute: full only.", "recompute: full")),
         ("full", 32, 1, ("A stage or its chunk has 32 layers.", "recompute_layers: 1 to 31, or null for all")),
         ("full", 16, 2, ("A stage or its chunk has 16 layers.", "recompute_layers: 1 to 15, or null for all")),
     ],

@@ -57,8 +57,8 @@ def test_what_is_stated_and_right_changes_nothing():
 @pytest.mark.parametrize(
     ("layout", "says"),
     [
-        ({"tp": 2, "dp": 8}, "data_parallel_size is 8, and 8 ranks leave 4."),
-        ({"tp": 2, "gradient_accumulation_steps": 16}, "gradient_accumulation_steps is 16, and the batch gives 32."),
+        ({"tp": 2, "dp": 8}, "data_parallel_size is 8, but 8 ranks leave 4."),
+        ({"tp": 2, "gradient_accumulation_steps": 16}, "gradient_accumulation_steps is 16, but the batch gives 32."),
     ],
 )
 def test_what_is_stated_and_wrong_is_refused(layout, says):
@@ -93,7 +93,7 @@ def test_the_tiny_size_is_as_valid_as_the_real_one_under_every_split(shape):
 def test_virtual_stages_need_stages_whole_chunks_and_whole_rounds():
     made, _ = divide(LLAMA, tp=4, pp=2, vpp=4)
     assert made.virtual_pipeline == 4
-    assert complaint(LLAMA, vpp=2) == "virtual_pipeline_model_parallel_size is 2, and there is a single pipeline stage."
+    assert complaint(LLAMA, vpp=2) == "virtual_pipeline_model_parallel_size is 2, but there is a single pipeline stage."
     says = "The 16 layers of a stage must be a multiple of virtual_pipeline_model_parallel_size (3)."
     assert complaint(LLAMA, pp=2, vpp=3) == says
     says = "The 3 micro-batches of a step must be a multiple of pipeline_model_parallel_size (2)."
@@ -107,7 +107,7 @@ def test_experts_divide_over_the_ranks_of_a_stage():
     assert divide(mixture, tp=4, ep=8)[0].expert == 8  # over tensor ranks and replicas
     refused = "world_size (8) is not divisible by expert_tensor_model_pipeline_parallel size (16)."
     assert complaint(mixture, pp=2, ep=8) == refused
-    assert complaint(LLAMA, ep=2) == "expert_model_parallel_size is 2, and llama-3.1-8b has no experts."
+    assert complaint(LLAMA, ep=2) == "expert_model_parallel_size is 2, but llama-3.1-8b has no experts."
 
 
 def test_experts_under_tensor_parallelism_need_sequence_parallelism():

@@ -215,10 +215,10 @@ def test_training_goes_on_when_steps_can_no_longer_be_written(tmp_path):
             shutil.rmtree(folder)
         return loss
 
-    with pytest.warns(UserWarning, match="Training goes on") as warned:
+    with pytest.warns(UserWarning, match="Training continues") as warned:
         trainer = train(BenchmarkCallback(folder), outputs)
     assert trainer.global_step == 6
-    assert sum("Training goes on" in str(warning.message) for warning in warned) == 1
+    assert sum("Training continues" in str(warning.message) for warning in warned) == 1
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="Not a directory"):
         train(BenchmarkCallback(tmp_path / "file" / "run"))

@@ -67,7 +67,7 @@ def show_checks(checks: "Iterable[Check]") -> None:
 
 
 class Validate:
-    """Check every model x platform x strategy of a configuration: does it divide, does it fit, is another one faster.
+    """Check every model x platform x strategy of a configuration: whether it divides, whether it fits, whether another is faster.
 
     ./validate_config.py
     ./validate_config.py --config config.yaml --gpus 16 --gpu H200

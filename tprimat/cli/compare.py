@@ -33,20 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("compare.png"), metavar="FILE", help=f"{', '.join(FORMATS)} (./compare.png)"
     )
-    parser.add_argument("--baseline", metavar="DIR", help="compare with these: one of the --results-dir")
+    parser.add_argument("--baseline", metavar="DIR", help="the baseline: one of the --results-dir")
     parser.add_argument("--even-if-different", action="store_true", help="judge unlike workloads; the verdict says what differs")
     add_varying(parser)
     parser.add_argument(
         "--fail-if-slower",
         metavar="3%",
-        help="exit 1 if a run is shown slower than the baseline, else the first folder, by more than this; 3 if undecided",
+        help="exit 1 if a run is slower than the baseline (else the first folder) by more than this; 3 if undecided",
     )
     parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
     add_counting(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed; 3 when the gate is undecided."""
+    """Exit status: 0; 1 when a file was bad, no run counts, or the gate fails; 3 when the gate is undecided."""
     from tprimat.analyze.compare import Question
     from tprimat.core.units import percent
     from tprimat.report.comparison import text

@@ -21,7 +21,7 @@ ESCAPES = re.compile(
     r"\x1b(?!\[[0-9;]*m|\[2K)(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?"
     r"|\r(?!\n|\x1b\[2K)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
 )
-"""Control characters and sequences but colours and those of our own live line: logs and files of others may hold any."""
+"""Control characters and sequences, except colours and those of our own live line: logs and files of others may hold any."""
 
 
 class Stream:
@@ -35,7 +35,7 @@ class Stream:
         self.may_lose_lines = may_lose_lines
         self._dropped = False
         self.lost: OSError | None = None
-        """Why output is missing that a reader still expects, such as a full disk."""
+        """Why output that a reader still expects is missing, such as a full disk."""
 
     def write(self, text: str) -> int:
         """Write some text."""

@@ -57,7 +57,7 @@ MODULE_HINT = "make install, or pip install -r requirements.txt"
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that prints no usage with a complaint: --help has it."""
+    """An ArgumentParser that prints no usage with an error: --help has it."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
@@ -195,7 +195,7 @@ def check_words(words: Sequence[str]) -> None:
         former = word
         if not value and (assigned or not word):
             fix = "leave it out, or give it a value"
-            raise ConfigError(f"{place} is empty.", where=place, why="A variable that is not set leaves an empty word.", fix=fix)
+            raise ConfigError(f"{place} is empty.", where=place, why="An unset variable leaves an empty word.", fix=fix)
         if any("\ud800" <= character <= "\udfff" for character in word):
             shown = word.encode("utf8", "surrogateescape").decode("utf8", "backslashreplace")
             raise ConfigError(f"{shown} is not UTF-8 text.", where=place, fix="rename it, or choose another one")

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_counting(parser)
     parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
-    parser.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
+    parser.add_argument("--even-if-different", action="store_true", help="compare machines even if their work differs")
     parser.add_argument("--nodes", type=counts, default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
     parser.add_argument(
         "--scaling-efficiency", default="0.9", metavar="SHARE", help="efficiency assumed beyond the measured nodes (0.9)"

@@ -26,7 +26,7 @@ LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers of GPUs that --budget and --deadline choose from where --gpus names none."""
 ROUTINGS: dict[str, Routing] = {"natural": "natural", "forced": "balanced"}
-"""As users call how tokens choose experts -> as a workload does."""
+"""How tokens choose experts: a user's word -> a workload's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
     parser.add_argument("--precision", choices=tuple(FORMATS), default="bf16", help="default: bf16")
-    parser.add_argument("--routing", choices=tuple(ROUTINGS), default="natural", help="of tokens to experts (natural)")
+    parser.add_argument("--routing", choices=tuple(ROUTINGS), default="natural", help="how tokens choose experts (natural)")
     parser.add_argument("--engine", choices=ENGINE_NAMES, help="default: megatron; megatron-lm for what it cannot train")
     parser.add_argument(
         "--probes",
@@ -50,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a probes.jsonl of this machine, or its folder, instead of published rates; may be repeated",
     )
-    parser.add_argument("--price", type=_amount, metavar="DOLLARS", help="of a GPU and hour (cloud_costs in config.yaml)")
-    parser.add_argument("--tokens", type=_amount, metavar="N", help="to train on, such as 1T or 300B")
+    parser.add_argument("--price", type=_amount, metavar="DOLLARS", help="price per GPU-hour (cloud_costs in config.yaml)")
+    parser.add_argument("--tokens", type=_amount, metavar="N", help="tokens to train on, such as 1T or 300B")
     parser.add_argument("--budget", type=_amount, metavar="DOLLARS", help="the fastest number of GPUs that costs no more")
     parser.add_argument("--deadline", type=_amount, metavar="DAYS", help="the cheapest number of GPUs that takes no longer")
-    parser.add_argument("--all", action="store_true", help="show every layout, and where memory and time of the fastest go")
+    parser.add_argument("--all", action="store_true", help="show every layout, and where the memory and time of the fastest go")
     parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
 
 
@@ -66,7 +66,7 @@ def _amount(text: str) -> float:
     except ValueError:
         amount = 0.0
     if not 0 < amount < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number, such as 2.5, 300B or 1T")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number, such as 2.5, 300B or 1T")
     return amount
 
 
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     chooses = options.budget is not None or options.deadline is not None
     if chooses and (wishes.tokens is None or (options.budget is not None and wishes.price is None)):
         missing = "--tokens 1T" if wishes.tokens is None else "--price 2.5"
-        raise ConfigError("--budget and --deadline need the tokens, and a budget the price.", where="--budget", fix=missing)
+        raise ConfigError("--budget and --deadline need --tokens; --budget also needs a price.", where="--budget", fix=missing)
     asked: Sequence[int | None] = options.gpus or (COUNTS if chooses else (None,))
     screen = screen_of(sys.stdout)
     with doing("predicting all layouts ..."):

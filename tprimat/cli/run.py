@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trace five steps with PyTorch's profiler; the others are measured (docs/results.md)",
     )
     how.add_argument(
-        "--report", action="store_true", help="train nothing: write report.html, one page on all results in --output-dir, there"
+        "--report", action="store_true", help="train nothing: write one page on all results in --output-dir to its report.html"
     )
 
 
@@ -338,7 +338,7 @@ def add_request(parser: argparse.ArgumentParser, command: str) -> dict[str, argp
     how.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration, or below"
     )
-    how.add_argument("--force", action="store_true", help="start even what is predicted not to fit, or an unknown Megatron-Core")
+    how.add_argument("--force", action="store_true", help="start even if predicted not to fit, or with an unknown Megatron-Core")
     how.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     return groups
 
@@ -359,7 +359,7 @@ def request_of(options: argparse.Namespace, command: str, program: str) -> "RunR
 
 
 def refuse_nothing(entries: "Sequence[Entry]") -> None:
-    """Name what cannot run here with its reason, each once, and refuse to go on where that is everything."""
+    """Name what cannot run here and why, each once, and stop if nothing else is left."""
     reasons: dict[str, list[Entry]] = {}
     for entry in entries:
         if (refusal := entry.refusal) is not None:
@@ -372,7 +372,7 @@ def refuse_nothing(entries: "Sequence[Entry]") -> None:
         print(f"{names}: cannot run here. {reason}", file=sys.stderr)
     if nothing:
         what = f"None of the {len(entries)} runs can start here."
-        raise ConfigError(what, why="Each is refused above.", fix="a way out that is named there")
+        raise ConfigError(what, why="Each is refused above.", fix="a way out named there")
 
 
 def print_document(results: "Sequence[CellResult]") -> None:

@@ -19,7 +19,7 @@ from tprimat.core.models import ModelShape, model_shape
 from tprimat.core.rows import adapter
 
 OURS = "the tiny workload"
-"""Where its keys stand that no file has."""
+"""Place of the keys that no file has."""
 DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
 """In a checkout a link to the config.yaml at the top; in a wheel a copy of it."""
 DEFAULT_STRATEGY = "minimal_communication"
@@ -120,7 +120,7 @@ def read_config(
 
 
 def plain_name(name: str, where: str) -> str:
-    """Return a name that can be part of the name of a file, and refuse another."""
+    """Return a name that can be part of a file name; refuse any other."""
     try:
         return str(adapter(Name).validate_python(name))
     except ValidationError as error:

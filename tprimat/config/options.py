@@ -30,12 +30,12 @@ class Option:
     metavar: str = "N"
     group: str = WHAT
     commands: tuple[str, ...] = ()
-    """That have a flag of this name."""
+    """Commands that have a flag of this name."""
     key: str | None = None
     """In the configuration; PLATFORM is the one that runs, STRATEGY and MODEL are those of the run. None: in none."""
     choices: tuple[str, ...] = ()
     kind: Callable[[str], Any] = str
-    """Makes the value, or raises ValueError; of Path there may be several."""
+    """Makes the value, or raises ValueError; a Path may be given several times."""
     swept: bool = True
     field: str = ""
     """Of the request, where it has another name."""
@@ -117,7 +117,7 @@ OPTIONS = (
     ),
     Option(
         name="gpus",
-        help="ranks per node (default: all GPUs here; on a CPU, what the layout needs, and up to 8 if it has the cores)",
+        help="ranks per node (default: all GPUs here; on a CPU, what the layout needs, or up to 8 if the cores allow)",
         commands=BOTH,
         key="hardware.platforms.PLATFORM.gpus_per_node",
         kind=count,
@@ -132,7 +132,7 @@ OPTIONS = (
     ),
     Option(
         name="gpu",
-        help="with --dry-run: the GPU of another machine, such as 'H100 SXM', to predict memory and time for",
+        help="with --dry-run: predict memory and time for another machine's GPU, such as 'H100 SXM'",
         metavar="NAME",
         commands=RUN,
         swept=False,
@@ -152,13 +152,13 @@ OPTIONS = (
     ),
     Option(
         name="routing",
-        help="of tokens to experts: natural, or balanced, which is forced and overstates speed",
+        help="how tokens choose experts: natural, or balanced (forced; overstates speed)",
         metavar="HOW",
         group=WORKLOAD,
         key="training.routing",
         choices=get_args(Routing),
     ),
-    Option(name="seed", help="of weights and data", group=WORKLOAD, key="experiment.seed"),
+    Option(name="seed", help="seed of weights and data", group=WORKLOAD, key="experiment.seed"),
     Option(
         name="micro_batch_size",
         help="sequences",
@@ -221,7 +221,7 @@ def assignment(text: str, example: str) -> tuple[str, str]:
 
 
 def hints(options: tuple[Option, ...]) -> dict[str, str]:
-    """Return what to type in place of a flag that an option has not, flag by flag."""
+    """Return what to type in place of flags that do not exist, flag by flag."""
     return {f"--{option.name.replace('_', '-')}": f"--set {option.name}={option.metavar}" for option in options}
 
 

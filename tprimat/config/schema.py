@@ -157,7 +157,7 @@ class TrainingConfig(RefuseUnknownKeys):
     """The workload: the same for every strategy of a comparison."""
 
     routing: Routing = "natural"
-    """Of tokens to experts, in models that have some: by the router, or forced to be even, which no real training has."""
+    """How tokens choose experts, in models that have some: by the router, or forced to be even, unlike any real training."""
     moe_expert_capacity_factor: Positive | None = None
     """Times the mean load of a rank's experts in a micro-batch: choices of an expert beyond it are dropped; null: none are."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -171,7 +171,7 @@ TINY_WORKLOAD: tuple[dict[tuple[str, ...], float], ...] = (
     {("optimizer", "learning_rate"): 3.0e-3, ("optimizer", "min_learning_rate"): 3.0e-4, ("optimizer", "warmup_steps"): 4},
     {("duration", "max_steps"): 20},
 )
-"""Of a CPU, in groups of keys that belong together: each lies under what a configuration changes of its defaults."""
+"""For a CPU, in groups of keys that belong together; a configuration that changes a default overrides its group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ class PrimusOptions(RefuseUnknownKeys):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemoOptions(RefuseUnknownKeys):
-    """What can be changed in a recipe of NeMo's, under its own names; both change the losses slightly. None: as it has it."""
+    """What can be changed in a NeMo recipe, under NeMo's names; both change the losses slightly. None: the recipe's value."""
 
     cross_entropy_fusion_impl: Literal["native", "te"] | None = None
     """native: Megatron-Core's, with whole logits in fp32. te: Transformer Engine's, which writes the gradient over the logits."""
@@ -259,7 +259,7 @@ class PlatformOptimizations(RefuseUnknownKeys):
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(min_length=1)] | None = None
     """What recompute: selective computes again; None: core_attn."""
     recompute_layers: Count | None = None
-    """Under recompute: full, the first so many layers of each pipeline stage, or of each chunk of one; None: all of them."""
+    """Under recompute: full, how many first layers of each pipeline stage, or of each chunk of one; None: all of them."""
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[Variable, str] = field(default_factory=dict)
     """Variables for the framework's processes, such as NCCL_*."""

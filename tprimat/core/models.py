@@ -151,12 +151,12 @@ class ModelShape(RefuseUnknownKeys):
         yield biased, "has router_bias, which Megatron-Core supports with sigmoid scores only", "router_score: sigmoid"
         for key in ("shared_experts", "dense_first_layers", "router_bias", "router_groups"):
             ignored = self.experts is None and bool(getattr(self, key))
-            yield ignored, f"has {key} and no experts, so that it would be ignored", f"add {', '.join(EXPERTS)}, or remove {key}"
+            yield ignored, f"has {key} but no experts, so it would be ignored", f"add {', '.join(EXPERTS)}, or remove {key}"
         unlatent = self.q_lora_rank is not None and self.kv_lora_rank is None
         yield unlatent, "has q_lora_rank but no kv_lora_rank", "add kv_lora_rank, or remove q_lora_rank"
         for group in (EXPERTS, LATENT, GROUPS):
             missing = [key for key in group if getattr(self, key) is None]
-            part = f"describes {', '.join(group)} in part only"
+            part = f"describes {', '.join(group)} only in part"
             yield 0 < len(missing) < len(group), part, f"add {', '.join(missing)}, or remove the others"
         dense = f"has {self.layers} layers, of which the first {self.dense_first_layers} are dense"
         yield self.dense_first_layers > self.layers, dense, f"dense_first_layers: 0 to {self.layers}"

@@ -84,7 +84,7 @@ def inexpressible(plan: RunPlan) -> LaunchError | None:
         "qkv_bias with qk_norm": shape.qkv_bias and shape.qk_norm,
     }
     if features := [words for words, so in lacking.items() if so]:
-        what = f"The engine bridge does not set {', '.join(features)} of {shape.name} on Bridge's recipes."
+        what = f"The engine bridge cannot set {', '.join(features)} of {shape.name} in Bridge's recipes."
         return LaunchError(what, where=f"models.{plan.model}.architecture", fix=OTHER_ENGINE)
     return None
 

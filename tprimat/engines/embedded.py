@@ -40,7 +40,7 @@ class EmbeddedEngine(WorkerEngine):
             return limit
         work, place = plan.workload, where("platform_optimizations", plan.platform, "precision")
         if work.matmul_dtype == "fp8" and work.shape.experts and plan.engine_options.layers == "local":
-            what = f"The embedded engine's own layers train {work.shape.name}, which has experts, in bf16 alone."
+            what = f"The embedded engine's own layers train {work.shape.name}, which has experts, in bf16 only."
             fix = "--precision bf16, or layers: transformer_engine"
             return ConfigError(what, where=place, why="fp8 gained nothing there.", fix=fix)
         return self.refusal_of_layout(plan, where, EMBEDDED)
@@ -124,7 +124,7 @@ def _refusals_of_layout(plan: RunPlan, where: Where) -> Iterator[ConfigError]:
         yield ConfigError(what, where=split("expert_model_parallel_size"), why=why, fix=fix)
     if layout.tensor > 1 and not layout.sequence_parallel and shape.kv_lora_rank:
         what = f"{shape.name} has latent attention, which needs sequence parallelism under tensor parallelism."
-        why = "Otherwise each tensor rank would compute the same tokens once more."
+        why = "Otherwise each tensor rank would repeat the same tokens."
         yield ConfigError(what, where=split("sequence_parallel"), why=why, fix="sequence_parallel: auto")
     for name, size in _fp8_dimensions(plan) if in_fp8 else ():
         if size % FP8_MULTIPLE:
@@ -148,15 +148,15 @@ def _refusals_of_switches(plan: RunPlan, where: Where) -> Iterator[ConfigError]:
     switch = partial(where, "platform_optimizations", plan.platform, "engine_options")
     for name in ("gradients", "optimizer_states") if plan.workload.matmul_dtype == "fp32" else ():
         if getattr(options, name) == "bf16":
-            why = "The weights are fp32, and their gradients and states with them."
+            why = "The weights are fp32, so their gradients and states are too."
             yield ConfigError(f"{name} is bf16.", where=switch(name), why=why, fix=f"{name}: fp32, or --precision bf16")
     if options.optimizer_states == "bf16" and ranks > 1:
-        place, why = switch("optimizer_states"), f"It is for one rank alone; this layout has {ranks}, which share fp32 states."
+        place, why = switch("optimizer_states"), f"It works on one rank only; this layout has {ranks}, which share fp32 states."
         yield ConfigError("optimizer_states is bf16.", where=place, why=why, fix="optimizer_states: fp32, or --gpus 1")
     for name, contradictions in SWITCHES.items():
         for applies, what, why, fix in contradictions(plan) if getattr(options, name) is True else ():
             if applies:
-                yield ConfigError(f"{name} is on, and {what}.", where=switch(name), why=why, fix=f"{fix}, or {name}: false")
+                yield ConfigError(f"{name} is on, but {what}.", where=switch(name), why=why, fix=f"{fix}, or {name}: false")
 
 
 Contradiction = tuple[bool, str, str, str]
@@ -167,22 +167,22 @@ def _of_own_layers(plan: RunPlan) -> Iterator[Contradiction]:
     yield (
         plan.engine_options.layers != "local",
         "layers is transformer_engine",
-        "It is a part of our own layers.",
+        "It belongs to our own layers.",
         "layers: local",
     )
 
 
 def _of_fully_shard(plan: RunPlan) -> Iterator[Contradiction]:
     options, layout, shape = plan.engine_options, plan.workload.layout, plan.workload.shape
-    whole = "It splits dense models over replicas alone."
+    whole = "It only splits dense models over replicas."
     yield layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"
     yield layout.pipeline > 1, "the layout has pipeline parallelism", whole, "a --parallel with PP1"
     yield shape.experts is not None, f"{shape.name} has experts", whole, "a dense model"
     yield plan.workload.matmul_dtype == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"
-    yield options.layers != "local", "layers is transformer_engine", "It splits our own layers.", "layers: local"
+    yield options.layers != "local", "layers is transformer_engine", "It only splits our own layers.", "layers: local"
     for name in ("gradients", "optimizer_states"):
         yield getattr(options, name) == "bf16", f"{name} is bf16", "Its shards are fp32.", f"{name}: fp32"
-    name, why = "accumulate_weight_gradients", "It keeps no gradient of a whole weight to add to."
+    name, why = "accumulate_weight_gradients", "It keeps no whole-weight gradient to add to."
     yield getattr(options, name) is True, f"{name} is on", why, f"{name}: auto"
     name, off = "distributed_optimizer", not options.distributed_optimizer
     yield off, f"{name} is off", "It always does that.", f"{name}: true"

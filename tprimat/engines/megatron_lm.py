@@ -61,7 +61,7 @@ class MegatronLmEngine(Engine):
             what = f"There is no {SCRIPT} in {path}." if path else f"{PATH} names no clone of Megatron-LM."
             return LaunchError(what, where=PATH, fix=INSTALL)
         if not is_installed("transformer_engine"):
-            return LaunchError("Transformer Engine is not installed.", why=f"{SCRIPT} makes its layers of it.", fix=OTHER_ENGINE)
+            return LaunchError("Transformer Engine is not installed.", why=f"{SCRIPT} builds layers with it.", fix=OTHER_ENGINE)
         return f"Megatron-LM is at {path}"
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
@@ -94,7 +94,7 @@ def _refusals(plan: RunPlan) -> Iterator[UserError]:
         what = "Transformer Engine's layers run in bf16 or fp8."
         yield LaunchError(what, where="--precision", fix=f"--precision bf16, or {OTHER_ENGINE}")
     if shape.kv_lora_rank is not None or shape.shared_experts or shape.dense_first_layers:
-        what = f"The engine megatron-lm does not describe {shape.name}: latent attention, shared experts or dense first layers."
+        what = f"The engine megatron-lm cannot describe {shape.name}: latent attention, shared experts or dense first layers."
         yield LaunchError(what, where=f"models.{plan.model}", fix=OTHER_ENGINE)
 
 

@@ -82,7 +82,7 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         return
     family = next((name for name in FAMILIES if recipe.startswith(name)), None)
     if family is None:
-        what = f"NeMo's recipe {recipe} may have layers of another kind than {shape.name}."
+        what = f"NeMo's recipe {recipe} may have other kinds of layers than {shape.name}."
         yield LaunchError(what, where=place, why=LAYERS, fix=f"a recipe named {'..., '.join(FAMILIES)}...; or {OTHER_ENGINE}")
         return
     wanted = {name for name in ("qk_norm", "rope_scaling", "experts") if getattr(shape, name)}
@@ -91,7 +91,7 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         what = f"NeMo's recipe {recipe} cannot express {', '.join(lacking)} of {shape.name}."
         yield LaunchError(what, where=where("models", plan.model, "architecture"), why=LAYERS, fix=OTHER_ENGINE)
     if surplus := ", ".join(sorted(FAMILIES[family] - wanted)):
-        what = f"NeMo's recipe {recipe} has {surplus}, which {shape.name} has not."
+        what = f"NeMo's recipe {recipe} has {surplus}, which {shape.name} lacks."
         yield LaunchError(what, where=place, fix=f"another recipe, or {OTHER_ENGINE}")
     if plan.optimizer.schedule == "linear":
         place = where("training", "optimizer", "schedule")

@@ -78,7 +78,7 @@ class TorchtitanEngine(Engine):
             what = (
                 f"torchtitan {_dotted(titan)} needs torch {_dotted(LEAST_TORCH)} or newer; torch {_dotted(torch)} is installed."
             )
-            why = "It imports names of torch.distributed that older ones lack."
+            why = "It imports names of torch.distributed that older versions lack."
             return LaunchError(what, why=why, fix=f"pip install torchtitan=={KNOWN[0]}, or a newer torch; or {OTHER_ENGINE}")
         return "torchtitan is installed"
 
@@ -156,7 +156,7 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError(what, where=place, why=why, fix=f"--gpus {2 * layout.world_size}, or {OTHER_ENGINE}")
     settings = ("platform_optimizations", plan.platform)
     if plan.workload.recompute not in RECOMPUTE:
-        what, why = "torchtitan has no recompute: selective as Megatron-Core has it.", "Its own leaves out every second layer."
+        what, why = "torchtitan has no recompute: selective like Megatron-Core's.", "Its own skips every second layer."
         yield LaunchError(what, where=where(*settings, "recompute"), why=why, fix="recompute: none or full")
     if plan.workload.recompute_layers is not None:
         place = where(*settings, "recompute_layers")

@@ -97,7 +97,7 @@ def check_disk(output: Path) -> Check:
     """Look for room and permission where results would go."""
     place = next(path for path in (output.absolute(), *output.absolute().parents) if os.path.lexists(path))
     if not place.is_dir() or not os.access(place, os.W_OK):
-        return Check("disk", "problem", f"{place} is no folder to write to", "another --output-dir")
+        return Check("disk", "problem", f"{place} is not a writable folder", "another --output-dir")
     free = shutil.disk_usage(place).free
     finding = f"{free / GIB:,.0f} GiB free at {place}"
     if free < ENOUGH_DISK_BYTES:

@@ -173,7 +173,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
             fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command",
         )
     if len(environment[address]) > LONGEST_HOST:
-        raise LaunchError(f"{address} is {environment[address][:40]}..., which is no name of a host.", where=address)
+        raise LaunchError(f"{address} is {environment[address][:40]}..., which is not a host name.", where=address)
     rank = whole_number(environment, rank_name)
     if not 0 <= rank < count:
         raise LaunchError(f"{rank_name} is {rank}, but a run on {count} nodes has ranks 0 to {count - 1}.", where=rank_name)
@@ -190,12 +190,12 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     """Read the variables that srun sets in each task."""
     if not in_slurm_step(environment):
         given = environment.get("SLURM_NNODES", "1")
-        what = f"srun did not start this: it runs on one node of the {given} in the job, and the run is on {count}."
+        what = f"srun did not start this: it runs on one node of the {given} in the job, but the run is on {count}."
         fix = f"srun --nodes={count} --ntasks={count} ./benchmark.py --nodes {count}"
         raise LaunchError(what, where="SLURM_JOB_ID", why="The other nodes would never start.", fix=fix)
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     if len(hosts) != count:
-        what = f"SLURM_STEP_NODELIST names {len(hosts)} hosts, and the run is on {count} nodes."
+        what = f"SLURM_STEP_NODELIST names {len(hosts)} hosts, but the run is on {count} nodes."
         raise LaunchError(what, where="SLURM_STEP_NODELIST", fix="set MASTER_ADDR and NODE_RANK on every node")
     job, step = whole_number(environment, "SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "0")
     # Every node must derive the same port on its own; jobs, and steps of a job, that share a node should get different ones.

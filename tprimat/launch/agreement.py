@@ -136,7 +136,7 @@ class Group:
                     raise LaunchError(
                         f"{names} of {self.nodes.count} did not join within {self._seconds:.0f} s.",
                         where=f"{self.nodes.master_address}:{self.nodes.master_port}",
-                        why="Every node of a run starts the same command, and all of them reach the first one.",
+                        why="Every node of a run must start the same command and reach the first node.",
                         fix="start it on each (srun does), check MASTER_ADDR and firewalls, "
                         "or raise benchmarking.meeting_timeout_seconds",
                     )
@@ -273,7 +273,7 @@ def open_store(nodes: Nodes) -> tuple[Store, str | None]:
 
 
 class Member:
-    """Another node's line to the first one. A thread talks, since a machine that is gone blocks whoever asks it."""
+    """Another node's line to the first one. A thread talks, because asking a machine that is gone blocks."""
 
     def __init__(self, nodes: Nodes, own: Hello) -> None:
         """Begin to look for the first node."""
@@ -294,7 +294,7 @@ class Member:
             if stopped():
                 return False
             if time.monotonic() > ends:
-                here = ", and that is this machine itself" if host.startswith(LOOPBACK) else ""
+                here = ", which is this machine itself" if host.startswith(LOOPBACK) else ""
                 raise LaunchError(
                     f"The first node, {host}, did not answer on port {self._nodes.master_port} within {seconds:.0f} s: "
                     f"{self._problem}.",
@@ -332,12 +332,12 @@ class Member:
         place = self._nodes.master_address or "", self._nodes.master_port or 0
         with socket.create_connection(place, CONNECT_SECONDS) as connection:  # says why it fails, which torch does not
             address, port, *_ = connection.getpeername()
-        self._problem = "what listens there is no launcher of this run"
+        self._problem = "the program that listens there is no launcher of this run"
         store, rank = Store(self._nodes, address, port), self._nodes.rank
         if store.read("hello/0") is None:
             return
         if not store.take(f"hello/{rank}", to_json(self._own)):
-            self._problem = f"its node {rank} has come; NODE_RANK is another number on every node"
+            self._problem = f"its node {rank} has already joined; every node needs its own NODE_RANK"
             return
         self._problem, self._heard_at = "", time.monotonic()
         self._joined.set()

@@ -94,7 +94,7 @@ def _workload(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, l
 def _check_settings(loaded: LoadedConfig, platform: PlatformName, settings: PlatformOptimizations) -> None:
     warmup, steps = loaded.config.benchmarking.warmup_steps, loaded.config.training.duration.max_steps
     if warmup != "auto" and warmup >= steps:
-        what, why = f"warmup_steps is {warmup}, and max_steps is {steps}.", "No step would be left to measure."
+        what, why = f"warmup_steps is {warmup}, but max_steps is {steps}.", "No step would be left to measure."
         fix = f"--set warmup=auto, or --steps {warmup + 10}"
         raise ConfigError(what, where=loaded.where("benchmarking", "warmup_steps"), why=why, fix=fix)
     if settings.precision not in {"bf16", "fp32"} and platform == "cpu":
@@ -122,14 +122,14 @@ def _recompute_modules(
     if settings.recompute != "selective":
         if asked is None:
             return ()
-        what = f"recompute_modules is set, and recompute is {settings.recompute}."
-        raise ConfigError(what, where=where, why="Modules are chosen under selective only.", fix="recompute: selective")
+        what = f"recompute_modules is set, but recompute is {settings.recompute}."
+        raise ConfigError(what, where=where, why="Modules apply to recompute: selective only.", fix="recompute: selective")
     for module in asked or ():
         field, words = NEEDED_BY_MODULES.get(module, ("layers", ""))
         if not getattr(shape, field):
             left = [name for name in asked or () if name != module] or ["core_attn"]
             fix = f"recompute_modules: [{', '.join(left)}]"
-            raise ConfigError(f"recompute_modules has {module}, and {shape.name} has no {words}.", where=where, fix=fix)
+            raise ConfigError(f"recompute_modules has {module}, but {shape.name} has no {words}.", where=where, fix=fix)
     inside = {"shared_experts"} if "moe" in (asked or ()) else set()
     return tuple(sorted(set(asked or ("core_attn",)) - inside))
 
@@ -143,8 +143,8 @@ def _recompute_layers(
         return None
     where = loaded.where("platform_optimizations", platform, "recompute_layers")
     if settings.recompute != "full":
-        what = f"recompute_layers is set, and recompute is {settings.recompute}."
-        raise ConfigError(what, where=where, why="Whole layers are computed again under full only.", fix="recompute: full")
+        what = f"recompute_layers is set, but recompute is {settings.recompute}."
+        raise ConfigError(what, where=where, why="Layers apply to recompute: full only.", fix="recompute: full")
     fewest = shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
     if asked >= fewest:
         fix = f"recompute_layers: 1 to {fewest - 1}, or null for all" if fewest > 1 else "recompute_layers: null"

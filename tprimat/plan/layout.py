@@ -92,7 +92,7 @@ def _rules_of_model(request: LayoutRequest) -> Iterator[Rule]:
     why = f"Each of the {pipeline} stages of {shape.name} holds the same number of layers."
     yield shape.layers % pipeline, PIPELINE, what, why, _any_of(divisors(shape.layers), PIPELINE, request)
     if (virtual := request.layout.virtual_pipeline_model_parallel_size) is not None:
-        what = f"{VIRTUAL} is {virtual}, and there is a single pipeline stage."
+        what = f"{VIRTUAL} is {virtual}, but there is a single pipeline stage."
         why = f"The interleaved schedule needs {PIPELINE} over 1."
         yield pipeline == 1, VIRTUAL, what, why, f"leave {VIRTUAL} out, or raise {PIPELINE}"
         layers = shape.layers // pipeline
@@ -110,7 +110,7 @@ def _rules_of_ranks(request: LayoutRequest, layout: Layout) -> Iterator[Rule]:
     """Yield what is stated of replicas, and how experts are spread."""
     stated, world = request.layout.data_parallel_size, request.world_size
     what, why = (
-        f"data_parallel_size is {stated}, and {world} ranks leave {layout.data}.",
+        f"data_parallel_size is {stated}, but {world} ranks leave {layout.data}.",
         "TP x PP x CP x DP must equal the ranks.",
     )
     fix = "leave data_parallel_size out: it follows from the ranks"
@@ -118,7 +118,7 @@ def _rules_of_ranks(request: LayoutRequest, layout: Layout) -> Iterator[Rule]:
     expert, experts = layout.expert, request.shape.experts or 0
     if expert == 1:
         return
-    what, why = f"{EXPERT} is {expert}, and {request.shape.name} has no experts.", "A dense model has none to spread."
+    what, why = f"{EXPERT} is {expert}, but {request.shape.name} has no experts.", "A dense model has none to spread."
     yield not experts, EXPERT, what, why, f"{EXPERT}: 1, or a model with experts"
     ranks = layout.tensor * layout.context * layout.data
     fix = _any_of(divisors(math.gcd(experts, ranks)), EXPERT, request)
@@ -130,14 +130,14 @@ def _rules_of_ranks(request: LayoutRequest, layout: Layout) -> Iterator[Rule]:
 
 
 def _rules_of_sequence(request: LayoutRequest, layout: Layout) -> Iterator[Rule]:
-    key, what = "sequence_parallel", f"sequence_parallel is true, and {TENSOR} is 1."
+    key, what = "sequence_parallel", f"sequence_parallel is true, but {TENSOR} is 1."
     why = "Sequence parallelism cuts a sequence over the tensor-parallel ranks."
     yield layout.sequence_parallel and layout.tensor == 1, key, what, why, f"{key}: auto, or raise {TENSOR}"
     what = "MoE and tensor parallelism are enabled without also enabling sequence parallelism."
-    why = "Each tensor rank would compute the same tokens once more, and Megatron-Core stops in the first step."
+    why = "Each tensor rank would repeat the same tokens, and Megatron-Core stops in the first step."
     yield request.shape.experts and layout.tensor > 1 and not layout.sequence_parallel, key, what, why, f"{key}: auto"
     key, tokens, most = "sequence_length", request.data.sequence_length, request.shape.context_tokens
-    yield tokens > most, key, f"{key} is {tokens}, and {request.shape.name} takes at most {most} tokens.", None, f"{key}: {most}"
+    yield tokens > most, key, f"{key} is {tokens}, but {request.shape.name} takes at most {most} tokens.", None, f"{key}: {most}"
     cut = layout.context * (2 if layout.context > 1 else 1) * (layout.tensor if layout.sequence_parallel else 1)
     reasons = [f"{2 * layout.context} pieces of context parallelism"] * (layout.context > 1)
     reasons += [f"{layout.tensor} ranks of sequence parallelism"] * layout.sequence_parallel
@@ -156,8 +156,8 @@ def _rules_of_batch(request: LayoutRequest, layout: Layout, micro: int) -> Itera
     key, stated, steps = "gradient_accumulation_steps", request.layout.gradient_accumulation_steps, whole // unit
     why = f"{whole} sequences / (micro_batch_size {micro} x DP {layout.data})."
     fix = f"leave {key} out: it follows from the batch"
-    yield stated not in {None, steps}, key, f"{key} is {stated}, and the batch gives {steps}.", why, fix
+    yield stated not in {None, steps}, key, f"{key} is {stated}, but the batch gives {steps}.", why, fix
     what = f"The {steps} micro-batches of a step must be a multiple of {PIPELINE} ({layout.pipeline})."
-    why = "The interleaved schedule runs micro-batches in rounds of one a stage."
+    why = "The interleaved schedule runs micro-batches in rounds of one per stage."
     fix = f"another global_batch_size or micro_batch_size, or leave {VIRTUAL} out"
     yield layout.virtual_pipeline is not None and steps % layout.pipeline, VIRTUAL, what, why, fix

@@ -150,7 +150,7 @@ def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
     for place in named:
         if not any(file.is_file() for file in _files_of(place)) and not _is_packed(place):
             what = f"There is no {PROBES_FILE} in {place}."
-            raise RecordError(what, where="--probes", fix="python3 -m tprimat probe gemm measures")
+            raise RecordError(what, where="--probes", fix="python3 -m tprimat probe gemm writes it")
     return tuple(named)
 
 

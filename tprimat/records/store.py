@@ -73,7 +73,7 @@ def json_document(content: bytes, path: Path) -> Any:
         reason, _, place = str(error).partition(" at line ")
         line = f":{place.split()[0]}" if place else ""
         if reason == "expected value":
-            reason = "A value is missing, or is something that JSON does not know."
+            reason = "A value is missing, or is not valid in JSON."
         raise RecordError(f"{path} is not JSON.", where=f"{path}{line}", why=reason) from error
 
 
@@ -186,7 +186,7 @@ def rising(steps: tuple[StepRecord, ...], path: Path) -> tuple[StepRecord, ...]:
     for former, later in pairwise(steps):
         if later.step <= former.step:
             what = f"{path} has step {later.step} after step {former.step}."
-            raise RecordError(what, where=str(path), why="Each step stands once, in order.", fix="copy the file again")
+            raise RecordError(what, where=str(path), why="Each step must appear once, in order.", fix="copy the file again")
     return steps
 
 

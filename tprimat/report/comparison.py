@@ -121,7 +121,7 @@ def _place(item: Measured) -> dict[str, object]:
 
 HEADER = ("result", "tokens/s/GPU", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
-NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to compare with them.\n"
+NO_NEIGHBOURS = "No published neighbors: no configuration here has a FLOP/s to compare with them.\n"
 
 
 def published_text(neighbourhoods: Sequence[Neighbourhood], screen: Screen = PLAIN) -> str:

@@ -189,7 +189,7 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     if close > 1:
         lines.append(screen.prose(f"Prediction cannot separate the first {close} of {len(layouts)}: measure them."))
     if wishes.command is None or question.engine is None:
-        return [*lines, screen.prose("TPrimat does not start such a run; the degrees are for the framework's own flags.")]
+        return [*lines, screen.prose("TPrimat cannot start this run; give the degrees to the framework's own flags.")]
     lines.append(f"run the fastest:   {wishes.command} {flags_of(best.workload, question, rates)}")
     return lines + [f"measure the best:  {wishes.command} {flags_of(None, question, rates)}"] * (close > 1)
 

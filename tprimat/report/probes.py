@@ -139,7 +139,7 @@ def _in_several_libraries(probes: Probes) -> Probes:
 
 
 def _once(probes: Probes) -> Probes:
-    """Choose no burst of what was measured under load."""
+    """Leave out bursts of products that were also measured under load."""
     loaded = {product_of(probe) for probe in probes if under_load(probe)}
     return [probe for probe in probes if under_load(probe) or product_of(probe) not in loaded]
 

@@ -15,8 +15,8 @@ from tprimat.report.words import values_in_words
 KINDS: dict[Kind, str] = {
     "weak": "Weak scaling: every GPU has the same work, and the batch grows.",
     "strong": "Strong scaling: one batch, divided among more GPUs.",
-    "mixed": "Neither weak nor strong: work grows, but not with the GPUs, so that efficiency mixes two causes.",
-    "unknown": "The work of a step is not recorded, so that weak and strong cannot be told apart.",
+    "mixed": "Neither weak nor strong: work grows, but not with the GPUs, so efficiency mixes two causes.",
+    "unknown": "The work of a step is not recorded, so weak and strong scaling look the same.",
 }
 LOOSE_FIT = 0.03
 """Relative deviation from which a law does not describe a series."""
@@ -99,7 +99,7 @@ def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[
 def _law(law: Fit, points: int) -> list[str]:
     """Say what law was fitted, how well it holds, and where it peaks."""
     if law.contention.value > 1:  # no share of the work: one GPU is faster than any number
-        return ["No law of scaling describes these points: throughput falls as GPUs are added."]
+        return ["No scaling law describes these points: throughput falls as GPUs are added."]
     pairs = "" if law.coherency is None else f", coherency {_share(law.coherency, 4)} per pair of GPUs"
     name = "Amdahl's law" if law.coherency is None else "USL"
     lines = [f"{name}: contention {_share(law.contention)}{pairs}; rms deviation {units.percent(law.deviation)}."]

@@ -54,7 +54,7 @@ def headline(ranking: Ranking) -> list[str]:
     if outcome == "faster":
         return [text + although(ranking.lead)]
     if outcome == "held back":
-        return [f"{text}; no winner, since {held_words(ranking.lead, second)}"]
+        return [f"{text}; no winner, because {held_words(ranking.lead, second)}"]
     if outcome == "other loss":
         return [text, loss_words(ranking.lead)]
     return [f"{text}; too few runs to call it the winner"]
@@ -130,7 +130,7 @@ def differing_traits(judged: Sequence[Verdict], varying: Collection[str] = ()) -
     folders = [verdict.folders for verdict in judged if not verdict.traits and len({*verdict.folders}) > 1]
     if folders:
         names = " | ".join(dict.fromkeys(folder for pair in folders for folder in pair))
-        lines.append(f"Nothing that is recorded differs but the folder ({names}).")
+        lines.append(f"Only the folders differ, as far as recorded ({names}).")
     return lines
 
 
@@ -200,7 +200,7 @@ def sentence(verdict: Verdict) -> str:
         what += f" in these runs, too few to call it {'faster' if ratio.value > 1 else 'slower'}"
     if verdict.outcome == "held back":
         slower = verdict.baseline if ratio.value > 1 else verdict.candidate
-        what = f"ran {what}, and no winner, since {held_words(verdict, slower)}"
+        what = f"ran {what}; no winner, because {held_words(verdict, slower)}"
     elif verdict.outcome in {"faster", "slower", "these runs differ"}:
         what += although(verdict)
     more = [
@@ -227,7 +227,7 @@ def runs_to_decide(verdict: Verdict, margin: float) -> str:
     """Say what would decide whether a candidate is within a margin of its baseline."""
     more = verdict.runs_to_pass(margin)
     would = "no number of runs" if more is None else f"{more} runs per side"
-    return f"Undecided at a margin of {units.percent(margin)}: {would} would show it to be within, at this ratio."
+    return f"Undecided at a margin of {units.percent(margin)}: at this ratio, {would} would show that it is within."
 
 
 def change(ratio: float) -> str:
@@ -254,7 +254,7 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     groups = [group for ranking in rankings for group in ranking.groups]
     platforms = {group.run.machine.platform for group in groups}
     several = {len(group.runs) > 1 for group in groups}
-    mixed = "runs where there are several, else between the steps of one run"
+    mixed = "runs if there are several, else between the steps of one run"
     between = mixed if len(several) > 1 else "runs" if True in several else "steps"
     lines = [CPU_CAUTION] if "cpu" in platforms else []
     lines.append(f"Throughput is per {per_rank('GPU', platforms)}, with its 95 % interval: between {between}.")
@@ -296,7 +296,7 @@ FINDINGS = {
     "unlike variable": "{0} is {1} on node 0, and {2} on node {4} ({3})",
     "straggler": "{} takes {:percent} longer than its peers, which wait",
     "clocks": "clocks were held back in {1:share} of the readings: {0}",
-    "energy of other steps": "energy absent: the file states it of other steps",
+    "energy of other steps": "energy absent: the file states it for other steps",
     "energy of profiled steps": "energy absent: profiled steps lie between the steady ones",
     "no ends of steps": "energy absent: the steps do not say when they ended",
     "power of few GPUs": "energy absent: power was read on {} of {} GPUs",
@@ -311,21 +311,21 @@ FINDINGS = {
     "not completed": "{}{}",
     "not as asked": "what ran is not what was asked: {}",
     "no metrics": "{}",
-    "copy": "its step times are those of {}: it is a copy",
+    "copy": "its step times equal those of {}: it is a copy",
     "diverged": "its loss rose for good, from {:figure} to {:figure}: it diverged",
-    "unlike evidence": "{} is {} in the record and {} in its evidence",
-    "other parameters": "{} parameters ran, and the recorded shape has {}",
-    "other ranks": "its layout needs {} GPUs, and {} ran",
+    "unlike evidence": "{} is {} in the record but {} in its evidence",
+    "other parameters": "{} parameters ran, but the recorded shape has {}",
+    "other ranks": "its layout needs {} GPUs, but {} ran",
     "uneven batch": "a batch of {} sequences is not a multiple of micro-batch {} on {} replicas",
-    "too much memory": "its peak memory is {:memory}, and its GPU has {:memory}",
+    "too much memory": "its peak memory is {:memory}, but its GPU has {:memory}",
     "too much MFU": "MFU is {:share}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
-    "too many FLOP": "it means {1:tera} TFLOP/s per GPU, and {0} has {2:tera} in its fastest dtype",
-    "too much power": "its energy means {} W per GPU, whose limit is {} W",
-    "other tokens": "{} of {} steps have {} tokens, and {} sequences of {} make {}",
+    "too many FLOP": "it implies {1:tera} TFLOP/s per GPU, but {0} reaches {2:tera} in its fastest dtype",
+    "too much power": "its energy implies {} W per GPU, but its limit is {} W",
+    "other tokens": "{} of {} steps have {} tokens, but {} sequences of {} make {}",
     "no loss": "the loss is not a number in {} of {} steps",
-    "other span": "its steps take {:digits} s in sum, and {:digits} s passed between their ends",
-    "other moments": "its times are not what passed between the ends of its steps: first in step {}, in {} of {}",
-    "other rate": "the file states {} tokens/s, and its own steps make {}",
+    "other span": "its steps sum to {:digits} s, but {:digits} s passed between their ends",
+    "other moments": "its step times differ from the time between the ends of its steps: first in step {}, in {} of {}",
+    "other rate": "the file states {} tokens/s, but its own steps make {}",
 }
 """A finding's sentence, with its subjects and then its numbers."""
 TRUE_BUT_UNUSABLE = {"no end", "not completed", "not as asked", "no metrics", "copy", "diverged"}

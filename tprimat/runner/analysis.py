@@ -144,7 +144,7 @@ def compare_runs(
         groups = group_runs(in_folders(measured, [place, *paths]), folders_first=True)
         baselines = [group for group in groups if all(_is_in(place, item) for item in group.runs)]
         if not baselines:
-            raise ConfigError(f"No run in {place} counts.", where="--baseline", fix="a folder that is in --results-dir as well")
+            raise ConfigError(f"No run in {place} counts.", where="--baseline", fix="a folder that --results-dir also names")
         ranked = compare.rankings(groups, question)
         verdicts = compare.verdicts_against(baselines, groups, question)
         candidates = [item for item in lost if not _is_in(place, item)]

@@ -58,7 +58,7 @@ def auto_sessions(request: RunRequest) -> list[Session]:
     if find_accelerator(machine.accelerator) is None:
         why = "There is no GPU here to predict for."
         if machine.accelerator:
-            why = f"The accelerator ({machine.accelerator}) is not in the table, so that nothing can be predicted for it."
+            why = f"The accelerator ({machine.accelerator}) is not in the table, so nothing can be predicted for it."
         fix = "a strategy of config.yaml; for a machine that is not here: --dry-run --gpu 'H100 SXM'"
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     sessions: list[Session] = []

@@ -62,7 +62,7 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
 def _gpus(session: Session, plan: RunPlan) -> Check:
     machine, wanted = session.machine, plan.gpus_per_node
     if session.is_named and machine is not None:
-        finding = f"{wanted} x {machine.accelerator}, which --gpu names; what follows is predicted for it"
+        finding = f"{wanted} x {machine.accelerator}, from --gpu; predictions below are for it"
         return Check("GPUs", "absent", finding)
     if plan.platform == "cpu":
         finding = f"{wanted:,} on this CPU, which has {cpu_cores()} cores"
@@ -70,7 +70,7 @@ def _gpus(session: Session, plan: RunPlan) -> Check:
             return Check("processes", "problem", finding, f"--gpus {most} at most")
         return Check("processes", "ok", finding)
     if machine is None or BACKEND_OF[plan.platform] != machine.platform:
-        finding = f"{wanted} {plan.platform} GPUs are planned, and this machine shows none"
+        finding = f"{wanted} {plan.platform} GPUs are planned, but this machine shows none"
         return Check("GPUs", "absent", finding, "start the run on a machine with GPUs")
     return Check("GPUs", "ok", f"{wanted} of {machine.gpus_per_node} x {machine.accelerator}")
 

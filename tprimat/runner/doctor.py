@@ -108,7 +108,7 @@ def check_stack() -> Check:
         if stack.versions.items() <= short.items():
             return Check("stack", "ok", f"{finding}; the versions of {stack.name}")
     unknown = f"{finding}; not a set of versions known to TPrimat"
-    return Check("stack", "absent", unknown, "docs/engines.md, Versions, has known ones")
+    return Check("stack", "absent", unknown, "docs/engines.md lists known ones under Versions")
 
 
 def _version(package: str) -> str | None:

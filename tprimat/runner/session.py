@@ -89,7 +89,7 @@ def prepare(request: RunRequest) -> Session:
             raise ConfigError("--gpu describes another machine.", where="--gpu", fix="--dry-run, or leave out --gpu to run here")
         if request.platform not in {None, PLATFORM_OF[machine.platform]}:
             fix = f"--platform {PLATFORM_OF[machine.platform]}"
-            raise ConfigError(f"{machine.accelerator} is no GPU of {request.platform}.", where="--gpu", fix=fix)
+            raise ConfigError(f"{machine.accelerator} is not a GPU of {request.platform}.", where="--gpu", fix=fix)
     here: PlatformName = PLATFORM_OF[machine.platform if machine else "cpu"]
     platform = request.platform or here
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")

@@ -41,7 +41,7 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[list[str], list[s
     """
     machine = this_machine()
     if request.platform is None and machine is None:
-        what = "This machine shows no GPU, and no --platform says which GPUs the job gets."
+        what = "This machine shows no GPU, so --platform must say which GPUs the job gets."
         raise ConfigError(what, where="--platform", fix="--platform nvidia, amd or cpu")
     platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     known = replace(request, strategy=None, tp=1) if request.is_auto else request  # the job chooses

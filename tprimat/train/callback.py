@@ -266,7 +266,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             if not self._completes:
                 raise
             self._recording = False
-            warnings.warn(f"{error}\nTraining goes on. Its further steps are not recorded.", stacklevel=2)
+            warnings.warn(f"{error}\nTraining continues. Its further steps are not recorded.", stacklevel=2)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep what was measured before a failure, and write how the run ended."""

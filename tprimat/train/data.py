@@ -139,7 +139,7 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
         file.unlink()  # what is mapped stays
     highest = int(data.stream.max())
     if highest >= vocabulary:
-        what = f"The tokens of {plan.dataset} go up to {highest}, and the model knows {vocabulary}."
+        what = f"The tokens of {plan.dataset} go up to {highest}, but the model knows {vocabulary}."
         raise LaunchError(what, fix="a model with a vocabulary of at least 257")
     if data.windows < 1:
         held = f"{len(data.stream)} token{'s' * (len(data.stream) != 1)}"

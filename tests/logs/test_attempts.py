@@ -25,7 +25,7 @@ def test_steps_after_a_cancelled_job_are_another_attempt_without_a_line_that_beg
     assert [step.step for step in run.steps] == list(range(13, 18))
     assert attempts == [
         "attempt 1 of 2: interrupted after step 12: The scheduler or the cloud took the job's nodes away. "
-        "(it starts again by itself where requeuing is on)"
+        "(it restarts by itself if requeuing is on)"
     ]
     late, none = read(*iterations(1, [1.0] * 12), CANCELLED.format("TIME LIMIT"), *iterations(13, [1.0]))
     assert (late.record.outcome, len(late.steps), none) == ("timed_out", 13, [])

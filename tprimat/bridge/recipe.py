@@ -42,11 +42,7 @@ PRECISIONS = {
 
 
 def build_config(plan: RunPlan) -> Any:
-    """Return the ConfigContainer that trains a plan.
-
-    Raises:
-        LaunchError: this Bridge has no such recipe.
-    """
+    """Return the ConfigContainer that trains a plan. Raises LaunchError: this Bridge has no such recipe."""
     cfg, layout = recipe_of(plan), plan.workload.layout
     _set_model(cfg.model, plan)
     cfg.mixed_precision = _precision(plan, cfg)

@@ -101,8 +101,7 @@ class Engine(ABC):
     def command(self, plan: RunPlan) -> Command:
         """Return the exact process that runs the plan. Pure: touches no file and no device.
 
-        Raises:
-            UserError: the plan cannot be expressed; `refusal` reports it earlier.
+        Raises UserError: the plan cannot be expressed; `refusal` reports it earlier.
         """
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
@@ -132,8 +131,7 @@ class Engine(ABC):
     def prepare(self, here: Here | None) -> PrimusStart | None:
         """Look up what the plan must record about the installation; None: about the usual one of another machine.
 
-        Raises:
-            LaunchError: the installation cannot be started as requested.
+        Raises LaunchError: the installation cannot be started as requested.
         """
         return None
 
@@ -169,8 +167,7 @@ def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> 
 def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engine, str]:
     """Return the requested engine, or for auto the one that prefers this platform if it is installed, else the embedded one.
 
-    Raises:
-        UserError: the requested engine is not installed, and the run is not planned for elsewhere.
+    Raises UserError: the requested engine is not installed, and the run is not planned for elsewhere.
     """
     if requested != AUTO:
         engine = engine_named(requested)

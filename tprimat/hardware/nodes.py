@@ -89,8 +89,7 @@ def most_cpu_ranks() -> int:
 def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
     """Return the number of nodes on which the scheduler started this command, and the variable that says so; None if unknown.
 
-    Raises:
-        LaunchError: the variable is not a whole number.
+    Raises LaunchError: the variable is not a whole number.
     """
     names = ["SLURM_STEP_NUM_NODES"] if in_slurm_step(environment) else ["PET_NNODES"]  # Kubeflow writes torchrun's variables
     names += ["NNODES"] if "MASTER_ADDR" in environment else []

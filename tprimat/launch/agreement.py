@@ -105,11 +105,7 @@ class Group:
     """All nodes of a run, as the first one sees them."""
 
     def __init__(self, nodes: Nodes, own: Hello, seconds: float) -> None:
-        """Open the store.
-
-        Raises:
-            LaunchError: the first node's name does not resolve, or the port is in use.
-        """
+        """Open the store. Raises LaunchError: the first node's name does not resolve, or the port is in use."""
         self.nodes = nodes
         self.status = 1
         """What all nodes exit with; the user of the group sets 0 when all went well."""

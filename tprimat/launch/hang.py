@@ -98,8 +98,7 @@ def read_record(path: Path, rank: int) -> RankRecord:
 def parse_record(document: dict[str, Any]) -> RankRecord:
     """Return what the file of a rank says.
 
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: torch has changed the fields that are read here.
+    Raises KeyError, TypeError, ValueError, AttributeError: torch has changed the fields that are read here.
     """
     places: dict[tuple[str, str], Place] = {}
     waits_for_one = False

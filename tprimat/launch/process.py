@@ -199,8 +199,7 @@ class Supervisor:
     ) -> None:
         """Start the command; into `folder`, of the run, go the stacks of ranks that `tick` stops.
 
-        Raises:
-            LaunchError: it cannot be started.
+        Raises LaunchError: it cannot be started.
         """
         self._marker = uuid.uuid4().hex
         write_files(command)
@@ -336,9 +335,7 @@ def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callab
     Returns:
         Why the ranks failed; None where all ended well.
 
-    Raises:
-        LaunchError: torchrun cannot be started.
-        SystemExit: a signal asked for an end.
+    Raises LaunchError: torchrun cannot be started; SystemExit: a signal asked for an end.
     """
     argv = (*torchrun(Nodes(), ranks), "-m", module, *arguments)
     with Interrupts() as interrupts:

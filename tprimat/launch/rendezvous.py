@@ -137,10 +137,7 @@ def open_listener(host: str, port: int) -> socket.socket | None:
         port: 0 takes a free one.
 
     Returns:
-        the listening socket; None where torch has to listen itself.
-
-    Raises:
-        OSError: the port is in use.
+        the listening socket; None where torch has to listen itself. Raises OSError: the port is in use.
     """
     try:
         family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET

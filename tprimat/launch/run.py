@@ -157,9 +157,7 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, tuple[StepRecord, 
     Returns:
         the record as written to run.json, and all steps, even if the disk was full.
 
-    Raises:
-        LaunchError: the command cannot be started here.
-        RecordError: the run's folder cannot be written before the start.
+    Raises LaunchError: the command cannot be started here; RecordError: the run's folder cannot be written before the start.
     """
     launch.directory.write_run(launch.record)
     launch.directory.reserve_space()

@@ -36,8 +36,7 @@ def build_recipe(plan: RunPlan, callbacks: Sequence[Any] = ()) -> Any:
     Returns:
         nemo_run.Partial of nemo.collections.llm.pretrain; fiddle.build makes the function that trains.
 
-    Raises:
-        LaunchError: NeMo has no such recipe.
+    Raises LaunchError: NeMo has no such recipe.
     """
     recipe = pretrain_recipe(plan)(
         name="nemo", dir=plan.run_directory, num_nodes=plan.nodes, num_gpus_per_node=plan.gpus_per_node

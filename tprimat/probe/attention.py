@@ -32,11 +32,7 @@ BACKWARD_FACTOR = 2.5
 
 @contextmanager
 def restricted_to(backend: str) -> Iterator[None]:
-    """Restrict torch to one backend.
-
-    Raises:
-        AttributeError, ImportError: this torch does not have it.
-    """
+    """Restrict torch to one backend. Raises AttributeError, ImportError: this torch does not have it."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel([getattr(SDPBackend, BACKENDS[backend])]):

@@ -336,11 +336,7 @@ class ProbeLog:
     """Where records are written (None: nowhere), and which exist already, if they are not to be measured again."""
 
     def __init__(self, file: Path | None, *, resume: bool = False, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Read what was measured before if `resume`.
-
-        Raises:
-            RecordError: the file is damaged.
-        """
+        """Read what was measured before if `resume`. Raises RecordError: the file is damaged."""
         self.file, self.tell = file, tell
         self.known: dict[Identity, ProbeRecord] = {identity(one): one for one in read_probes(file)} if file and resume else {}
 

@@ -60,8 +60,7 @@ class Side:
 def against(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Against:
     """Return how a run differs from another: a path of results, the id of a published row, or `published` for the nearest row.
 
-    Raises:
-        UserError: there is no such run or row, or it has no FLOP/s.
+    Raises UserError: there is no such run or row, or it has no FLOP/s.
     """
     return compared(_side(found), _other(found, other, probes))
 

@@ -73,8 +73,7 @@ def read_results(
 
     Probes among the results are used, and those in further places. To share: records hold only what may leave this machine.
 
-    Raises:
-        RecordError: one of the places for probes holds none.
+    Raises RecordError: one of the places for probes holds none.
     """
     results, unreadable = load_results(paths)
     if to_share:
@@ -268,9 +267,7 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
 def to_wandb(runs: Sequence[Measured], rows: Sequence[Row], folder: Path) -> int:
     """Write an offline run for each that has ended and is not there yet, which `wandb sync` uploads, and return their number.
 
-    Raises:
-        ConfigError: wandb is not installed.
-        RecordError: the folder cannot be written.
+    Raises ConfigError: wandb is not installed; RecordError: the folder cannot be written.
     """
     os.environ.update(SILENT)
     try:

@@ -48,8 +48,7 @@ def layouts_to_measure(request: RunRequest) -> int | None:
 def auto_sessions(request: RunRequest) -> list[Session]:
     """Return a session for each layout that is predicted to be fastest, of each model: the first, or as many as are measured.
 
-    Raises:
-        UserError: the accelerator is not known, or nothing fits.
+    Raises UserError: the accelerator is not known, or nothing fits.
     """
     measured = layouts_to_measure(request)
     alone = replace(request, strategy=None, runs=1, dry_run=True)

@@ -115,9 +115,8 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
     Returns:
         The exit status: 0, or 1 where the log shows that the run failed or measured no step.
 
-    Raises:
-        ConfigError: a flag contradicts the log, or neither states something that is needed.
-        RecordError: the log cannot be read or is not that of a training run, or the file cannot be written.
+    Raises ConfigError: a flag contradicts the log, or neither states something that is needed; RecordError: the log cannot be
+    read or is not that of a training run, or the file cannot be written.
     """
     shapes = {name: shape_of(model, "full") for name, model in load_config().models.items()}
     try:

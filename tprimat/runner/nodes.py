@@ -56,8 +56,7 @@ def hello_of(plan: RunPlan) -> Hello:
 def gathered(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> Iterator[Group | None]:
     """Wait for the other nodes, and let them go at the end; None on one node.
 
-    Raises:
-        LaunchError: a node did not come, or does not fit.
+    Raises LaunchError: a node did not come, or does not fit.
     """
     if nodes.count == 1:
         yield None

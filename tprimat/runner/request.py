@@ -76,8 +76,7 @@ def with_values(request: RunRequest, values: Iterable[tuple[str, str]], origin: 
 
     `origin` is what is typed before a name: -- for flags of their own, --set or --sweep.
 
-    Raises:
-        ConfigError: a value is none of its option.
+    Raises ConfigError: a value is none of its option.
     """
     fields: dict[str, Any] = {}
     settings = list(request.settings)
@@ -95,11 +94,7 @@ def with_values(request: RunRequest, values: Iterable[tuple[str, str]], origin: 
 
 
 def with_settings(request: RunRequest, texts: Sequence[str]) -> RunRequest:
-    """Return a request with what some --set say.
-
-    Raises:
-        ConfigError: one of them is not NAME=VALUE.
-    """
+    """Return a request with what some --set say. Raises ConfigError: one of them is not NAME=VALUE."""
     return with_values(request, (assignment(text, "training.duration.max_steps=30") for text in texts), "--set")
 
 

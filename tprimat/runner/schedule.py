@@ -49,10 +49,9 @@ ABANDONED = Failure(
 def run_cells(cells: Sequence[Cell], *, resume: bool, retry_failed: bool = True) -> list[CellResult]:
     """Make the runs of cells, with progress on stderr. Repetitions are interleaved.
 
-    Raises:
-        LaunchError: an output folder cannot be written, another launcher is writing to it, or training lacks a package; nothing
-            has been started then.
-        SystemExit: this is another node than the first: with the first one's status, once its runs have ended.
+    Raises LaunchError: an output folder cannot be written, another launcher is writing to it, or training lacks a package;
+    nothing has been started then; SystemExit: this is another node than the first: with the first one's status, once its runs
+    have ended.
     """
     session, plan = cells[0].session, cells[0].plan
     seconds = session.loaded.config.benchmarking.meeting_timeout_seconds
@@ -148,8 +147,7 @@ def cool_down(seconds: float, interrupts: Interrupts) -> None:
 def make_run(cell: Cell, logs: set[Path], group: Group | None, which: str) -> TrainingRun:
     """Make the run of a cell. `logs` are those of this call; an earlier call's is removed, as each run keeps one of its own.
 
-    Raises:
-        UserError: it cannot start.
+    Raises UserError: it cannot start.
     """
     plan, log = cell.plan, log_path(cell.session, cell.plan.model)
     if log not in logs:

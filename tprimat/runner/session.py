@@ -79,8 +79,7 @@ class Session:
 def prepare(request: RunRequest) -> Session:
     """Read the configuration and the machine, and plan every run.
 
-    Raises:
-        UserError: the request cannot be met; nothing has been written yet.
+    Raises UserError: the request cannot be met; nothing has been written yet.
     """
     choices, machine = environment_choices(), this_machine()
     if request.gpu is not None:
@@ -204,8 +203,7 @@ def _plans(
 def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     """Build a plan that its engine can run, here or on another machine that has what it needs.
 
-    Raises:
-        UserError: the configuration cannot be planned, or the engine refuses the plan.
+    Raises UserError: the configuration cannot be planned, or the engine refuses the plan.
     """
     engine = engine_named(request.engine)
     plan = build_plan(loaded, replace(request, trainer=engine.trainer))

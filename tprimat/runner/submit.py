@@ -36,8 +36,7 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[list[str], list[s
 
     What the job's machine would decide otherwise follows the call's own words.
 
-    Raises:
-        UserError: the request cannot be met, or says nothing of the machines that it is for.
+    Raises UserError: the request cannot be met, or says nothing of the machines that it is for.
     """
     machine = this_machine()
     if request.platform is None and machine is None:
@@ -85,8 +84,7 @@ def submit(request: RunRequest, words: Sequence[str]) -> int:
     Returns:
         the exit status: 0 when the job completed, 1 when it did not.
 
-    Raises:
-        UserError: the request cannot be met, or there is no SLURM.
+    Raises UserError: the request cannot be met, or there is no SLURM.
     """
     options, command, session = job_of(request, words)
     path = session.output / "slurm.sh"

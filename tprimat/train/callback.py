@@ -84,9 +84,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             None: a record of what any Trainer knows; then training goes on if a step cannot be written.
         log: prints the record and each step on rank 0; None prints nothing.
 
-    Raises:
-        ConfigError: tokens_per_step is not a whole number.
-        RecordError: when training starts: the folder cannot be written, or already holds the steps of a run.
+    Raises ConfigError: tokens_per_step is not a whole number; RecordError: when training starts: the folder cannot be written, or
+    already holds the steps of a run.
     """
 
     def __init__(

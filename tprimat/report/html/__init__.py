@@ -55,8 +55,7 @@ class Report:
 def html_report(report: Report) -> str:
     """Return the page. The same results give the same bytes, since it holds no date but theirs.
 
-    Raises:
-        LaunchError: plotly, which draws the curves, is not installed.
+    Raises LaunchError: plotly, which draws the curves, is not installed.
     """
     groups, ranked = report.groups, workloads(report.rankings)
     works = sorted(ranked, key=lambda work: report.rankings.index(work.ranking))

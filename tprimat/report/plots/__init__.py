@@ -96,9 +96,7 @@ def figure(width: float, height: float) -> Iterator["Figure"]:
 def save(picture: "Figure", path: Path) -> None:
     """Write a picture in the format of its suffix.
 
-    Raises:
-        RecordError: the file cannot be written.
-        UserError: the suffix names no picture format.
+    Raises RecordError: the file cannot be written; UserError: the suffix names no picture format.
     """
     kind = path.suffix.lstrip(".").lower()
     if kind not in PICTURES:

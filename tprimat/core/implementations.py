@@ -4,8 +4,11 @@ A framework is described by traits, each with a mechanism that can be read in it
 an engine.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from tprimat.core.rows import DATA, document
 
 Attention = Literal["flash", "unfused"]
 Optimizer = Literal["one_pass", "fused", "eager"]
@@ -98,92 +101,24 @@ class Implementation:
     """Workspaces of the matrix libraries, which torch allocates once for each thread that multiplies."""
 
 
+def _rows() -> Iterator[Implementation]:
+    read: dict[str, Implementation] = {}
+    for name, row in document(DATA / "implementations.yaml")["implementations"].items():
+        like = row.pop("like", None)
+        read[name] = replace(read[like], **row) if like else Implementation(**row)
+    yield from read.values()
+
+
 # The implementations that TPrimat starts, and those whose logs it reads.
-
-CUBLAS_WORKSPACE_BYTES = 32 * 2**20
-"""torch's default on Hopper and newer (at::cuda::getChosenWorkspaceSize), for each handle."""
-THREADS_THAT_MULTIPLY = 2
-"""The forward pass's thread and autograd's."""
-WORKSPACES = CUBLAS_WORKSPACE_BYTES * THREADS_THAT_MULTIPLY
-
-EMBEDDED = Implementation(
-    name="embedded",
-    keeps_gathered_inputs=True,
-    loss="chunked",
-    optimizer="one_pass",
-    zeroes_gradients=False,
-    overlaps_tensor_parallel=True,
-    balanced_stages=True,
-    gathers_keys_values=True,
-    keeps_returned_rows=True,
-    widens_gradients=False,
-    expert_wgrad_in_bf16=True,
-    received_rows_step=1 / 16,
-    buffers_bytes=WORKSPACES,
-)
-"""tprimat/megatron with its own layers, all switches on."""
-TRANSFORMER_ENGINE = Implementation(
-    name="Megatron-Core with Transformer Engine",
-    loss="native",
-    reuses_dummy_gradients=True,
-    expert_call_seconds=75e-6,
-    buffers_bytes=2 * WORKSPACES,
-)
-"""Megatron-LM and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own. The library chooses an
-algorithm for each new number of rows: 94 us a call in benchmarks/records/h200/moe/grouped-splits.json, 75 in our steps."""
-MEGATRON_LOCAL = Implementation(
-    name="Megatron-Core without Transformer Engine",
-    loss="native",
-    attention="unfused",
-    keeps_joint_projection=True,
-    buffers_bytes=WORKSPACES,
-)
-"""Megatron-LM's local layers."""
-MEGATRON_TUNED = replace(
+(
+    EMBEDDED,
     TRANSFORMER_ENGINE,
-    name="Megatron-Core as NVIDIA tunes it",
-    loss="in_place",
-    reduces_in_fp32=False,
-    keeps_fp8_weights_alone=True,
-    dispatches_once_a_node=True,
-    overlaps_tensor_parallel=True,
-    overlaps_in_fp8=True,
-    expert_call_seconds=16e-6,
-)
-"""Megatron-LM as NVIDIA trains large models with it: a fused loss, tp_comm_overlap, and DeepEP or HybridEP between the experts'
-ranks; gradients in bf16, and weights in 8 bits alone (grad_reduce_in_fp32 and fp8_param_gather in perf_recipes/_common.py and
-training/mixed_precision.py of Megatron-Bridge 0.6). A call with as many rows as before takes 16 us (the same record)."""
-MEGATRON_GRAPHED = replace(MEGATRON_TUNED, graphs_balanced_steps=True)
-"""Since Megatron-Bridge 26.06 (_enable_hybridep_full_iteration_mxfp8 in perf_recipes)."""
-MEGATRON_FSDP = replace(MEGATRON_TUNED, name="Megatron-FSDP", shards_weights=True, zeroes_gradients=False)
-"""Megatron-Bridge's use_megatron_fsdp with data_parallel_sharding_strategy optim_grads_params."""
-NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True)
-"""NeMo's recipes."""
-BRIDGE = replace(NEMO, name="Megatron-Bridge with Transformer Engine", loss="in_place")
-"""Bridge's recipes, with the loss of Llama's and Qwen3's (cross_entropy_fusion_impl "te" in 0.6.2's recipes/*/h100)."""
-NEMO_ON_TORCH = replace(
     MEGATRON_LOCAL,
-    name="NeMo without Transformer Engine",
-    attention="flash",
-    loss="compiled",
-    eager_layers=True,
-    optimizer="eager",
-    accumulates_weight_gradients=False,
-)
-"""NeMo's recipes on torch alone."""
-FSDP = Implementation(
-    name="FSDP2",
-    loss="compiled_away",
-    loss_over_tensor_ranks="compiled",
-    shards_weights=True,
-    zeroes_gradients=False,
-    weighs_experts_in_fp32=True,
-    accumulates_weight_gradients=False,
-    keeps_gathered_inputs=True,
-    overlaps_backward=False,
-    selects_operations=True,
-    attention_speed=0.6,
-    buffers_bytes=WORKSPACES,
-)
-"""torchtitan, compiled, with FlashAttention 2, which does 337 of cuDNN's 574 TFLOP/s on H200 (8,192 tokens, forward).
-Over tensor ranks its loss is computed on DTensors in fp32, which compilation does not fuse."""
+    MEGATRON_TUNED,
+    MEGATRON_GRAPHED,
+    MEGATRON_FSDP,
+    NEMO,
+    BRIDGE,
+    NEMO_ON_TORCH,
+    FSDP,
+) = _rows()

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from tprimat.analyze import probes as figures
 from tprimat.core import units
 from tprimat.core.flops import SEED_SHAPES
+from tprimat.core.rows import DATA, document
 from tprimat.predict.rates import product_of, under_load
 from tprimat.records.schema import ProbeRecord
 from tprimat.report.tables import Screen, columns, plural, table
@@ -175,93 +178,30 @@ class Section:
 
 
 SUMMARIZED = ("gemm", "attention_forward", "attention_backward", "fill", "all_reduce", "transformer_step")
-SECTIONS = (
-    Section(
-        title="Summary",
-        text="The fastest of each operation; of an all-reduce its bus bandwidth.",
-        kinds=SUMMARIZED,
-        headings=("operation", "dtype", "of", "ranks", "rate", "of dense peak"),
-        chosen=_fastest,
-    ),
-    Section(
-        title="Matrix multiplication at a language model's shapes",
-        text="(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in "
-        "SemiAnalysis's comparison of 2024-12-22; small sizes are about a 64th of each side.",
-        kinds=("gemm",),
-        headings=("dtype", "(m, k, n)", "description", "median time", "n", "rate", "of dense peak", "clock, power"),
-        chosen=_products,
-    ),
-    Section(
-        title="Calls and libraries",
-        text="The same product through several calls and libraries, in bf16.",
-        kinds=("gemm",),
-        headings=("(m, k, n)",),
-        crossed="library",
-        chosen=_in_several_libraries,
-    ),
-    Section(
-        title="Products of the trained models",
-        text="Of one tensor-parallel rank, forward; in brackets: of the dense peak.",
-        kinds=("model_gemm",),
-        headings=("product", "dtype", "tokens"),
-        crossed="TP",
-        chosen=lambda probes: sorted(probes, key=lambda probe: probe.shape["tensor_parallel"]),
-        cell=_with_share,
-    ),
-    Section(
-        title="Attention",
-        text="Causal, bf16, 32 query heads, 8 key/value heads, head dimension 128; on a GPU 32,768 tokens at every sequence "
-        "length. FLOP count half the square; the backward pass counts 2.5 times the forward pass.",
-        kinds=("attention_forward", "attention_backward"),
-        headings=("pass", "sequence"),
-        crossed="library",
-        chosen=lambda probes: sorted(probes, key=lambda probe: (probe.kind != "attention_forward", probe.shape["sequence"])),
-    ),
-    Section(
-        title="Memory",
-        text="Each array that is read or written counts once, as in STREAM.",
-        kinds=("copy", "triad", "fill"),
-        headings=("operation", "array", "median time", "bandwidth", "of data sheet"),
-    ),
-    Section(
-        title="Collective operations",
-        text="Time of the slowest rank. Message sizes and bandwidths follow the definitions of nccl-tests.",
-        kinds=tuple(figures.BUS_FACTORS),
-        headings=("operation", "library", "ranks", "message", "median time", "bandwidth", "bus bandwidth"),
-    ),
-    Section(
-        title="Three-layer network",
-        text="On a GPU 4096 to 8192 to 8192 to 4096, with ReLU, in bf16 with AdamW. Each weight and sample counts six FLOP.",
-        kinds=("mlp_step",),
-        headings=("weights", "batch", "n", "samples/s", "median time", "rate"),
-    ),
-    Section(
-        title="Transformer training: results",
-        text="GPT-2's structure in plain PyTorch on one device, without compilation or recomputation, all states in bf16. 6N "
-        "counts six FLOP for each parameter and token; causal counts the weights that multiply a token and half the attention "
-        "square.",
-        kinds=("transformer_step",),
-        headings=(
-            *("model", "parameters", "batch", "sequence", "tokens/s", "rate, 6N", "rate", "of dense peak"),
-            *("of fastest product", "memory", "median time"),
-        ),
-    ),
-    Section(
-        title="Data-parallel scaling",
-        text="The same under DistributedDataParallel, with a constant batch per device.",
-        kinds=("ddp_step",),
-        headings=("model", "ranks", "batch", "tokens/s", "rate, 6N", "memory", "scaling efficiency", "median time"),
-        chosen=lambda probes: sorted(probes, key=lambda probe: (probe.shape["parameters"], probe.shape["ranks"])),
-    ),
-    Section(
-        title="Parts of a training step",
-        text="A step's prediction is the sum of these: products forward (fprop), of the input's gradient (dgrad) and of the "
-        "weight's with its fp32 sum (wgrad); grouped ones belong to experts. Regions and launches count both passes.",
-        kinds=("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad", "region", "launch", "overlapped"),
-        headings=("piece", "of", "size", "median time", "rate"),
-        chosen=_once,
-    ),
-)
+CHOSEN: dict[str, Callable[[Probes], Probes]] = {
+    "fastest": _fastest,
+    "plain": _products,
+    "several libraries": _in_several_libraries,
+    "once": _once,
+    "by tensor parallelism": lambda probes: sorted(probes, key=lambda probe: probe.shape["tensor_parallel"]),
+    "forward first": lambda probes: sorted(probes, key=lambda one: (one.kind != "attention_forward", one.shape["sequence"])),
+    "by size and ranks": lambda probes: sorted(probes, key=lambda probe: (probe.shape["parameters"], probe.shape["ranks"])),
+}
+
+
+@cache
+def sections() -> tuple[Section, ...]:
+    """Return the tables of the page, in order."""
+    return tuple(map(_section, document(DATA / "probe_sections.yaml")["sections"]))
+
+
+def _section(row: dict[str, Any]) -> Section:
+    facts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    facts["chosen"] = CHOSEN.get(row.get("chosen", ""), list)
+    facts["cell"] = _with_share if "cell" in row else rate_of
+    return Section(**facts)
+
+
 SMALL_SIZES = "Small sizes, as on a CPU, show that everything runs, not how fast it is."
 
 
@@ -285,7 +225,7 @@ def page_of(chosen: Probes, preface: str = "", appendix: str = "") -> str:
         "± is half the width of the 95 % interval over consecutive repetitions."
     )
     parts += caution(chosen)
-    for section in SECTIONS:
+    for section in sections():
         header, rows, left = section.table(chosen)
         parts += [f"## {section.title}", section.text, table(header, rows, left)] if rows else []
     refused = "\n".join(f"- {line}" for line in refusals(chosen))
@@ -296,7 +236,7 @@ def on_a_screen(probes: Probes, screen: Screen) -> str:
     """Write the tables for a terminal, from the newest of each operation."""
     newest = figures.newest_of_each(probes)
     parts = [screen.prose(line) for line in caution(newest)]
-    for section in SECTIONS:
+    for section in sections():
         header, rows, left = section.table(newest)
         if rows:
             shown = columns(header, rows, left=left, screen=screen, drop=LESS_IMPORTANT)

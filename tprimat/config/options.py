@@ -14,8 +14,6 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.flops import CONVENTIONS
 from tprimat.core.rows import DATA, document
 
-RUN = ("run",)
-BOTH = ("run", "sweep")
 WHAT, WORKLOAD = "what to run", "workload"
 MOST = 10_000_000
 """The largest count."""
@@ -77,139 +75,34 @@ def price(text: str) -> float:
     return value
 
 
-def _degree(name: str, what: str, commands: tuple[str, ...] = ()) -> Option:
-    key = f"parallelism.STRATEGY.MODEL.PLATFORM.{what}_model_parallel_size".replace("context_model", "context")
-    words = what.replace("_", " ")
-    return Option(name=name, help=f"{words} parallelism, instead of --parallel", commands=commands, key=key, kind=count)
+KINDS: Mapping[str, Callable[[str], Any]] = {"count": count, "steps": steps, "price": price, "path": Path, "text": str}
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "platforms": get_args(PlatformName),
+    "sizes": get_args(Size),
+    "precisions": get_args(Precision),
+    "routings": get_args(Routing),
+    "conventions": CONVENTIONS,
+    "peaks": ("dense", "sparse"),
+}
 
 
-DEGREES = (
-    _degree("tp", "tensor", RUN),
-    _degree("pp", "pipeline", RUN),
-    _degree("vpp", "virtual_pipeline"),
-    _degree("cp", "context"),
-    _degree("ep", "expert"),
-)
-OPTIONS = (
-    Option(
-        name="model",
-        help="models of config.yaml or of tprimat models: one, several as a,b, or all but those with in_all: false (default)",
-        metavar="MODEL",
-        commands=RUN,
-    ),
-    Option(
-        name="parallel",
-        help="strategies of config.yaml: one, several as a,b; auto: the fastest by prediction; auto:3: run the three predicted "
-        "fastest briefly, and take the fastest (default: $PARALLEL, minimal_communication)",
-        metavar="STRATEGY",
-        commands=RUN,
-        field="strategy",
-    ),
-    *DEGREES,
-    Option(name="runs", help="repetitions of each model (default: 1)", commands=BOTH, kind=count, swept=False),
-    Option(name="engine", help="default: auto", commands=BOTH),
-    Option(name="platform", help="default: this machine's", commands=BOTH, choices=get_args(PlatformName), swept=False),
-    Option(
-        name="size",
-        help="full, or tiny: narrower, with the same heads and layers (default: tiny on a CPU, otherwise full)",
-        metavar="SIZE",
-        choices=get_args(Size),
-    ),
-    Option(
-        name="gpus",
-        help="ranks per node (default: all GPUs here; on a CPU, what the layout needs, or up to 8 if the cores allow)",
-        commands=BOTH,
-        key="hardware.platforms.PLATFORM.gpus_per_node",
-        kind=count,
-    ),
-    Option(
-        name="nodes",
-        help="machines; start the same command on each, or use srun",
-        commands=RUN,
-        key="hardware.platforms.PLATFORM.nodes",
-        kind=count,
-        swept=False,
-    ),
-    Option(
-        name="gpu",
-        help="with --dry-run: predict memory and time for another machine's GPU, such as 'H100 SXM'",
-        metavar="NAME",
-        commands=RUN,
-        swept=False,
-    ),
-    Option(name="steps", help="optimizer steps", group=WORKLOAD, commands=BOTH, key="training.duration.max_steps"),
-    Option(name="warmup", help="steps left out of the metrics, or auto", group=WORKLOAD, key="benchmarking.warmup_steps"),
-    Option(
-        name="precision",
-        help="",
-        group=WORKLOAD,
-        commands=RUN,
-        key="platform_optimizations.PLATFORM.precision",
-        choices=get_args(Precision),
-    ),
-    Option(
-        name="data", help="mock, or text:PATH (a file or folder)", metavar="DATA", group=WORKLOAD, key="training.data.dataset"
-    ),
-    Option(
-        name="routing",
-        help="how tokens choose experts: natural, or balanced (forced; overstates speed)",
-        metavar="HOW",
-        group=WORKLOAD,
-        key="training.routing",
-        choices=get_args(Routing),
-    ),
-    Option(name="seed", help="seed of weights and data", group=WORKLOAD, key="experiment.seed"),
-    Option(
-        name="micro_batch_size",
-        help="sequences",
-        group=WORKLOAD,
-        commands=RUN,
-        key="training.data.micro_batch_size",
-    ),
-    Option(name="global_batch_size", help="sequences", group=WORKLOAD, commands=RUN, key="training.data.global_batch_size"),
-    Option(name="sequence_length", help="tokens", group=WORKLOAD, commands=RUN, key="training.data.sequence_length"),
-    Option(
-        name="probes",
-        help="a probes.jsonl of this machine, or its folder, besides those in the output folder; may be repeated",
-        metavar="PATH",
-        kind=Path,
-        swept=False,
-    ),
-)
+def _read(section: str) -> tuple[Option, ...]:
+    rows: list[dict[str, Any]] = document(DATA / "options.yaml")[section]
+    for row in rows:
+        row["kind"], row["choices"] = KINDS[row.get("kind", "text")], CHOICES.get(row.get("choices", ""), ())
+        row["commands"] = tuple(row.get("commands", ()))
+    return tuple(Option(**row) for row in rows)
+
+
+OPTIONS, COUNTING = _read("options"), _read("counting")
+"""Of a run; and how analyses count."""
 BY_NAME = {option.name: option for option in OPTIONS}
+DEGREES = tuple(BY_NAME[name] for name in ("tp", "pp", "vpp", "cp", "ep"))
 
 
 def option_of(field: str) -> Option:
     """Return the option of a field of the request."""
     return next(option for option in OPTIONS if field in {option.field, option.name})
-
-
-COUNTING = (
-    Option(
-        name="flops",
-        help="how FLOP are counted: causal, full or 6n (causal)",
-        metavar="HOW",
-        key="benchmarking.flops_convention",
-        choices=CONVENTIONS,
-    ),
-    Option(
-        name="warmup",
-        help="steps to leave out, or auto: detected in the step times (auto)",
-        key="benchmarking.warmup_steps",
-        kind=steps,
-    ),
-    Option(
-        name="peak", help="what utilization divides by: dense, or sparse (dense)", metavar="PEAK", choices=("dense", "sparse")
-    ),
-    Option(name="cost_per_gpu_hour", help="add a column of cost, in your currency", metavar="PRICE", kind=price),
-    Option(
-        name="probes",
-        help="a probes.jsonl of this machine, or its folder, besides those with the results; may be repeated",
-        metavar="PATH",
-        kind=Path,
-    ),
-)
-"""How analyses count."""
 
 
 def assignment(text: str, example: str) -> tuple[str, str]:

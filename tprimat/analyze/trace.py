@@ -181,8 +181,6 @@ def _extend(spans: dict[int, tuple[float, float]], number: int, event: TraceEven
     spans[number] = (min(start, event.start), max(end, event.end))
 
 
-ORDER: tuple[WorkClass, ...] = (*COMPUTE, "communication", "memory_copy")
-"""Where classes overlap, a moment belongs to the first of these: communication counts only where no computation hides it."""
 TOP = 15
 
 
@@ -192,7 +190,7 @@ class ClassTime:
 
     kind: WorkClass
     seconds: float
-    """Of the step, where no class before it in ORDER runs: with the idle time these add up to the step."""
+    """Of the step, where no class before it in CLASSES runs: with the idle time these add up to the step."""
     busy_seconds: float
     """In which it runs at all, hidden or not; kernels that overlap each other count once."""
 
@@ -261,7 +259,7 @@ def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
             seconds=sum(seconds[kind] for seconds in own) / len(parts),
             busy_seconds=mean(lambda _, part, kind=kind: covered(_of(part, (kind,)))),  # type: ignore[misc]
         )
-        for kind in ORDER
+        for kind in CLASSES
     )
     exposed = [_exposed(part) for _, part in parts]
     return ProfileSummary(
@@ -285,8 +283,8 @@ def _of(part: Spans, kinds: Sequence[WorkClass]) -> Spans:
 
 def _own_seconds(part: Spans) -> dict[WorkClass, float]:
     """Return the time that each class adds to that of the classes before it."""
-    reached = [covered(_of(part, ORDER[:number])) for number in range(len(ORDER) + 1)]
-    return {kind: reached[number + 1] - reached[number] for number, kind in enumerate(ORDER)}
+    reached = [covered(_of(part, CLASSES[:number])) for number in range(len(CLASSES) + 1)]
+    return {kind: reached[number + 1] - reached[number] for number, kind in enumerate(CLASSES)}
 
 
 def _exposed(part: Spans) -> dict[str, float]:

@@ -8,27 +8,19 @@ from tprimat.core.rows import DATA, document
 
 WorkClass = Literal[
     "matmul",
+    "expert_matmul",
+    "router",
+    "permute",
     "attention",
     "norm_elementwise",
     "optimizer",
     "other",
     "communication",
     "memory_copy",
-    "expert_matmul",
-    "router",
-    "permute",
 ]
-
-COMPUTE: tuple[WorkClass, ...] = (
-    "matmul",
-    "expert_matmul",
-    "router",
-    "permute",
-    "attention",
-    "norm_elementwise",
-    "optimizer",
-    "other",
-)
+CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
+"""Where classes overlap, a moment belongs to the first of these: communication counts only where no computation hides it."""
+COMPUTE = CLASSES[:-2]
 """Classes that can hide communication."""
 
 
@@ -44,6 +36,3 @@ def kernel_class(name: str) -> WorkClass:
     """Return the class of a kernel on an accelerator."""
     small = name.lower()
     return next((kind for pattern, kind in kernel_patterns() if pattern.search(small)), "other")
-
-
-CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)

@@ -20,7 +20,7 @@ def compare(*arguments, cwd):
 def test_the_nearest_stand_beside_ours_by_one_yardstick_with_what_differs_and_how_to_run_them(tmp_path):
     done = compare("--results-dir", RUNS / "h100", "--published", "--output", "c.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.split("Published neighbours")[1].splitlines()
+    lines = done.stdout.split("Published neighbors")[1].splitlines()
     ours = next(number for number, line in enumerate(lines) if line.startswith("llama H100 SXM minimal_communication"))
     nearest = lines[ours + 1]
     assert nearest.startswith("tprimat-h100-llama")

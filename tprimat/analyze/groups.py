@@ -184,7 +184,7 @@ def kind_of(item: Measured) -> Kind:
 
 
 def labels_among(groups: Sequence[Group]) -> list[tuple[tuple[str, str], ...]]:
-    """Return for each group the parts of a label that tells it from these groups alone; its own if the label is not a trait's."""
+    """Return for each group the parts of a label that tells it from only these groups; its own if the label is not a trait's."""
     if not all(group.parts for group in groups):
         return [group.parts for group in groups]
     first = all(group.parts[0][0] == "folder" for group in groups)

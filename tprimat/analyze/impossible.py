@@ -23,7 +23,7 @@ PARAMETER_TOLERANCE = 0.02
 
 
 def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[Finding, ...]:
-    """List why a run cannot be what it says; empty where nothing contradicts it."""
+    """List why a run cannot be what it says; empty if nothing contradicts it."""
     run, steps = result.run, result.steps
     return (
         *_against_evidence(run),

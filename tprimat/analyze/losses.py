@@ -97,7 +97,7 @@ def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
 
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
-    """Compare the losses of two sides, pair by pair. Runs of two engines are none: they draw other weights from one seed."""
+    """Compare the losses of two sides, pair by pair. Two engines make no pairs: they draw different weights from one seed."""
     silent = sum(not any(map(curve_of, side)) for side in (references, candidates))
     if silent:
         return _undecided(Finding(kind="no losses", numbers=(silent,)))
@@ -110,7 +110,7 @@ def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult
 
 
 def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck | None:
-    """Compare the means of two sides that differ in seeds alone, as far as is recorded: these make no loss differ by RISE."""
+    """Compare the means of two sides that differ only in seeds, as far as recorded: seeds make no loss differ by RISE."""
     first, second = ([replace(one, run=replace(one.run, seed=0)) for one in side] for side in (references, candidates))
     if any(mismatch(first[0], one, unknown_alike=True) for one in (*first, *second)):
         return None
@@ -198,7 +198,7 @@ def curve_of(result: RunResult) -> Curve:
 
 
 def pairs_of(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> tuple[Pairs, Finding | None]:
-    """Pair the runs of two sides by seed, repetitions in order; or say why the last two that were compared are none."""
+    """Pair the runs of two sides by seed, repetitions in order; or say why the last two that were compared do not pair."""
     pairs: Pairs = {}
     left, why = list(candidates), None
     for reference in references:

@@ -22,7 +22,7 @@ from tprimat.records.schema import Estimate, RunRecord
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 
 LEAST_TERM = 1e-12
-"""Of one GPU's time, below which a term of a law is none."""
+"""Share of one GPU's time below which a term of a law counts as 0."""
 ALIKE = 0.01
 """Relative difference up to which two amounts of work are equal."""
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}

@@ -1,4 +1,4 @@
-"""What a configuration is: its traits in words, and which of them two runs may not differ in to be compared."""
+"""What a configuration is: its traits in words, and in which of them compared runs must agree."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

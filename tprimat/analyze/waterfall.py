@@ -2,7 +2,7 @@
 
 Each part says how it is known. What nothing measures or predicts is "rest", and never spread over the others; it is negative
 where the parts together are longer than the step. Parts are seconds of a mean step on one GPU; in FLOP/s each takes its share of
-what the step loses to the peak, so that no order of parts matters.
+what the step loses to the peak, so the order of parts does not matter.
 """
 
 from collections.abc import Mapping

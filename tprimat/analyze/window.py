@@ -128,7 +128,7 @@ def steps_without_graphs(run: RunRecord) -> int:
 
 
 def tensor_memory(run: RunRecord, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """Drop the allocated memory of steps that CUDA graphs ran: torch counts what the graphs hold as reserved alone.
+    """Drop the allocated memory of steps that CUDA graphs ran: torch counts what the graphs hold only as reserved.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#graph-memory-management
     """

@@ -1,4 +1,4 @@
-"""Train a plan with a recipe of Megatron-Bridge and its own pretrain(). Importing this module imports nothing of Bridge."""
+"""Train a plan with a recipe of Megatron-Bridge and its own pretrain(). Importing this module imports nothing from Bridge."""
 
 import os
 import sys

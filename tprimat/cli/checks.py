@@ -122,6 +122,6 @@ class Validate:
                 print(screen.prose(line, 2))
         failures, defined = sum(map(len, alike.values())), len(cells) - left_out
         names = " and ".join(dict.fromkeys(too_large))
-        fits = f", {len(too_large)} of them too large for {names} by prediction (--gpu names another)" if too_large else ""
+        fits = f", {len(too_large)} of them predicted too large for {names} (--gpu names another)" if too_large else ""
         print(f"{defined - failures} of {defined} valid{fits}" + (f", {left_out} left out" if left_out else ""))
         return 1 if failures else 0

@@ -1,4 +1,4 @@
-"""The standard streams of a command whose reader may leave (`| head`), whose disk may be full, and that a signal may end."""
+"""The standard streams of a command: its reader may leave (`| head`), its disk may fill up, a signal may end it."""
 
 import errno
 import os

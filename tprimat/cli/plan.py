@@ -32,7 +32,7 @@ ROUTINGS: dict[str, Routing] = {"natural": "natural", "forced": "balanced"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--architecture", metavar="MODEL", help="the name of one of tprimat models")
+    which.add_argument("--architecture", metavar="MODEL", help="a model that tprimat models lists")
     which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
     parser.add_argument("--accelerator", metavar="NAME", help="a device name, or a row of tprimat models (this machine's)")
     parser.add_argument("--gpus", type=counts, metavar="N[,N]", help="total number, or several (this machine's; 8 of another)")

@@ -119,7 +119,7 @@ def hints(options: tuple[Option, ...]) -> dict[str, str]:
 
 
 def names_listed(options: tuple[Option, ...]) -> str:
-    """Return names and help of the options that --set alone has, for the end of a command's help."""
+    """Return names and help of the options that only --set has, for the end of a command's help."""
     rows = [(f"{option.name}={option.metavar}", option.help) for option in options if not option.commands]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)

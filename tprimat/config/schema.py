@@ -217,8 +217,8 @@ class EngineOptions(RefuseUnknownKeys):
     gradients: Literal["fp32", "bf16"] = "fp32"
     """How gradients are summed up over micro-batches and replicas. bf16: 2 bytes per weight less, and half the traffic."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
-    """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes per weight instead of 18; on one rank alone, and
-    for measuring only: small updates are lost."""
+    """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes per weight instead of 18; on one rank only, and
+    only for measuring: small updates are lost."""
     fp8_scaling: Literal["delayed", "current"] = "delayed"
     """For Transformer Engine under precision fp8: how tensors are scaled into range, by their past or by their present values."""
 

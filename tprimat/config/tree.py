@@ -133,7 +133,7 @@ class _Reader:
 
 
 def parse_scalar(text: str) -> Any:
-    """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001. What is none stays text."""
+    """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001. Anything else stays text."""
     try:
         value = yaml.safe_load(text)
         # YAML 1.1 reads 1e-4, without a dot, as text.

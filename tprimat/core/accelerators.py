@@ -164,7 +164,7 @@ def peak_dense_flops(device_name: str | None, dtype: str | None) -> float | None
 
 
 def peak_sparse_flops(device_name: str | None, dtype: str | None) -> float | None:
-    """Return the printed peak in FLOP/s with 2:4 sparsity, to read figures that were divided by it; None where there is none."""
+    """Return the printed peak in FLOP/s with 2:4 sparsity, to read figures that were divided by it; None if it has none."""
     accelerator = find_accelerator(device_name)
     return None if accelerator is None else _of_dtype(accelerator.sparse_flops, dtype)
 

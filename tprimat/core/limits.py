@@ -1,4 +1,4 @@
-"""How large what a file holds may be: bytes, levels and numbers. What exceeds them is refused where it is read.
+"""Limits on what a file holds: bytes, levels and numbers. What exceeds them is refused where it is read.
 
 Whatever a file holds, arithmetic on a record stays finite and loops over its steps end.
 """

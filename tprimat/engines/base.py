@@ -209,7 +209,7 @@ LIMITS: Mapping[str, tuple[Callable[[RunPlan], bool], str, str, str]] = {
 
 
 def beyond(engine: Engine, plan: RunPlan, where: Where) -> Iterator[UserError]:
-    """Yield an error for each switch of the embedded engine that another one has not, and for each of its own limits."""
+    """Yield an error for each switch of the embedded engine that another one lacks, and for each of its own limits."""
     for name, usual in OWN_SWITCHES.items():
         chosen = getattr(plan.engine_options, name)
         if chosen != usual and not (engine.always_shards and name == "fully_shard"):

@@ -1,4 +1,4 @@
-"""Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; shrunk ones train on a CPU in tests alone."""
+"""Megatron-Bridge's pre-training recipes, the successor of NeMo 2, on CUDA; shrunk ones train on a CPU in tests only."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Megatron-LM's pretrain_gpt.py under torchrun: NVIDIA's program as a clone of its repository has it.
+"""Megatron-LM's pretrain_gpt.py under torchrun: NVIDIA's program, from a clone of its repository.
 
 Since Megatron-Core 0.17 the package has all but three scripts of it, so a folder with these beside an installed package will do.
 """

@@ -1,4 +1,4 @@
-"""What a machine offers a training besides software (GPUs, shared memory, disk, SLURM), and what to do about it."""
+"""What a machine offers besides software (GPUs, shared memory, disk, SLURM), and what to do about it."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) ->
 def check_gpus(gpus: tuple[Gpu, ...]) -> Check:
     """Name the GPUs that a run would see."""
     if not gpus:
-        fix = "if there are GPUs: nvidia-smi or amd-smi must list them, in a container with --gpus all or --device /dev/kfd"
+        fix = "if there are GPUs, nvidia-smi or amd-smi must list them; containers need --gpus all or --device /dev/kfd"
         return Check("GPUs", "absent", "none: runs show that a strategy works, not how fast it is", fix)
     names = list(dict.fromkeys(gpu.name or "unnamed" for gpu in gpus))
     finding = f"{len(gpus)} x {' + '.join(names)}"

@@ -1,7 +1,7 @@
-"""Where the ranks of a hung run stand: in which collective one is missing, and the stacks of all, before they are stopped.
+"""Where the ranks of a hung run are: the collective that one is missing from, and the stacks of all, before they are stopped.
 
-`train/worker.py` writes what torch's flight recorder holds on each rank. gloo records collectives alone, NCCL also what
-passes between two ranks.
+`train/worker.py` writes what torch's flight recorder holds on each rank. gloo records only collectives, NCCL also messages
+between two ranks.
 """
 
 import json

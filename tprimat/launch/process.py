@@ -42,7 +42,7 @@ MAX_TAIL_LINES = 20_000
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are split, so that binary output cannot fill the memory."""
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
-"""A progress bar ends its line with \\r alone. A \\r at the end of a chunk may be followed by a \\n in the next one."""
+"""A progress bar ends its line with only \\r. A \\r at the end of a chunk may be followed by a \\n in the next one."""
 
 
 class Interrupts:

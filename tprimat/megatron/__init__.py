@@ -1,6 +1,6 @@
 """The embedded engine: Megatron-Core's model, schedules and optimizer under a Lightning Trainer.
 
-`train` is all that others call. What must happen before torch and Megatron-Core are imported, it does in this order.
+Others call only `train`. It does in order what must happen before torch and Megatron-Core are imported.
 """
 
 from typing import Any

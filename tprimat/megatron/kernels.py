@@ -29,7 +29,7 @@ def _reduce_largest(x, largest, numbers, CHUNK: tl.constexpr):
 
 @triton.jit
 def _rounded(values, small, LIMIT: tl.constexpr):
-    """Round to the dtype of `small`. A number that is none stays none."""
+    """Round to the dtype of `small`. NaN stays NaN."""
     return tl.clamp(values, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(small.dtype.element_ty)
 
 
@@ -63,7 +63,7 @@ def _scale_and_transpose(
 
 
 def largest_magnitude(x: Tensor) -> Tensor:
-    """Return the largest magnitude of a contiguous tensor of any shape as fp32, shape (). Numbers that are none do not count."""
+    """Return the largest magnitude of a contiguous tensor of any shape as fp32, shape (). NaN does not count."""
     largest = torch.zeros((), dtype=torch.float32, device=x.device)
     _reduce_largest[(triton.cdiv(x.numel(), CHUNK),)](x, largest, x.numel(), CHUNK, num_warps=8)
     return largest

@@ -196,7 +196,7 @@ Linear = tuple[type[ColumnLinear], type[RowLinear]]
 def block_spec(
     shape: ModelShape, experts: list[bool], linear: Linear, rotary: Callable[[int], Rotation] | None = None
 ) -> TransformerBlockSubmodules:
-    """Return the spec of the layers of one pipeline stage, or chunk of one under virtual pipelining, on torch alone.
+    """Return the spec of the layers of one pipeline stage, or chunk of one under virtual pipelining, on torch only.
 
     `experts` says whether each layer has some; `rotary` is tokens -> cosines and sines, None leaves positions to Megatron.
     """

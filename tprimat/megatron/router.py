@@ -41,7 +41,7 @@ class Choice:
 
 
 def choose(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
-    """Choose the experts of each token by logits, (tokens, experts), fp32; a bias, (experts,), counts for the choice alone.
+    """Choose the experts of each token by logits, (tokens, experts), fp32; a bias, (experts,), counts only for the choice.
 
     Returns weights, fp32, and numbers of experts, both (tokens, experts_per_token).
     """

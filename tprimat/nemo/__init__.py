@@ -1,4 +1,4 @@
-"""Train a plan with NeMo 2's own recipe and trainer. Importing this module imports nothing of NeMo."""
+"""Train a plan with NeMo 2's own recipe and trainer. Importing this module imports nothing from NeMo."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -88,7 +88,7 @@ def prepare_pass(kind: str, product: gemm.Product, dtype: str, device: torch.dev
 
 
 KINDS = {"bf16": ("fprop", "dgrad", "wgrad"), "fp8": ("fprop", "dgrad", "dgrad")}
-"""Forward product and both gradients of a matrix. In fp8 both gradients are called dgrad: they differ in their shapes alone."""
+"""Forward product and both gradients of a matrix. In fp8 both gradients are called dgrad: they differ only in their shapes."""
 
 
 def product_cases(dtype: str, *, small: bool) -> list[Case]:

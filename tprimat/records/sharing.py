@@ -1,4 +1,4 @@
-"""What of a record may leave this machine: text of named fields, and of sentences and commands plain words and numbers.
+"""Which parts of a record may leave this machine: text of named fields; plain words and numbers of sentences and commands.
 
 Archives, report pages, exports and benchmark files are written from what `shareable` returns. Text of any other field stays here.
 """

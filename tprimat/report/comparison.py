@@ -131,7 +131,7 @@ def published_text(neighbourhoods: Sequence[Neighbourhood], screen: Screen = PLA
     results = {neighbour.result.name: neighbour.result for one in neighbourhoods for neighbour in one.neighbours}
     sources = "\n".join(f"{name}\n  source  {result.source}" for name, result in results.items())
     blocks = [_block(one, screen) for one in neighbourhoods]
-    return "\n\n".join([screen.prose("Published neighbours. " + CAPTION), *blocks, sources]) + "\n"
+    return "\n\n".join([screen.prose("Published neighbors. " + CAPTION), *blocks, sources]) + "\n"
 
 
 def _block(neighbourhood: Neighbourhood, screen: Screen) -> str:

@@ -37,7 +37,7 @@ def proven(ranking: Ranking) -> bool:
 
 
 def headline(ranking: Ranking) -> list[str]:
-    """Name the winner, its lead with the interval, and how many are not shown to be slower; nothing of a single configuration."""
+    """Name the winner, its lead with the interval, and how many are not shown to be slower; empty for one configuration."""
     names, best = short_names(ranking.groups), ranking.best
     if ranking.lead is None:
         return []
@@ -240,7 +240,7 @@ def change(ratio: float) -> str:
 def open_losses(judged: Sequence[Verdict]) -> list[str]:
     """Say why it is not shown that compared sides reach the same losses."""
     reasons = list(dict.fromkeys(finding_words(verdict.losses_open) for verdict in judged if verdict.losses_open))
-    rest = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
+    rest = f"; and {plural(len(reasons) - MOST_REASONS, 'more reason')}" if len(reasons) > MOST_REASONS else ""
     return [f"Losses not shown equal: {'; '.join(reasons[:MOST_REASONS])}{rest}."] if reasons else []
 
 
@@ -286,7 +286,7 @@ FINDINGS = {
     "no MFU": "no MFU, since {}",
     "few steps": "only {} steady steps; 10 or more make an interval trustworthy",
     "drift": "step time drifts by {:signed} over the steady steps (Mann-Kendall, p < 0.05)",
-    "outliers": "outliers (3 scaled MAD): {} of {} steady steps; throughput includes them, its interval may be too narrow",
+    "outliers": "outliers (3 scaled MAD): {} of {} steady steps; throughput includes them, and its interval may be too narrow",
     "not finite": "{} of {} steady steps have a skipped update, or a loss or norm that is not finite",
     "two speeds": "bimodal step times: {:share} take {:seconds}, the others {:seconds}; no interval. "
     "Check the clocks, and run longer",
@@ -353,7 +353,7 @@ def finding_words(finding: Finding | Shared) -> str:
 
 
 def not_counted_words(item: Measured) -> str:
-    """Say why a run does not count; nothing of one that does."""
+    """Say why a run does not count; empty if it does."""
     text = "; ".join(map(finding_words, item.not_counted))
     return text if item.counts or item.not_counted[0].kind in TRUE_BUT_UNUSABLE else f"this cannot be: {text}"
 

@@ -1,4 +1,4 @@
-"""One list for every call that makes runs: an entry a configuration, planned or refused, with a cell for each of its runs."""
+"""One list for every call that makes runs: an entry per configuration, planned or refused, with a cell for each of its runs."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

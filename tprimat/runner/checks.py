@@ -62,7 +62,7 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
 def _gpus(session: Session, plan: RunPlan) -> Check:
     machine, wanted = session.machine, plan.gpus_per_node
     if session.is_named and machine is not None:
-        finding = f"{wanted} x {machine.accelerator}, from --gpu; predictions below are for it"
+        finding = f"{wanted} x {machine.accelerator}, from --gpu; predictions below assume them"
         return Check("GPUs", "absent", finding)
     if plan.platform == "cpu":
         finding = f"{wanted:,} on this CPU, which has {cpu_cores()} cores"

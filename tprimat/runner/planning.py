@@ -123,7 +123,7 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
 
 
 def by_megatron_lm(question: Question, accelerator: Accelerator) -> Question:
-    """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: no command of ours starts that."""
+    """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: we cannot start that."""
     code = MEGATRON_GRAPHED if accelerator.vendor == "NVIDIA" else MEGATRON_TUNED
     work = replace(question.work, implementation=code)
     return replace(question, work=work, engine=None, equal_stages=False, refusal=None, sharded=MEGATRON_FSDP)

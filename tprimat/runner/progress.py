@@ -37,7 +37,7 @@ class Progress:
         self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
 
     def on_line(self, text: str) -> None:
-        """Note how far the start has come: our worker prints each stage. The rest of the output goes to the log alone."""
+        """Note how far the start has come: our worker prints each stage. The rest of the output goes only to the log."""
         self._last_line = text.strip() or self._last_line
 
     def on_wait(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What a user asks for: a request made of options, and back to the words that make it again."""
+"""What a user asks for: from options to a request, and from a request back to the words that make it."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

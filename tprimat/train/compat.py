@@ -1,6 +1,6 @@
 """Private names of other packages: how each is required, and those of Lightning that train/ uses.
 
-Where Lightning lacks one, a public name does, with less.
+Where Lightning lacks one, a public name replaces it and does less.
 """
 
 import inspect

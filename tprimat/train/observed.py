@@ -1,4 +1,4 @@
-"""What a model over Megatron-Core shows of itself while it trains, whichever trainer has built it: its first micro-batch, too."""
+"""What a Megatron-Core model shows while it trains, whichever trainer built it, including its first micro-batch."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

@@ -190,7 +190,7 @@ def requested_dtype(precision: str) -> str | None:
 
 
 class StepLog:
-    """Write the lines of one run to stdout. Rank 0 alone calls it."""
+    """Write the lines of one run to stdout. Only rank 0 calls it."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan

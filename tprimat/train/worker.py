@@ -127,7 +127,7 @@ def recorders() -> list[dict[str, Any]]:
 
 
 def groups() -> dict[str, list[int]]:
-    """Return the name of each process group of this rank and the ranks in it, which torch's recorder knows under NCCL alone."""
+    """Return the name of each process group of this rank and the ranks in it, which torch's recorder knows only under NCCL."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         configs = module._get_all_pg_configs()  # type: ignore[union-attr]

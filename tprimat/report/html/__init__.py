@@ -1,4 +1,4 @@
-"""Write one self-contained HTML page on any number of runs: it opens offline, asks nothing of any server, and prints."""
+"""Write one self-contained HTML page on any number of runs: it opens offline, contacts no server, and prints."""
 
 import base64
 import gzip

@@ -176,7 +176,7 @@ def _flop_per_token(run: RunRecord, convention: FlopConvention, dropped: float |
         return None, "the sequence length is not recorded"
     if dropped is None and drops_choices(run, None):
         capacity = f"{run.ran.expert_capacity:g}"
-        return None, f"experts are full at a capacity of {capacity}, and how many choices they dropped is not recorded"
+        return None, f"experts are full at a capacity of {capacity}, but how many choices they dropped is not recorded"
     return flop_per_token(run.ran.shape, run.ran.sequence_tokens, convention, dropped or 0.0), None
 
 

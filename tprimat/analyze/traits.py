@@ -301,7 +301,7 @@ def differing_traits(
     """Return each trait in which two runs differ, with its effect on comparing them. Unknown is not equal.
 
     A trait that neither records is among them only if it then forbids the comparison; `unrecorded` lists the others. Traits that
-    are the question (`varying`) are listed; where there are some, what would be listed is warned of.
+    are the question (`varying`) are listed; if there are some, the others that would be listed are warned of.
     """
     differing = []
     same_accelerator = accelerator_name(first) == accelerator_name(second)

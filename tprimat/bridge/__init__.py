@@ -18,7 +18,7 @@ def train(plan: RunPlan) -> None:
     """Train a plan on this rank of torchrun."""
     # Before anything imports megatron.core.
     if find_spec(startup.TRANSFORMER_ENGINE) is not None and not startup.transformer_engine_is_usable():
-        raise LaunchError("Transformer Engine cannot be imported.", why="Bridge's layers are made of it.", fix=ENGINE.install)
+        raise LaunchError("Transformer Engine cannot be imported.", why="Bridge's layers need it.", fix=ENGINE.install)
     bootstrap.offer_wgrad_extension()  # NVIDIA's container has Apex's
     from tprimat.bridge import compat
 

@@ -85,7 +85,7 @@ def varying_traits(text: str | None) -> tuple[str, ...]:
 
 
 def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
-    """Return how the flags of `add_counting` want metrics counted. Raises ConfigError: a value is none of its option."""
+    """Return how the flags of `add_counting` want metrics counted. Raises ConfigError: a value does not fit its option."""
     from tprimat.analyze.metrics import MetricOptions
 
     values = counted(options)

@@ -344,7 +344,7 @@ def add_request(parser: argparse.ArgumentParser, command: str) -> dict[str, argp
 
 
 def request_of(options: argparse.Namespace, command: str, program: str) -> "RunRequest":
-    """Return what the flags of `add_request` ask for. Raises ConfigError: a value is none of its option."""
+    """Return what the flags of `add_request` ask for. Raises ConfigError: a value does not fit its option."""
     from tprimat.records.sharing import masked_command
     from tprimat.runner.request import RunRequest, with_settings, with_values
 

@@ -157,7 +157,7 @@ class Workload(RefuseUnknownKeys):
     attention_dtype: str | None = None
     """fp8 if attention multiplies in 8 bits as well, which usual recipes leave in bf16."""
     narrow_weights_alone: bool | None = None
-    """Under fp8 or fp4, the layers' matrices are kept in that dtype alone, without bf16; None: as the implementation does."""
+    """Under fp8 or fp4, the layers' matrices are kept only in that dtype, without bf16; None: as the implementation does."""
     layers_in_bf16: WholeNumber | None = None
     """Layers that a recipe for fp8 leaves in bf16, as some do with the first and the last."""
     wider_parts: tuple[Name, ...] | None = None

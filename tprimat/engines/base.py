@@ -60,7 +60,7 @@ class Engine(ABC):
     automatic_if_it_fits: ClassVar[bool] = False
     """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
     planned_as_tuned: ClassVar[bool] = False
-    """Whether plans ask what its framework can do at its best, beyond what a run of ours sets."""
+    """Whether plans ask what its framework can do at its best, beyond what our runs set."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """What of LIMITS it cannot do."""
     layers: ClassVar[Implementation | None] = None

@@ -73,7 +73,7 @@ def ranks_of(pids: set[int]) -> dict[int, int]:
 def take_records(ranks: Mapping[int, int], folder: Path) -> list[RankRecord]:
     """Let the ranks of this node write down what their flight recorders hold, in the run's folder on this node.
 
-    Those that do not wait for SIGUSR2 are left alone, and out: they could die of it.
+    Processes that do not wait for SIGUSR2 are left out: the signal could kill them.
     """
     answering = {rank: pid for rank, pid in ranks.items() if in_signal_set("SigBlk", pid, signal.SIGUSR2)}
     files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in answering}

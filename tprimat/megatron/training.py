@@ -86,7 +86,7 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
     ours = options.layers == "local"
     if not ours and not transformer_engine_is_usable():
         raise LaunchError(
-            "layers is transformer_engine, and Transformer Engine cannot be imported.",
+            "layers is transformer_engine, but Transformer Engine cannot be imported.",
             why="The log says why.",
             fix=f"pip install 'transformer-engine[pytorch]', or --set {OPTIONS.format(plan.platform)}.layers=local",
         )
@@ -114,8 +114,8 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
 def _refuse_exchanges(plan: RunPlan) -> None:
     if plan.engine_options.overlap_tensor_parallel is True and plan.workload.layout.tensor > 1:
         raise LaunchError(
-            "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
-            why="It needs for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
+            "overlap_tensor_parallel is on, but the tensor ranks cannot read each other's memory here.",
+            why="Each tensor group needs NVIDIA GPUs of one machine that read each other's memory.",
             fix=f"--set {OPTIONS.format(plan.platform)}.overlap_tensor_parallel=auto",
         )
 

@@ -17,7 +17,7 @@ from tprimat.train.rank import StepLog, running_record
 def train(plan: RunPlan) -> None:
     """Train a plan on this rank of torchrun."""
     if not startup.transformer_engine_is_usable():  # before anything imports megatron.core
-        raise LaunchError("Transformer Engine cannot be imported.", why="NeMo's layers are made of it.", fix=INSTALL)
+        raise LaunchError("Transformer Engine cannot be imported.", why="NeMo's layers need it.", fix=INSTALL)
     try:
         import fiddle
 

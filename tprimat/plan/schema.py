@@ -106,7 +106,7 @@ FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer")
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:
-    """Write a plan for this user alone, without the values of unknown environment variables, which only the launcher needs."""
+    """Write a plan only for this user, without the values of unknown environment variables, which only the launcher needs."""
     written = replace(plan, environment=masked_environment(plan.environment))
     write_atomically(path, to_json(written, indent=2) + "\n", private=True)
 

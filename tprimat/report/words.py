@@ -163,7 +163,7 @@ def _bare(name: str, word: str) -> str:
 def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
     """Say in which traits a workload differs from the nearest one above of the same model, so that no speed is compared.
 
-    Of models it is said once, below the heading of the second one.
+    For models it is said once, below the heading of the second one.
     """
     run, varying = ranking.best.run, ranking.question.varying
     models = [(other.best.run.model, other.best.run.size) for other in earlier]

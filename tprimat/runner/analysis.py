@@ -118,7 +118,7 @@ def _without_runs(path: Path) -> RecordError:
 
 
 def configured_prices() -> dict[str, float]:
-    """Return the prices of a GPU hour by accelerator of ./config.yaml; none where it is missing or wrong, which is said."""
+    """Return the prices of a GPU hour by accelerator of ./config.yaml; none, with a notice, where it is missing or wrong."""
     try:
         return load_config("config.yaml").benchmarking.cloud_costs if Path("config.yaml").is_file() else {}
     except ConfigError as error:
@@ -167,7 +167,7 @@ class Gate:
     """Why a regression gate does not open; it opens where both are empty."""
 
     closed: tuple[str, ...] = ()
-    """Shown to be slower by more than the margin or to reach another loss, or not to be compared."""
+    """Slower by more than the margin, with another loss, or not comparable."""
     undecided: tuple[str, ...] = ()
     """The interval reaches beyond the margin, or a run of a candidate does not count."""
 

@@ -76,7 +76,7 @@ def with_values(request: RunRequest, values: Iterable[tuple[str, str]], origin: 
 
     `origin` is what is typed before a name: -- for flags of their own, --set or --sweep.
 
-    Raises ConfigError: a value is none of its option.
+    Raises ConfigError: a value does not fit its option.
     """
     fields: dict[str, Any] = {}
     settings = list(request.settings)

@@ -48,6 +48,7 @@ SHOWN = {
     "[0] NVIDIA B200 | 67 C, 100 % | 124906 / 183359 MB | root(1M)": "NVIDIA B200",
     "- NPU type: Ascend910B3": "Ascend910B3",
     "| 0     910B4               | OK            | 98.9        44                0    / 0             |": "910B4",
+    "2022-Mar-29 07:07 11:11 ERROR NRT:nrt_init Unable to determine Neuron Driver version.": "neuron",
     "* Intel(R) Data Center GPU Max 1550": "Intel(R) Data Center GPU Max 1550",
     "* [0] _CudaDeviceProperties(name='NVIDIA A40', major=8, minor=6, total_memory=45403MB)": "NVIDIA A40",
     "[INFO] [real_accelerator.py:239:get_accelerator] Setting ds_accelerator to xpu (auto detect)": "xpu",
@@ -95,6 +96,13 @@ def test_the_last_resort_is_the_last_line_about_an_error_of_a_log_without_steps(
     warning = "node1:1:2 [0] p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : invalid argument"
     record = run_from([warning, "node1:1:2 [0] NCCL INFO p2p.cc:473 -> 3"], "llama", gpus=8, accelerator="H100 SXM").record
     assert record.cause == f"The log ends with an error of a kind that is not known here: {warning}"
+    ends = [
+        "srun: error: n1: task 0: Exited with exit code 1",
+        "slurmstepd: error: *** STEP 3.0 ON n1 CANCELLED AT 2024-04-03 ***",
+    ]
+    lines = ["AssertionError: Expected 56 tokens", *ends, *["srun: error: n1: tasks 2,6-7: Killed"] * 9]
+    record = run_from(lines, "llama", gpus=8, accelerator="H100 SXM").record
+    assert (record.cause, record.hint.split("; ")[1]) == ("AssertionError: Expected 56 tokens", "task 0 on n1 failed first")
     assert read(*iterations(1, [1.0] * 3), warning)[0].record.outcome == "interrupted"
 
 

@@ -17,6 +17,7 @@ DEVICE_FULL = (
     "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
     "hip_driver: HIP_ERROR_OutOfMemory",
     "RuntimeError: Failed to allocate 1073741824 bytes on the GPU",
+    'RuntimeError: nrt_tensor_allocate status=4 message="Allocation Failure"',  # vllm-project/vllm#12443
     "RuntimeError: XPU out of memory, please use `empty_cache` to release all unoccupied cached memory.",
 )
 HOST_FULL = (
@@ -74,6 +75,12 @@ OTHERS = {
     "Rank 11: found NaN in local grad norm in backward pass. Device: 3": "is no longer finite, first on rank 11.",
     "!!!!!!! Segfault encountered !!!!!!!": "A process crashed",  # modelscope/ms-swift#8306
     "mlx5: host_unknown: got completion with error: [repeated 2x across cluster]": "The network between the nodes failed",
+    "Loss.cu:240: nll_loss: block: [0,0,0], thread: [17,0,0] Assertion `t >= 0 && t < n_classes` failed.": "device-side assert",
+    "permute.cu:412: void permute_launcher(X): Assertion `args.p != nullptr' failed.": "A check in a compiled library failed",
+    "Failed to compile the C++ dataset helper functions": "could not be compiled",  # NVIDIA/Megatron-LM#807
+    "net_ib.cc:94 NCCL WARN NET/IB : mlx5_ib0:1 Got async event : P_Key table change": "The network between the nodes failed",
+    "RuntimeError: HIP error: no HIP-capable device is detected": "The framework finds no GPU",
+    "srun: error: Unable to allocate resources: User's group not permitted": "could not start a task: Unable to allocate",
     "Key 'foo_size' is not in struct": "The framework rejects the configuration",
 }
 WAITS = {
@@ -81,6 +88,11 @@ WAITS = {
     "misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed": "NCCL could not use the network",
     "[rank_monitor_server@node03] Did not get subsequent heartbeat. Waited 600.00 seconds.": "A rank made no progress",
     "Task /job:jax_worker/replica:0/task:37 heartbeat timeout. It has failed, got preempted, or": "A process of the job",
+    "DistNetworkError: The client socket has failed to connect to any network address of (h, 1).": "The ranks did not find",
+    "Rank 3: Watchdog caught collective operation timeout:": "A collective operation timed out",
+    "p2p.cc:275 NCCL WARN Cuda failure 101 'invalid device ordinal'": "NCCL (RCCL) failed",  # NVIDIA/nccl#1647
+    "[exiting program after receiving SIGTERM.] datetime: 2026-01-01 10:01:00": "stopped it with signal SIGTERM",
+    "[exiting program after 230.1 minutes] datetime: 2026-01-01 10:01:00": "ended itself at the time limit",
     "kubelet  Error: ImagePullBackOff": "The container could not start",
     "EI0002: The wait execution of the Notify register times out. Reason: no record": "A collective operation timed out",
     "EI0006: [PID: 7] 2025-04-08 Getting socket times out. Reason: Remote Rank did not send": "A collective operation timed out",
@@ -158,6 +170,8 @@ def test_what_a_scheduler_kills_after_a_lost_node_or_at_its_limit_is_no_cause():
     killed = "srun: error: node07: tasks 8-15: Killed"
     for reason, cause in (("NODE FAILURE, SEE LOG", "The scheduler lost a node"), ("TIME LIMIT", "at its time limit")):
         assert cause in cause_of(killed, f"slurmstepd: error: *** STEP 7 ON n3 CANCELLED AT 2026 DUE TO {reason}").cause
+    ended = "slurmstepd: error: *** STEP 7.0 ON node03 CANCELLED AT 2026-03-03T03 ***"  # by srun, since a task of it failed
+    assert cause_of("[rank3]: ValueError: x", ended, killed).cause == "ValueError: x"
     assert "task ended" in cause_of(killed, "slurmstepd: error: *** STEP 7.0 ON node03 CANCELLED AT 2026-03-03T03 ***").cause
 
 

@@ -41,7 +41,7 @@ ONE_NODE_GPUS = 8
 VENDORS: Mapping[Backend, str] = {
     "cuda": "nvidia geforce quadro rtx gtx tesla titan",
     "rocm": "amd instinct radeon mi rx",
-    "other": "intel max arc gaudi tpu ascend npu xpu hpu mlu musa mtt trainium",
+    "other": "intel max arc gaudi tpu ascend 910a 910b 910c npu xpu hpu mlu musa mtt trainium inferentia neuron",
 }
 """Platform -> words in names of its devices."""
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
@@ -185,7 +185,7 @@ def platform_of(accelerator: str | None) -> Backend | None:
     """Return the platform of an accelerator, by the table of accelerators or by the vendor's name."""
     if (known := find_accelerator(accelerator)) is not None:
         return known.backend
-    words = re.findall("[a-z]+", (accelerator or "").lower())
+    words = re.findall("[a-z]+|910[abc]", (accelerator or "").lower())
     return next((platform for word in words for platform, vendors in VENDORS.items() if word in vendors.split()), None)
 
 

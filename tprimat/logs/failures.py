@@ -65,8 +65,8 @@ LONGEST_TRACEBACK = 40
 LONGEST_READ = 2000
 """Characters of a line that are looked at: patterns take the square of it."""
 RANK_MARK = re.compile(r"^(?:\[rank\d+\]:\s*)+")
-LAST_ERROR = "Last error:"
-"""Of NCCL, which prints the reason on the next line."""
+LAST_ERROR = ("Last error:", "Inner Error!")
+"""Of NCCL and CANN, which print the reason on the next line."""
 RANK = re.compile(r"(?i)(?<!local )(?<!local_)\brank(?:id)?[ =:-]*(\d+)")
 FRAME = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
 TERSE = re.compile("(?:Key|Index)Error")

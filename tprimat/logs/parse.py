@@ -31,7 +31,7 @@ NEAR = 4
 """Lines before the start of a process, or the end of the log, in which an exception ended one."""
 LEAST_PERCENT = 5.0
 """Of the memory in use, from which its total follows with enough digits."""
-OTHERS = {"tpu", "npu", "xpu", "hpu", "mlu", "musa"}
+OTHERS = {"tpu", "npu", "xpu", "hpu", "mlu", "musa", "neuron"}
 """Devices that are no GPUs by name."""
 FENCE = re.compile(r"\s*(?:```|~~~)")
 DIALECTS: tuple[Dialect, ...] = (
@@ -295,7 +295,8 @@ class LogReading:
         raised = any(TRACEBACK in text for text in texts) or last_exception(texts[-NEAR:])
         if failure and (failure.kind or raised):
             return failure
-        return None if self.contents.steps or self._foreign else search("unnamed", texts[-2 * NEAR :])
+        unnamed = None if self.contents.steps or self._foreign else search("unnamed", texts[-2 * NEAR :])
+        return unnamed and (failure or unnamed)
 
     def foreign_ending(self) -> Failure | None:
         """Return how a run ended whose steps are not read; None where the log does not tell."""

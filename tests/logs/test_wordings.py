@@ -102,6 +102,7 @@ WAITS = {
 HARMLESS = (
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "If you run out of memory, lower the batch",
+    "Your job may be preempted at any time; the node is then given to another",
     "NCCL_DEBUG=INFO",
 )
 

@@ -1,6 +1,7 @@
 """Records, evidence and plans for tests by plain facts: those of the workload find their place."""
 
 import dataclasses
+import random
 from typing import Any, TypeVar
 
 from tprimat.core.workload import FullWorkload, Layout, Workload
@@ -45,3 +46,9 @@ def ran_with(run: RunRecord, **facts: Any) -> RunRecord:
         seen = {name: value for name, value in facts.items() if name in run.evidence.workload.facts}
         run = replace(run, evidence=replace(run.evidence, **seen))
     return replace(run, **facts)
+
+
+def jitter(name: str, count: int) -> list[float]:
+    """Return factors by which the step times of a repetition differ from those of another."""
+    rng = random.Random(name)
+    return [rng.gauss(1, 0.002) for _ in range(count)]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changes import replace
+from changes import jitter, replace
 from commands import run_command
 
 from tprimat.analyze.groups import measure, without_copies
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.losses import LOSS_MARGIN, divergence, judge
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.records.discover import read_result
+from tprimat.records.discover import load_results, read_result
 from tprimat.records.store import to_json
 from tprimat.report.words import not_counted_words
 
@@ -36,10 +36,36 @@ def write(folder, run, steps):
 def test_a_copy_under_another_name_repeats_nothing():
     result = read_result(LLAMA)
     copy = replace(result, run=replace(result.run, run_id="copy"))
-    other = replace(copy, steps=tuple(replace(step, step_seconds=step.step_seconds * 1.01) for step in copy.steps))
-    found = without_copies([measure(one, MetricOptions()) for one in (result, copy, other)])
+    found = without_copies([measure(one, MetricOptions()) for one in (result, copy)])
+    assert [item.counts for item in found] == [True, False]
+    assert f"are those of {result.run.run_id}, but for rounding or a constant: it is a copy" in not_counted_words(found[1])
+
+
+CHANGES = {
+    "a digit": lambda seconds: round(seconds, 1),
+    "a factor": lambda seconds: seconds * 1.0001,
+    "a constant": lambda seconds: seconds + 0.001,
+    "a constant, rounded": lambda seconds: round(seconds, 2) + 0.0001,
+}
+
+
+@pytest.mark.parametrize(("spread", "change"), [(0.05, change) for change in CHANGES] + [(0.004, "a constant, rounded")])
+def test_step_times_of_a_run_but_for_rounding_or_a_constant_are_its_own(spread, change):
+    result, rng = read_result(LLAMA), np.random.default_rng(1)
+    first, second = rng.normal(2.6, spread, (2, len(result.steps)))
+    runs = [
+        replace_steps(result, "original", first),
+        replace_steps(result, "copy", map(CHANGES[change], first)),
+        replace_steps(result, "repetition", map(CHANGES[change], second)),
+    ]
+    found = without_copies([measure(one, MetricOptions()) for one in runs])
     assert [item.counts for item in found] == [True, False, True]
-    assert f"equal those of {result.run.run_id}: it is a copy" in not_counted_words(found[1])
+
+
+def test_no_repetition_in_the_records_is_taken_for_a_copy():
+    measured = [measure(one, MetricOptions()) for one in load_results([ROOT / "benchmarks" / "records" / "h100"])[0]]
+    assert len(measured) > 80
+    assert [item.counts for item in without_copies(measured)] == [item.counts for item in measured]
 
 
 @pytest.mark.parametrize("decimals", [2, 3, 4])
@@ -52,7 +78,12 @@ def test_a_copy_with_rounded_times_is_no_second_run_and_a_run_like_another_is_on
 
 
 def replace_times(result, name, change):
-    steps = [replace(step, step_seconds=change(step.step_seconds), ended_at_seconds=None) for step in result.steps]
+    return replace_steps(result, name, [change(step.step_seconds) for step in result.steps])
+
+
+def replace_steps(result, name, times):
+    rows = zip(result.steps, times, strict=True)
+    steps = [replace(step, step_seconds=seconds, ended_at_seconds=None) for step, seconds in rows]
     return replace(result, run=replace(result.run, run_id=name), steps=tuple(steps))
 
 
@@ -103,8 +134,8 @@ def test_a_late_divergence_of_one_seed_differs_from_its_reference():
 def side(folder, name, times=1.0, *, losses=lambda steps: [step.loss for step in steps], **fields):
     """One run below a folder, slower by a factor, with other losses."""
     result = read_result(LLAMA)
-    pairs = zip(result.steps, losses(result.steps), strict=True)
-    steps = [replace(one, step_seconds=one.step_seconds * times, ended_at_seconds=None, loss=loss) for one, loss in pairs]
+    rows = zip(result.steps, losses(result.steps), jitter(name, len(result.steps)), strict=True)
+    steps = [replace(one, step_seconds=one.step_seconds * times * by, ended_at_seconds=None, loss=loss) for one, loss, by in rows]
     write(folder, replace(result.run, run_id=name, **fields), steps)
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from changes import ran_with, replace
+from changes import jitter, ran_with, replace
 from commands import run_command
 
 from tprimat.analyze.compare import rankings, verdict
@@ -148,7 +148,8 @@ def write(folder, result, gpus, times=1.0, **fields):
     place = folder / "runs" / run.run_id
     place.mkdir(parents=True)
     (place / "run.json").write_text(to_json(run) + "\n", encoding="utf8")
-    steps = [replace(one, step_seconds=one.step_seconds * 8 / gpus * times, ended_at_seconds=None) for one in result.steps]
+    rows = zip(result.steps, jitter(run.run_id, len(result.steps)), strict=True)
+    steps = [replace(one, step_seconds=one.step_seconds * 8 / gpus * times * by, ended_at_seconds=None) for one, by in rows]
     (place / "steps.jsonl").write_text("".join(to_json(one) + "\n" for one in steps), encoding="utf8")
 
 

@@ -89,12 +89,16 @@ def _outcome(result: RunResult) -> tuple[Finding, ...]:
 
 FEWEST_ALIKE = 5
 """Unequal step times that two runs share only if one is a copy of the other."""
+RARE = 1e-4
+"""Chance of the same order of fewer unequal step times from which it is a copy's."""
 MOST_DECIMALS = 9
 """Of step times that a copy may have been rounded to."""
+UNLIKE = 0.25
+"""Of the spread of step times: real repetitions differ by over 1.4 of it, constants aside (5,200 pairs in benchmarks/records)."""
 
 
 def without_copies(measured: Sequence[Measured]) -> list[Measured]:
-    """Leave out copies, which repeat nothing: runs with the step times of an earlier run of their configuration, or rounded."""
+    """Leave out copies, which repeat nothing: runs with the step times of an earlier run of their configuration."""
     earlier: dict[tuple[object, ...], list[RunResult]] = {}
     kept = []
     for item in measured:
@@ -109,22 +113,32 @@ def without_copies(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def _is_copy(one: RunResult, other: RunResult) -> bool:
-    """Whether the step times of one run are those of another, all rounded to the same number of decimals."""
+    """Whether two runs have the same step times but for rounding, a constant offset or a constant factor."""
     first, second = ({step.step: step.step_seconds for step in result.steps} for result in (one, other))
     both = sorted(first.keys() & second.keys())
-    if 2 * len(both) < max(len(first), len(second)):
+    if not both or 2 * len(both) < max(len(first), len(second)):
         return False
-    pairs = np.array([(first[step], second[step]) for step in both])
-    apart = float(np.abs(pairs[:, 0] - pairs[:, 1]).max())
-    finest = MOST_DECIMALS if apart == 0 else min(MOST_DECIMALS, math.floor(-math.log10(apart)))
-    for decimals in range(finest, 0, -1):
-        rounded = pairs.round(decimals)
-        if len(np.unique(rounded[:, 0])) < FEWEST_ALIKE:
-            return False
-        equal = np.isclose(rounded[:, 0], rounded[:, 1], rtol=0, atol=0.1 * 10**-decimals).all()
-        if equal and np.isclose(pairs, rounded, rtol=0, atol=1e-9).all(axis=0).any():  # at least one of them is rounded
-            return True
-    return False
+    times = [np.array([side[step] for step in both]) for side in (first, second)]
+    (fine, finer), (coarse, coarser) = sorted(((_decimal(side), side) for side in times), key=lambda pair: pair[0])
+    rounding = coarse * (1 - 1e-6) if coarse > fine else 10.0**-MOST_DECIMALS
+    spread = min(float(np.median(abs(side - np.median(side)))) for side in times)
+    apart = max(rounding, UNLIKE * spread)
+    offset = np.ptp(coarser - finer) <= apart
+    factor = ((coarser - apart / 2) / finer).max() <= ((coarser + apart / 2) / finer).min()
+    if not offset and not factor:
+        return False
+    counts = np.unique((coarser / max(coarse, UNLIKE * spread)).round(), return_counts=True)[1]
+    orders = math.lgamma(len(both) + 1) - sum(math.lgamma(count + 1) for count in counts)
+    return len(counts) >= FEWEST_ALIKE or orders > -math.log(RARE)
+
+
+def _decimal(times: np.ndarray) -> float:
+    """Return what step times differ by multiples of: 0.01 of times rounded to two decimals."""
+    apart = times - times[0]
+    return next(
+        (10.0**-places for places in range(MOST_DECIMALS) if np.allclose(apart, apart.round(places), rtol=0, atol=1e-9)),
+        10.0**-MOST_DECIMALS,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,7 +311,7 @@ FINDINGS = {
     "not completed": "{}{}",
     "not as asked": "what ran is not what was asked: {}",
     "no metrics": "{}",
-    "copy": "its step times equal those of {}: it is a copy",
+    "copy": "its step times are those of {}, but for rounding or a constant: it is a copy",
     "diverged": "its loss rose for good, from {:figure} to {:figure}: it diverged",
     "unlike evidence": "{} is {} in the record but {} in its evidence",
     "other parameters": "{} parameters ran, but the recorded shape has {}",

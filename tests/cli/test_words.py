@@ -29,7 +29,7 @@ RUN = ("--dry-run", "--platform", "cpu", "--model", "llama")
         ("benchmark.py", (*RUN, "--parallel", ","), "--parallel names no strategy."),
         ("benchmark.py", ("--dry-run", "--platform", "cpu", "--model", ",,"), "--model is ',,'."),
         ("benchmark.py", (*RUN, "--set", "training.optimizer.learning_rate=true"), "learning_rate is true."),
-        ("extract_primus_metrics.py", ("--log-file", "x.log", "--model-name", "../x"), "'../x' is not a name."),
+        ("extract_primus_metrics.py", ("--log-file", "x.log", "--model-name", ".."), "'..' is not a name."),
     ],
 )
 def test_a_word_without_a_meaning_is_refused_at_once(program, words, says, tmp_path):

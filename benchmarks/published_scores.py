@@ -314,18 +314,27 @@ def _implementations(result: PublishedResult) -> list[Implementation]:
             dispatches_once_a_node=recipe.once_a_node,
         )
     if re.search(r"all-?to-?all", note):
-        whole = replace(whole, dispatches_once_a_node=False, expert_call_seconds=TRANSFORMER_ENGINE.expert_call_seconds)
+        whole = replace(whole, dispatches_once_a_node=False)
     if re.search(r"deep-?ep|hybrid-?ep", note):
         whole, sharded = (replace(code, dispatches_once_a_node=True) for code in (whole, sharded))
+    if whole.call_seconds and _runs_eagerly(result, note):
+        whole = replace(whole, call_seconds=TRANSFORMER_ENGINE.call_seconds)
     if re.search(r"overlap off|without overlap", note):
         whole = replace(whole, overlaps_experts=False)
     if re.search(r"\beager\b|not compiled", note):
         sharded = replace(sharded, eager_layers=True, fused_activation=False, loss="native", optimizer="eager")
     if re.search(r"async[- ]?tp\b|asynctp", note):
-        sharded = replace(sharded, overlaps_tensor_parallel=True, overlaps_in_fp8=True, overlaps_backward=True)
+        sharded = replace(sharded, overlaps_tensor_parallel=True)
     if (work.pipeline_parallel or 1) > 1:
         return [replace(sharded if work.weights_split_over else whole, shards_weights=False)]
     return [sharded] if work.weights_split_over else [whole, sharded]
+
+
+def _runs_eagerly(result: PublishedResult, note: str) -> bool:
+    """Whether a recipe is not one of those that are tuned for speed, which force the balance and launch CUDA graphs."""
+    natural = result.workload.shape is not None and _routing(result, result.workload.shape) == "natural"
+    tuned = re.search(r"graph|deep-?ep|hybrid-?ep", note)
+    return not tuned and (natural or re.search(r"\bsft\b|functional|fine-?tun|packed", note) is not None)
 
 
 def _recipe(result: PublishedResult) -> Recipe | None:
@@ -396,7 +405,8 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
     facts |= {"mtp_layers": 1} if further else {}
     if "titan" in str(row.get("framework")).lower() and facts.get("pipeline_parallel", 1) > 1:
         _split_local_batch(facts, _number(row.get("gpus")))
-    work = Workload(shape=shape, matmul_dtype=dtype, fp8_scaling=scaling, **facts, **_said(note, str(row.get("routing") or "")))
+    facts |= _said(note, str(row.get("routing") or ""))
+    work = Workload(shape=shape, matmul_dtype=dtype, fp8_scaling=scaling, **facts)
     return PublishedResult(
         name=name,
         source=str(row.get("source")),
@@ -501,6 +511,8 @@ def _said(note: str, routing: str) -> dict[str, Any]:
         facts["recompute"] = "none"
     if re.search(r"token-?drop(?!less)", note, re.IGNORECASE):
         facts["expert_capacity"] = 1.0
+    if re.search(r"(?<!interleaved )\b1f1b", note, re.IGNORECASE):
+        facts["virtual_pipeline"] = 1
     if re.search("nat|real|learn", routing, re.IGNORECASE):
         facts["routing"] = "natural"
     elif re.search("forc|balanc|uniform|fake", routing, re.IGNORECASE):

@@ -89,8 +89,11 @@ class Implementation:
     expert_call_seconds: float = 0.0
     """What the host takes for a product of one expert, where each is a call of its own that the device waits for; 0: one kernel
     multiplies all experts, or a CUDA graph launches them."""
-    overlaps_backward: bool = True
-    """Exchanges between tensor ranks in the backward pass run beside the products of weights' gradients."""
+    call_seconds: float = 0.0
+    """What the host takes for a kernel of a layer, module around it included, where that is more than a launch."""
+    exchanges_dtensors: bool = False
+    """Tensor ranks exchange torch's DTensors: nothing runs beside it, tokens are copied to be gathered and scattered, inputs are
+    gathered in fp8 where they are multiplied so, and operations that are selected for recomputation gather again."""
     overlaps_experts: bool = False
     """Tokens travel to experts while another micro-batch multiplies (overlap_moe_expert_parallel_comm)."""
     graphs_balanced_steps: bool = False

@@ -23,6 +23,12 @@ TimePart = Literal[
 TIME_PARTS: tuple[TimePart, ...] = get_args(TimePart)
 KERNELS_OF_A_LAYER = 55
 """Launches for one layer and micro-batch, forward and backward: 7,000 in 128 of them in the profile of DP4 on H200."""
+ASYNC = 0.7
+"""Of exchanges between tensor ranks, what torch's asynchronous tensor parallelism leaves: steps of Llama 3 8B and 70B are 8 %
+shorter with it (https://discuss.pytorch.org/t/209487)."""
+KERNELS_OF_A_ROUTER = 120
+"""Further ones of a layer of experts: router, permutation, dispatcher. Megatron-Core's steps with 32 experts a rank take the host
+26 to 28 ms a layer, 14 of them for the experts' calls (benchmarks/results/moe.md), so that 12 to 13 are left."""
 ADAM_BYTES = {"one_pass": 28, "fused": 28 + 8, "eager": 80 + 16}
 """A weight with fp32 states: gradient, master and both moments are read, three of them written. one_pass scales the gradient
 meanwhile, fused in a pass before. eager: scaling writes a copy first (local_multi_tensor_scale of Megatron-Core), and each of
@@ -87,7 +93,7 @@ def predict_time(workload: FullWorkload, rates: Rates, known: dict[Any, Any] | N
     of_kind = {stage.kind: stage for stage in stages}
     pieces = {kind: _stage_piece(workload, rates, stage, known) for kind, stage in of_kind.items()}
     # A micro-batch takes at least what the host needs to launch it.
-    launches = {kind: (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds for kind, stage in of_kind.items()}
+    launches = {kind: _launches(workload, rates, stage) for kind, stage in of_kind.items()}
     seconds = {kind: max(sum(piece.values()), launches[kind]) for kind, piece in pieces.items()}
     totals = [seconds[stage.kind] for stage in stages]
     slowest = totals.index(max(totals))
@@ -111,6 +117,12 @@ def predict_time(workload: FullWorkload, rates: Rates, known: dict[Any, Any] | N
         gpus=layout.world_size,
         source=rates.source,
     )
+
+
+def _launches(workload: FullWorkload, rates: Rates, stage: Stage) -> float:
+    """Return what the host takes to launch a stage's micro-batch."""
+    kernels = (stage.layers + 1) * KERNELS_OF_A_LAYER + stage.moe_layers * KERNELS_OF_A_ROUTER
+    return kernels * max(rates.launch_seconds, workload.code.call_seconds) + stage.moe_layers * _expert_calls(workload)
 
 
 def _split(workload: FullWorkload) -> tuple[object, ...]:
@@ -393,8 +405,11 @@ def _conversion_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], 
         outputs = matrix.outputs / (ranks if matrix.split == "outputs" else 1)
         inputs = matrix.inputs / (ranks if matrix.split == "inputs" else 1)
         moved = 2 + 1 if routed and workload.code.expert_wgrad_in_bf16 else reads + 2 * workload.narrow_bytes
+        # Before DTensors are gathered, each rank converts its own tokens; what is left is the other orientation.
+        gathered = workload.code.exchanges_dtensors and ranks > 1 and matrix.split == "outputs"
+        read = (moved - workload.narrow_bytes) / ranks + 2 * workload.narrow_bytes if gathered else moved
         if matrix.name != "router":
-            total += rows * moved * (inputs * (2 if again else 1) + outputs)
+            total += rows * (read * inputs * (2 if again else 1) + moved * outputs)
     return total
 
 
@@ -415,10 +430,14 @@ def _tensor_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
         return 2 * rates.exchange_seconds("all_reduce", message, layout.tensor) * (passes + share)
     gather = rates.exchange_seconds("all_gather", message, layout.tensor)
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
+    if code.exchanges_dtensors:
+        copied = 2 * message / rates.bandwidth  # the tokens' dimension is not the first
+        gathers = passes + (code.selects_operations and workload.recompute == "selective")
+        forward = gathers * (gather + copied) * (workload.narrow_bytes / size if workload.narrow else 1.0)
+        waited = 2 * (forward + gather + copied + (scatter + copied) * (passes + 1))
+        return waited * (ASYNC if code.overlaps_tensor_parallel else 1.0)
     if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or not workload.narrow):
         return share * 2 * (gather + scatter) * (passes + 1)
-    if not code.overlaps_backward:
-        return 2 * (gather + scatter) * (passes + 1)
     beside = scatter if code.keeps_gathered_inputs else gather + scatter
     return 2 * (gather + scatter) * passes + 2 * gather + share * 2 * beside
 

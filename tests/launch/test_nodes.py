@@ -236,7 +236,7 @@ def test_strangers_and_nodes_of_other_runs_do_not_take_a_place(place):
     for fields, reason in (
         ({"job": "8"}, "no launcher of this run"),
         ({"count": 3}, "no launcher of this run"),
-        ({}, "has come"),
+        ({}, "has already joined"),
     ):
         late = Member(dataclasses.replace(place, rank=1, **fields), hello(1, pid=2))
         with pytest.raises(LaunchError, match=reason):

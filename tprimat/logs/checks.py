@@ -90,8 +90,7 @@ def check_claims(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
     Returns:
         the claims, and a caution about the accelerator where no step was measured.
 
-    Raises:
-        ConfigError: the log says something else; names the line.
+    Raises ConfigError: the log says something else; names the line.
     """
     logged, line = logged_claims(reading.contents), reading.contents.evidence_line.get
     same_device = find_accelerator(claims.accelerator) is find_accelerator(logged.accelerator) is not None
@@ -110,8 +109,7 @@ def check_device(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
     Returns:
         the claims; those of a run without a speed with what the log shows instead, and a caution that says so.
 
-    Raises:
-        ConfigError: steps were measured on another platform, or with memory of another size; names the lines.
+    Raises ConfigError: steps were measured on another platform, or with memory of another size; names the lines.
     """
     known, backend = find_accelerator(claims.accelerator), platform_of(claims.accelerator)
     for line, seen in reading.devices.items() if backend else ():
@@ -153,8 +151,7 @@ def shown_device(seen: Device, platform: str) -> str:
 def machine_of(reading: LogReading, claims: Claims) -> Machine:
     """Return the hardware as the log or the claims state it; never the machine that reads the log.
 
-    Raises:
-        ConfigError: neither names an accelerator or the nodes, or they contradict each other.
+    Raises ConfigError: neither names an accelerator or the nodes, or they contradict each other.
     """
     listed = next((seen.name for seen in reading.devices.values() if seen.name), None)
     name = reading.contents.accelerator or taken_as(claims.accelerator) or claims.accelerator or listed
@@ -190,11 +187,7 @@ def platform_of(accelerator: str | None) -> Backend | None:
 
 
 def shape_of(model: str, known: Mapping[str, ModelShape]) -> ModelShape:
-    """Return the shape of a model that the caller knows, or of the table.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """Return the shape of a model that the caller knows, or of the table. Raises ConfigError: there is no such model."""
     try:
         return known[model] if model in known else model_shape(model)
     except ConfigError as error:
@@ -207,8 +200,7 @@ def model_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape
 
     A shape that is one of the caller's models, or of the table, gets its name.
 
-    Raises:
-        ConfigError: there is no such model, or the log does not print the whole shape.
+    Raises ConfigError: there is no such model, or the log does not print the whole shape.
     """
     if claims.model != AUTO:
         return claims.model, shape_of(claims.model, known)
@@ -252,8 +244,7 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, clai
     Returns:
         cautions, one of which says so where the log prints none of them.
 
-    Raises:
-        ConfigError: the log contradicts the model; names the lines.
+    Raises ConfigError: the log contradicts the model; names the lines.
     """
     contents, line_of = reading.contents, reading.contents.evidence_line.get
     if different := differences(contents.arguments, shape):

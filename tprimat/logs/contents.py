@@ -48,11 +48,7 @@ FLAGS = {
 
 
 def check_claim(flag: str, claimed: int | str | None, logged: int | str | None, where: str) -> None:
-    """Refuse a flag that the log contradicts.
-
-    Raises:
-        ConfigError: both state something, and not the same.
-    """
+    """Refuse a flag that the log contradicts. Raises ConfigError: both state something, and not the same."""
     if claimed in {None, AUTO, logged} or logged in {None, AUTO}:
         return
     raise ConfigError(

@@ -36,11 +36,7 @@ class LogLines:
         return "standard input" if self.path == "-" else self.path
 
     def batches(self) -> Iterator[list[str]]:
-        """Yield whole lines, batch by batch.
-
-        Raises:
-            RecordError: the file is missing, unreadable, damaged or not text.
-        """
+        """Yield whole lines, batch by batch. Raises RecordError: the file is missing, unreadable, damaged or not text."""
         try:
             if self.path == "-":
                 with open(sys.stdin.fileno(), "rb", closefd=False) as pipe:

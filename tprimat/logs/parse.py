@@ -311,8 +311,7 @@ class LogReading:
     def check(self, failure: Failure | None) -> Dialect | None:
         """Return the dialect of a training log; None where the run failed, as `failure` says, before a line showed the framework.
 
-        Raises:
-            RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
+        Raises RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
         foreign = self._foreign[0] if self._foreign is not None else None
         prose = any(map(FENCE.match, self.failure_lines())) or PROSE.search((failure and failure.evidence) or "")

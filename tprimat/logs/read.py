@@ -86,10 +86,8 @@ def read_log(
         dialect: how the log is written, where it is none of the above.
         known_models: models by the caller's names, which come before those of the table.
 
-    Raises:
-        ConfigError: a claim contradicts the log, or neither states something that is needed. UnrecordedError: which leaves no
-            record of a run whose end is known.
-        RecordError: the log cannot be read, or is not that of a training run.
+    Raises ConfigError: a claim contradicts the log, or neither states something that is needed. UnrecordedError: which leaves no
+    record of a run whose end is known; RecordError: the log cannot be read, or is not that of a training run.
     """
     log = LogLines(path=str(path))
     reading = LogReading(name=log.name, dialect=dialect)

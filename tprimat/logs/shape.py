@@ -83,8 +83,7 @@ def stated_fields(arguments: Mapping[str, str]) -> dict[str, Any]:
 def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
     """Return the shape that Megatron's arguments describe, named by its size.
 
-    Raises:
-        ConfigError: the log does not print all of it, or it is not a transformer with only attention layers.
+    Raises ConfigError: the log does not print all of it, or it is not a transformer with only attention layers.
     """
     needed = ["num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "swiglu"]
     needed += ["moe_layer_freq"] if number_of(arguments, "num_experts") else []

@@ -129,19 +129,8 @@ class Browser:
             f"(document.querySelector({json.dumps(selector)}))"
         )
 
-    def press(self, key, text=""):
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text, windowsVirtualKeyCode=13 if key == "Enter" else 9)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
-
-    def picture(self, path, whole=True):
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))["data"]
-        Path(path).write_bytes(base64.b64decode(data))
-
-    def _clip(self, whole):
-        if not whole:
-            return {}
+    def picture(self, path):
         box = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": box["width"], "height": min(box["height"], 16000), "scale": 1}}
-
-    def pdf(self, path):
-        Path(path).write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"]))
+        clip = {"x": 0, "y": 0, "width": box["width"], "height": min(box["height"], 16000), "scale": 1}
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
+        Path(path).write_bytes(base64.b64decode(data))

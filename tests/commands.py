@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
+from xml.etree import ElementTree
 
 from tprimat.cli.main import start
 
@@ -56,6 +57,12 @@ def run_command(program, *arguments, cwd=None, environment=None):
         finally:
             os.chdir(before)
     return subprocess.CompletedProcess([prog, *words], status, out.getvalue(), err.getvalue())
+
+
+def words_in(picture):
+    """What a reader sees in an SVG; matplotlib keeps each text as a comment beside its outlines."""
+    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
+    return {(node.text or "").strip() for node in ElementTree.parse(picture, parser).iter() if node.tag is ElementTree.Comment}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -141,42 +140,21 @@ class Cluster:
         """Pull the cable of a node, or plug it in: `down` or `up`."""
         run("ip", "link", "set", f"{self.name}v{node}", state)
 
-    def pids(self, node):
-        """All processes in the network of a node."""
-        inode = Path(f"/proc/{self._holders[node].pid}/ns/net").stat().st_ino
-        found = set()
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and (entry / "ns" / "net").stat().st_ino == inode:
-                    found.add(int(entry.name))
-        return found - {self._holders[node].pid}
-
-    def kill_node(self, node):
-        """What a power failure does: every process of a node, its slurmd too, ends without a word."""
-        for pid in self.pids(node):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
     def down(self):
-        for node in range(len(self._holders)):
-            self.kill_node(node)
+        for holder in self._holders:  # what a power failure does: every process of a node ends without a word
+            inode = Path(f"/proc/{holder.pid}/ns/net").stat().st_ino
+            assert inode != Path("/proc/self/ns/net").stat().st_ino
+            for entry in Path("/proc").iterdir():
+                with contextlib.suppress(OSError):
+                    if entry.name.isdigit() and (entry / "ns" / "net").stat().st_ino == inode:
+                        os.kill(int(entry.name), signal.SIGKILL)
         for name in ("slurmctld.pid", "munge.pid"):
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int((self.folder / name).read_text()), signal.SIGKILL)
         for holder in self._holders:
-            holder.kill()
             holder.wait()
         subprocess.run(["ip", "link", "del", self.name], check=False, capture_output=True)
 
 
 def run(*command, env=None):
     subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
-
-
-if __name__ == "__main__":  # python tests/slurm_cluster.py FOLDER COMMAND...: run a command on the first node
-    cluster = Cluster(sys.argv[1])
-    try:
-        cluster.up()
-        print(cluster.enter(0, *sys.argv[2:], stdout=None).returncode)
-    finally:
-        cluster.down()

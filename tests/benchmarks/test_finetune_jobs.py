@@ -1,6 +1,5 @@
 """The trainings of Qwen3 8B: their commands, records of torchtune's logs, and failures as records."""
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -67,21 +66,3 @@ def test_a_failure_is_a_record_with_its_cause_and_the_next_start_tries_again(tmp
     assert (result.run.outcome, result.run.engine, result.run.ran.matmul_dtype) == ("failed", "torchtune", "bf16")
     assert "no such configuration: qwen3/8B_lora" in result.run.cause
     assert "- torchtune-lora-bf16: failed: " in section(tmp_path)
-
-
-def hint_of(job, output, seconds):
-    """The hint in the record of a training that timed out."""
-    training = dataclasses.replace(ON_A_CPU, limit_seconds=seconds)
-    jobs.run_job(job, output, training, lambda line: None)
-    (result,) = jobs.results_in(jobs.job_folder(output, job.name))
-    assert result.run.outcome == "timed_out"
-    return result.run.hint
-
-
-def test_a_training_that_timed_out_names_what_gives_it_more_time(tmp_path, monkeypatch):
-    job = next(job for job in jobs.jobs(tmp_path, ON_A_CPU, None, set()) if job.name == "embedded-full-bf16")
-    assert "run_timeout_seconds" in hint_of(job, tmp_path, 1.0)  # set from --time-budget
-    monkeypatch.setattr(jobs, "STOP_SECONDS", 0)
-    assert "raise --time-budget" in hint_of(a_job("import time; time.sleep(60)"), tmp_path, 0.5)
-    page = section(tmp_path)
-    assert "larger `--time-budget`" in page

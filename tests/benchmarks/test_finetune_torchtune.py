@@ -98,13 +98,3 @@ def test_random_weights_are_trained_and_every_record_says_so(output_folder):
     assert "With random weights" in text
     row = next(line for line in text.splitlines() if line.startswith("| torchtune-lora-bf16"))
     assert "| 8,004 | 16,008 | – | – | – | 90.5 GiB | 5 |" in row, "no FLOP rate: LoRA and packed texts need fewer"
-
-
-def test_a_real_checkpoint_is_read_where_it_lies_and_not_called_random(output_folder, tmp_path):
-    tiny_checkpoint(tmp_path / "real")
-    (tmp_path / "real" / "random-weights.json").unlink()
-    documents = run(output_folder, str(tmp_path / "real"))
-    assert len(documents) == 3
-    assert all("weights: random" not in document["run"]["evidence"]["notes"] for document in documents.values())
-    assert "random weights" not in section(output_folder)
-    assert sorted(path.name for path in (output_folder / "torchtune").iterdir()) == ["instructions.jsonl"]

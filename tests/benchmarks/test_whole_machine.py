@@ -65,30 +65,6 @@ def test_each_step_runs_once_and_a_failure_stops_no_other(tmp_path, capsys):
     assert "nothing is left\nfailed: fails; --retry NAME" in capsys.readouterr().out
 
 
-def test_what_the_time_is_too_short_for_is_interrupted_and_goes_on_in_the_next_call(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("whole_machine.TO_STOP_SECONDS", 0.0)
-    flag = tmp_path / "interrupted"
-    code = f"""
-import pathlib, time
-flag = pathlib.Path({str(flag)!r})
-if not flag.exists():
-    try:
-        time.sleep(60)
-    except KeyboardInterrupt:
-        flag.touch()
-        raise SystemExit(130)
-"""
-    made = [python("slow", tmp_path, code), python("after", tmp_path, counting(tmp_path / "after"))]
-    began = time.monotonic()
-    assert series(made, tmp_path, 2) == 0
-    assert time.monotonic() - began < 30
-    assert flag.exists()
-    assert not (tmp_path / "after").exists()
-    assert "0 of 2 steps are done; call again for slow, after" in capsys.readouterr().out
-    assert series(made, tmp_path, 60) == 0
-    assert (tmp_path / "after").read_text() == "x"
-
-
 def children_of(process):
     return [path for path in Path("/proc").glob("[0-9]*/stat") if f" {process.pid} " in stat_of(path)]
 
@@ -131,11 +107,3 @@ def stat_of(path):
         return " ".join(path.read_text().rpartition(")")[2].split()[:2]) + " "
     except OSError:
         return ""
-
-
-def test_the_list_starts_nothing(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks" / "whole_machine.py"), "--gpus", "8", "--list", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count("\n") >= 8
-    assert "strategies-megatron: " in done.stdout
-    assert not list(tmp_path.iterdir())

@@ -3,12 +3,11 @@
 import html
 import json
 import shutil
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import run_command, words_in
 
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe
@@ -62,12 +61,6 @@ def compare(folder, *arguments):
     return done, json.loads(out.read_text())["groups"][0]["runs"][0]["metrics"] if done.returncode == 0 else None
 
 
-def words_of(picture):
-    """What a reader sees in a picture; matplotlib keeps each text as a comment beside its outlines."""
-    parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
-    return " ".join((node.text or "").strip() for node in ET.parse(picture, parser).iter() if node.tag is ET.Comment)
-
-
 def texts_of(folder):
     """Door -> what it says about the results in a folder."""
     there = folder.parent
@@ -83,7 +76,7 @@ def pictures_of(folder):
     there = folder.parent
     command("compare.py", "--results-dir", folder, "--output", there / "compare.svg", cwd=there)
     command("visualize_peak_throughput.py", "--results-dir", folder, "--output", there / "peak.svg", cwd=there)
-    return {name: words_of(there / name) for name in ("compare.svg", "peak.svg")}
+    return {name: " ".join(words_in(there / name)) for name in ("compare.svg", "peak.svg")}
 
 
 def test_every_command_shows_the_share_of_the_measured_product(results):

@@ -3,12 +3,11 @@
 import json
 import re
 import shutil
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 from changes import jitter
-from commands import run_command
+from commands import run_command, words_in
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -58,12 +57,6 @@ def test_two_machines_give_a_table_a_verdict_and_a_picture(tmp_path):
     assert "compare.png" in done.stderr
 
 
-def words_of(path):
-    """What a reader sees in a picture; matplotlib keeps each text as a comment beside its outlines."""
-    parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
-    return {(node.text or "").strip() for node in ET.parse(path, parser).iter() if node.tag is ET.Comment}
-
-
 def test_json_and_markdown_hold_the_runs(tmp_path):
     for kind in ("json", "md"):
         assert compare("--results-dir", RUNS / "h100", "--output", f"compare.{kind}", cwd=tmp_path).returncode == 0
@@ -82,7 +75,7 @@ def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_aske
     anyway = compare(*folders, "--even-if-different", "--output", tmp_path / "c.svg", cwd=tmp_path)
     assert "slower" in anyway.stdout
     assert "tokens a step 262,144 against 131,072. " in anyway.stdout
-    assert any("NOT LIKE FOR LIKE" in word for word in words_of(tmp_path / "c.svg"))
+    assert any("NOT LIKE FOR LIKE" in word for word in words_in(tmp_path / "c.svg"))
 
 
 def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
@@ -98,7 +91,7 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     assert "llama H100 SXM, llama-3.1-8b, 8 GPUs, 262,144 tokens a step, sequence 2,048\n" in done.stdout
     assert "Varied dtype that ran (fp8 | bf16)." in done.stdout
     assert "No winner: " in done.stdout
-    assert any(word.startswith("No winner: ") for word in words_of(tmp_path / "c.svg"))
+    assert any(word.startswith("No winner: ") for word in words_in(tmp_path / "c.svg"))
     wrong = compare(*arguments, "--varying", "colour")
     assert wrong.returncode == 2
     assert "There is no trait 'colour'." in wrong.stderr

@@ -7,11 +7,11 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from commands import ROOT
 from fake_primus import make_machine
+from launch.a_launch import wait_for
 
 
 @pytest.fixture
@@ -38,17 +38,9 @@ def benchmark(launcher, *words, **how):
     return launcher("benchmark.py", "--model", "llama", "--steps", "6", *words, **how)
 
 
-def until(condition, process):
-    ends = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
 def hanging(launcher, folder, **how):
     process = benchmark(launcher, "--output-dir", folder, act="hang", **how)
-    until(lambda: list(folder.glob("runs/*/steps.jsonl")), process)
+    wait_for(lambda: list(folder.glob("runs/*/steps.jsonl")))
     return process
 
 
@@ -116,7 +108,7 @@ def read_all(terminal):
 def test_a_terminal_that_nobody_reads_stops_no_training_and_shows_the_summary_later(launcher, terminal, tmp_path):
     folder = tmp_path / "out"
     process = benchmark(launcher, "--steps", "2000", "--output-dir", folder, **on(terminal))
-    until(lambda: outcomes(folder) == ["completed"], process)
+    wait_for(lambda: outcomes(folder) == ["completed"])
     assert process.poll() is None, "the summary waits for its reader"
     text = read_all(terminal)
     assert process.wait(60) == 0

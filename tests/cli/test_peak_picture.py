@@ -1,9 +1,8 @@
 """visualize_peak_throughput.py as a user starts it: real processes, real pictures."""
 
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from commands import run_command
+from commands import run_command, words_in
 from report.pictures import axes_titled, covered, outside, titles
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
@@ -27,16 +26,10 @@ def draw(*arguments, cwd):
     return run_command("visualize_peak_throughput.py", *arguments, cwd=cwd)
 
 
-def words_of(path):
-    """What a reader sees in a picture; matplotlib keeps each text as a comment beside its outlines."""
-    parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
-    return {(node.text or "").strip() for node in ET.parse(path, parser).iter() if node.tag is ET.Comment}
-
-
 def test_panels_have_figures_and_counts_and_a_refusal_is_told(tmp_path):
     done = draw("--results-dir", RUNS / "published", "--output", "peak.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = words_of(tmp_path / "peak.svg")
+    found = words_in(tmp_path / "peak.svg")
     assert {word for word in found if word in TITLES} == set(TITLES)
     assert "87,933 (n = 1 run, 11 steps)" in found
     assert "43.5 %" in found

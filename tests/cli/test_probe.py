@@ -6,24 +6,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from commands import run_command
+from launch.a_launch import wait_for
 
 from tprimat.records.store import read_probes
 
 
 def probe(*arguments):
     return run_command("probe", *arguments)
-
-
-def until(condition, seconds=200):
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, "timed out"
-        time.sleep(0.05)
 
 
 def test_records_are_printed_as_json_and_kept_with_every_sample(tmp_path):
@@ -91,7 +84,7 @@ def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_y
 def test_probes_stopped_by_their_user_keep_their_measurements_and_do_not_exit_0(tmp_path):
     command = [sys.executable, "-m", "tprimat", "probe", "memory,mlp", "--output", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
-        until((tmp_path / "probes.jsonl").exists)
+        wait_for((tmp_path / "probes.jsonl").exists)
         os.killpg(first.pid, signal.SIGINT)
         _, err = first.communicate(timeout=60)
     assert first.returncode == 130, err

@@ -17,6 +17,7 @@ from typing import get_args
 import jsonschema
 import pytest
 from commands import run_command
+from launch.a_launch import processes_with, wait_for
 
 from tprimat.records.discover import read_result
 from tprimat.records.schema import StartUp
@@ -44,29 +45,8 @@ def runs_in(folder, model="*"):
     return [RunDirectory(path) for path in sorted((folder / "runs").glob(f"*-{model}-*"))]
 
 
-def until(condition, process, seconds=240):
-    """Wait for something that a live process does."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the process ended first"
-        assert time.monotonic() < ends, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def has_steps(folder, model):
     return lambda: any(run.steps_file.exists() and run.steps_file.stat().st_size for run in runs_in(folder, model))
-
-
-def processes_with(word):
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0] if entry.name.isdigit() else "Z"
-            if state not in "ZX" and word.encode() in (entry / "environ").read_bytes():
-                found.add(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def check_against_the_schemas(folder):
@@ -151,7 +131,7 @@ def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(
 def test_a_rank_killed_in_the_middle_fails_its_run_and_keeps_its_steps(tmp_path):
     word = uuid.uuid4().hex
     process = start("--model", "llama", "--steps", "500", *SHORT, "--output-dir", tmp_path, environment={"A_TEST": word})
-    until(has_steps(tmp_path, "llama"), process)
+    wait_for(has_steps(tmp_path, "llama"))
     (run,) = runs_in(tmp_path, "llama")
     ranks = [pid for pid in processes_with(word) if is_rank(pid)]
     assert len(ranks) == 1
@@ -176,7 +156,7 @@ def is_rank(pid):
 def test_ctrl_c_keeps_what_was_measured_starts_nothing_more_and_leaves_no_process(tmp_path):
     word = uuid.uuid4().hex
     process = start("--model", "all", "--steps", "2000", *SHORT, "--output-dir", tmp_path, environment={"A_TEST": word})
-    until(has_steps(tmp_path, "llama"), process)
+    wait_for(has_steps(tmp_path, "llama"))
     asked = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)

@@ -100,32 +100,18 @@ LLAMA, AUTO = ("--model-name", "llama"), ("--model-name", "auto")
 EIGHT = ("--num-gpus", 8)
 LOGS = {
     "deepspeed": (*LLAMA, *H200, "--sequence-length", 2048),
-    "maxtext": (*LLAMA, *H100),
-    "megatron_bridge": (*LLAMA, *H100),
-    "megatron_bridge_2025": (*LLAMA, *H100),
     "megatron_bridge_non_default": ("--model-name", "qwen3-30b-a3b", "--gpu", "B200", "--num-gpus", 8),
-    "megatron_bridge_nemo_run": (*LLAMA, *H100),
     "megatron_lm": (*LLAMA, *H200),
     "megatron_lm_interval10": (*LLAMA, *H200),
     "megatron_lm_mixtral": (*AUTO, *H100, "--num-nodes", 2),
-    "nemo": (*LLAMA, *H100),
-    "primus_core_head": LLAMA,
-    "primus_core_v26_2": LLAMA,
-    "primus_core_v26_4_0": LLAMA,
-    "primus_core_v26_5_0": LLAMA,
-    "primus_core_v26_5_1": LLAMA,
-    "primus_deepseek_v2_lite": AUTO,
-    "primus_legacy_gb": LLAMA,
-    "primus_legacy_gib": LLAMA,
-    "primus_legacy_ratio": LLAMA,
-    "primus_qwen3_30b_a3b": AUTO,
-    "torchtitan": AUTO,
-    "torchtitan_0_2": AUTO,
-    "torchtitan_2026_08": AUTO,
-    "torchtitan_primus": AUTO,
     "torchtitan_wps": (*LLAMA, "--gpu", "NVIDIA H100 96GB", "--global-batch-size", 64, "--sequence-length", 8192),
-    "tprimat": LLAMA,
 }
+ON_H100 = ("maxtext", "megatron_bridge", "megatron_bridge_2025", "megatron_bridge_nemo_run", "nemo")
+SAY_ALL = ("primus_core_head", "primus_legacy_gb", "primus_legacy_gib", "primus_legacy_ratio", "tprimat")
+SAY_ALL += tuple(f"primus_core_v26_{version}" for version in ("2", "4_0", "5_0", "5_1"))
+SHOW_THE_MODEL = ("primus_deepseek_v2_lite", "primus_qwen3_30b_a3b", "torchtitan_primus")
+SHOW_THE_MODEL += ("torchtitan", "torchtitan_0_2", "torchtitan_2026_08")
+LOGS |= dict.fromkeys(ON_H100, (*LLAMA, *H100)) | dict.fromkeys(SAY_ALL, LLAMA) | dict.fromkeys(SHOW_THE_MODEL, AUTO)
 """A log of tests/logs: the flags it is read with."""
 WILD = {
     "earlier_attempt_out_of_memory": (*LLAMA, *H100),
@@ -171,24 +157,18 @@ def logs():
 # compare, peak, scaling: analyses of recorded runs.
 
 FOLDERS = {
-    "h100_cuda_graphs": ["h100/cuda-graphs"],
     "h100_earlier": ["h100/earlier/megatron", "h100/earlier/transformer_engine"],
     "h100_in_turn": ["h100/in-turn/megatron", "h100/in-turn/transformer_engine"],
-    "h100_in_turn_two_gpus": ["h100/in-turn-two-gpus"],
-    "h100_in_turn_nemo": ["h100/in-turn-nemo"],
-    "h200_repeated": ["h200/repeated"],
-    "h200_short": ["h200/short"],
-    "h200_context_parallel": ["h200/context-parallel"],
     "h200_engine": ["h200/engine", "h200/torchtitan", "h200/nemo"],
     "h200_fp8": ["h200/fp8", "h200/fp8-current-scaling"],
-    "h200_fully_sharded": ["h200/fully-sharded"],
-    "h200_in_turn_four_programs": ["h200/in-turn-four-programs"],
-    "h200_moe": ["h200/moe"],
     "h200_switches": ["h200/switches/one"],
-    "h200_two_gpus": ["h200/two-gpus"],
     "h200_whole_model": ["h200/whole-model-on-one-gpu"],
     "machines": ["h100/single", "h200/repeated/dp_mbs1"],
 }
+for name in ("h100/cuda-graphs", "h100/in-turn-two-gpus", "h100/in-turn-nemo", "h200/in-turn-four-programs", "h200/two-gpus"):
+    FOLDERS[name.replace("/", "_").replace("-", "_")] = [name]
+for name in ("repeated", "short", "context-parallel", "fully-sharded", "moe"):
+    FOLDERS[f"h200_{name.replace('-', '_')}"] = [f"h200/{name}"]
 """What is compared, below benchmarks/records."""
 MADE = {
     "runs": (RUNS / "h100", RUNS / "mi300x"),

@@ -6,23 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from changes import replace
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4", "--against", "torchtitan")
 FAKE = ROOT / "tests" / "fake_packages"
 sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import speed_programs  # noqa: E402
-from engine_speed import on_cpu  # noqa: E402
-from speed_layouts import LAYOUTS  # noqa: E402
-from speed_programs import Job, Program, is_made, newest, request_of  # noqa: E402
-
-from tprimat.records.environment import software_versions  # noqa: E402
 
 
 def engine_speed(folder, *words, **variables):
@@ -139,15 +130,6 @@ def test_what_was_broken_off_is_made_again_and_what_trained_on_something_else_is
     assert rows[1]["engine_times_as_fast"] is None
 
 
-def test_a_torchtitan_that_fails_leaves_ours_as_it_is(ours):
-    failure = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    done = engine_speed(ours, *WITH_TORCHTITAN, FAKE_TITAN_FAILS=failure)
-    rows = json.loads((ours / "engine_speed.json").read_text())
-    assert [row["runs"][0]["outcome"] for row in rows] == ["completed", "out_of_memory"]
-    assert done.returncode == 0, done.stderr
-    assert "out_of_memory: The GPU ran out of memory" in done.stdout
-
-
 def test_a_program_that_runs_out_of_memory_does_not_run_in_later_rounds(tmp_path):
     failure = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     words = ("--engine", "torchtitan", "--gpus", "2", "--only", "dp_mbs4", "--steps", "3", "--rounds", "3", "--against", "none")
@@ -157,25 +139,3 @@ def test_a_program_that_runs_out_of_memory_does_not_run_in_later_rounds(tmp_path
     assert "out_of_memory: The GPU ran out of memory" in done.stdout
     again = engine_speed(tmp_path, *words, "--resume")
     assert json.loads((tmp_path / "engine_speed.json").read_text())[0]["runs"] == row["runs"], again.stderr
-
-
-def job_of(name, layout, folder=Path("out")):
-    program = Program(name=name, engine=name, software=software_versions())
-    return Job(layout=layout, ranks=2, program=program, round=1, folder=folder)
-
-
-def test_only_a_run_of_the_same_command_software_and_configuration_is_taken_without_a_look(in_turn, tmp_path, monkeypatch):
-    folder, *_ = in_turn
-    options = Namespace(platform="cpu", steps=3, output=folder, probes=[], settings=[])
-    job = job_of("megatron", on_cpu(LAYOUTS[0], 2), folder / "dp_mbs4")
-    request, made = request_of(job, options), newest(job.folder)
-    assert is_made(job, request, made, "cpu")
-    assert not is_made(job, request, None, "cpu")
-    assert not is_made(job, request_of(job, Namespace(**{**vars(options), "steps": 4})), made, "cpu")
-    newer = replace(job, program=replace(job.program, software={**software_versions(), "torch": "99"}))
-    assert not is_made(newer, request, made, "cpu")
-    for outcome, expected in (("interrupted", False), ("running", False), ("out_of_memory", True)):
-        assert is_made(job, request, replace(made, run=replace(made.run, outcome=outcome)), "cpu") is expected
-    (tmp_path / "config.yaml").touch()
-    monkeypatch.setattr(speed_programs, "ROOT", tmp_path)
-    assert not is_made(job, request, made, "cpu")

@@ -1,7 +1,5 @@
 """Steps launched as CUDA graphs: which passes are recorded, that losses stay, and what is refused."""
 
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,21 +144,3 @@ def test_a_record_cautions_only_against_graphs_that_no_gpu_has_run(precision, te
     work = SimpleNamespace(matmul_dtype=precision, layout=SimpleNamespace(tensor=tensor))
     assert len(untested(SimpleNamespace(plan=SimpleNamespace(workload=work), graphs=object()))) == cautions
     assert not untested(SimpleNamespace(plan=SimpleNamespace(workload=work), graphs=None))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
-@pytest.mark.parametrize(("ranks", "tensor", "precision"), [(1, 1, "bf16"), (1, 1, "fp8"), (2, 2, "bf16"), (2, 1, "bf16")])
-def test_on_a_gpu_losses_are_those_without_graphs(tmp_path, ranks, tensor, precision):
-    if torch.cuda.device_count() < ranks:
-        pytest.skip("needs two GPUs")
-    folders = [tmp_path / name for name in ("usual", "graphs")]
-    for folder in folders:
-        words = [sys.executable, ROOT / "benchmark.py", "--set", "size=tiny", "--model", "llama", "--platform"]
-        words += ["nvidia", "--gpus", ranks, "--tp", tensor, "--pp", 1, "--steps", 6, "--precision", precision]
-        words += ["--micro-batch-size", 1, "--global-batch-size", 8, "--output-dir", folder]
-        words += ["--set", f"{OPTIONS}.cuda_graphs={'true' if folder.name == 'graphs' else 'false'}"]
-        done = subprocess.run(list(map(str, words)), check=False, capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
-    (usual, graphs), _ = load_results(folders)
-    assert graphs.run.engine_options["cuda_graphs"] is True
-    assert [step.loss for step in graphs.steps] == pytest.approx([step.loss for step in usual.steps], rel=2e-3)

@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -27,11 +28,12 @@ ESCAPES = re.compile(
 class Stream:
     """A text stream that discards what can no longer be written, and control characters.
 
-    One that may lose lines drops them while its reader has stalled, so that runs, signals and time limits go on.
+    One that may lose lines drops them while its reader has stalled, so that runs, signals and time limits go on; every one may
+    once a signal has arrived, which makes `signals` readable.
     """
 
-    def __init__(self, stream: TextIO, *, may_lose_lines: bool) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, signals: socket.socket, *, may_lose_lines: bool) -> None:
+        self._stream, self._signals = stream, signals
         self.may_lose_lines = may_lose_lines
         self._dropped = False
         self.lost: OSError | None = None
@@ -59,9 +61,12 @@ class Stream:
         self._try(self._stream.flush)
 
     def _ready(self) -> bool:
-        """Return False where lines may be lost and the reader has stalled."""
-        patience = 0.0 if self._dropped else PATIENCE_SECONDS
-        return not self.may_lose_lines or bool(select.select([], [self._stream], [], patience)[1])
+        """Wait for the reader; return False where it has stalled and lines may be lost."""
+        if not self.may_lose_lines:
+            signalled, ready, _ = select.select([self._signals], [self._stream], [])
+            self.may_lose_lines = bool(signalled)
+            return bool(ready)
+        return bool(select.select([], [self._stream], [], 0.0 if self._dropped else PATIENCE_SECONDS)[1])
 
     def _discard(self) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -94,7 +99,9 @@ def run_as_script(program: Callable[[], int]) -> int:
     """
     former = sys.stdout, sys.stderr
     # Where Python was started with a closed descriptor, the stream is None.
-    streams = [Stream(stream, may_lose_lines=stream is former[1]) if stream else None for stream in former]
+    signals, arrivals = socket.socketpair()  # a handler of the launcher only counts signals, and a write would go on waiting
+    arrivals.setblocking(False)
+    streams = [Stream(stream, signals, may_lose_lines=stream is former[1]) if stream else None for stream in former]
     sys.stdout, sys.stderr = cast("list[TextIO]", streams)
     status, stopped = 1, 0
 
@@ -108,6 +115,8 @@ def run_as_script(program: Callable[[], int]) -> int:
     ours = [number for number in STOPS if own_thread and signal.getsignal(number) in usual]
     for number in ours:
         signal.signal(number, stop)
+    if own_thread:
+        signal.set_wakeup_fd(arrivals.fileno(), warn_on_full_buffer=False)
     try:
         status = program()
     except (KeyboardInterrupt, Exception) as error:
@@ -119,12 +128,13 @@ def run_as_script(program: Callable[[], int]) -> int:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         for stream in filter(None, streams):
-            stream.may_lose_lines = stream.may_lose_lines or bool(stopped)
             stream.finish()
             if stream.lost:
                 say(f"error: not all of the output could be written: {stream.lost.strerror}")
                 status = status or 1
         sys.stdout, sys.stderr = former
+        if own_thread:
+            signal.set_wakeup_fd(-1)
         for number in ours:  # nothing is left to tidy up
             signal.signal(number, signal.SIG_DFL)
     return status

@@ -97,22 +97,40 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     assert "There is no trait 'colour'." in wrong.stderr
 
 
-def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression, tmp_path):
+def test_the_exit_status_of_the_gate_is_what_its_sentence_says(regression, tmp_path):
     before, after = regression
-    arguments = ("--results-dir", before, after, "--baseline", before, "--output", tmp_path / "x.md", "--fail-if-slower")
-    closed = compare(*arguments, "1%")
-    assert closed.returncode == 1
-    assert "gate: " in closed.stderr
-    assert re.search(r"4\.\d % slower in these runs, too few to call it slower", closed.stderr)
-    assert f"{after}: llama H100 SXM against {before}: llama H100 SXM" in closed.stderr
-    opened = compare(*arguments, "8%")
-    assert opened.returncode == 0
-    assert "gate: passed: nothing is slower than its baseline by more than 8.0 %.\n" in opened.stderr
-    undecided = compare(*arguments, "5%")
-    assert undecided.returncode == 3
-    assert re.search(
-        r"Undecided at a margin of 5.0 %: at this ratio, \d+ runs per side would show that it is within", undecided.stderr
-    )
+
+    def gate(margin, *more):
+        folders = ("--results-dir", before, after, "--baseline", before)
+        done = compare(*folders, "--output", tmp_path / "x.md", "--fail-if-slower", margin, *more)
+        return done.returncode, done.stderr
+
+    status, said = gate("1%")
+    assert status == 3
+    assert re.search(r"4\.\d % slower in these runs, too few to call it slower", said)
+    assert "A gate needs 3 runs per side (--runs 3)." in said
+    for number in (2, 3):
+        slower(before / "r0", before / f"r0-{number}", 1)
+        slower(before / "r0", after / f"r1-{number}", 1.05)
+    status, said = gate("1%")
+    assert status == 1
+    assert f"{after}: llama H100 SXM against {before}: llama H100 SXM: 4." in said
+    assert gate("8%") == (0, f"written: {tmp_path}/x.md\ngate: passed: nothing is slower than its baseline by more than 8.0 %.\n")
+    status, said = gate("4.7%")
+    assert status == 3
+    assert re.search(r"Undecided at a margin of 4.7 %: at this ratio, .* would show that it is within", said)
+    run = json.loads((before / "r0" / "run.json").read_text())
+    for number in ("", "-2", "-3"):
+        work = {**run["workload"], "matmul_dtype": "fp8"}
+        (after / f"r1{number}" / "run.json").write_text(json.dumps({**run, "run_id": f"r1{number}", "workload": work}))
+    status, said = gate("1%")
+    assert status == 3
+    assert "gate: Not compared: " in said
+    for number in ("", "-2", "-3"):
+        (after / f"r1{number}" / "run.json").write_text(json.dumps({**run, "run_id": f"r1{number}", "outcome": "failed"}))
+    status, said = gate("1%")
+    assert status == 3
+    assert "does not count" in said
 
 
 def test_a_folder_as_baseline_pairs_each_configuration_with_its_own_kind(tmp_path):

@@ -262,7 +262,8 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     weakest = min(judged, key=lambda verdict: min(verdict.runs), default=None)
     if weakest is not None and min(weakest.runs) < FEWEST_RUNS:
         lines.append(f"The weakest comparison here has {evidence_words(weakest)}. Repeat with --runs 3.")
-    if silent := dict.fromkeys(name for verdict in judged for name in verdict.unrecorded):
+    listed = {trait.name for verdict in judged for trait in verdict.traits}
+    if silent := dict.fromkeys(name for verdict in judged for name in verdict.unrecorded if name not in listed):
         lines.append(f"Unrecorded on both sides of a comparison, so unchecked: {', '.join(silent)}.")
     lines += open_losses(judged)
     if believed := [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]:

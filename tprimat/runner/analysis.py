@@ -17,6 +17,7 @@ from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError
+from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.benchmark_file import benchmark_text
 from tprimat.records.discover import (
     PROBES_FILE,
@@ -167,29 +168,32 @@ class Gate:
     """Why a regression gate does not open; it opens where both are empty."""
 
     closed: tuple[str, ...] = ()
-    """Slower by more than the margin, with another loss, or not comparable."""
+    """Shown to be slower by more than the margin."""
     undecided: tuple[str, ...] = ()
-    """The interval reaches beyond the margin, or a run of a candidate does not count."""
+    """Neither that nor its opposite is shown: not compared, another loss, too few runs, a wide interval, or a run is lost."""
 
 
 def regression_gate(comparison: Comparison, margin: float) -> Gate:
     """Open only where every candidate is shown not to be slower than its baseline by more than a fraction (non-inferiority)."""
     closed: list[str] = []
     undecided = [lost_words(item) for item in comparison.lost_candidates]
-    diverged = any(item.not_counted[0].kind == "diverged" for item in comparison.lost_candidates)
-    if not comparison.verdicts and not diverged:
-        closed.append("there is nothing to compare: a gate needs a baseline and another configuration that count")
+    if not comparison.verdicts and not undecided:
+        undecided.append("there is nothing to compare: a gate needs a baseline and another configuration that count")
     for one in comparison.verdicts:
-        passed = None if one.outcome == "refused" else one.no_slower_than(margin)
+        passed = one.no_slower_than(margin)
         favoured = passed is not None and one.handicapped == ("baseline" if passed else "candidate")
-        if favoured and one.other_loss is None:
+        if one.outcome == "refused" or one.other_loss is not None:
+            undecided.append(sentence(one))
+        elif favoured:
             name = one.baseline if passed else one.candidate
             undecided.append(f"{sentence(one)} Repeat it on GPUs whose clocks are free: {held_words(one, name)}.")
-        elif one.outcome == "refused" or passed is False or one.other_loss is not None:
-            closed.append(sentence(one))
+        elif min(one.runs) < FEWEST_RUNS:
+            undecided.append(f"{sentence(one)} A gate needs {FEWEST_RUNS} runs per side (--runs {FEWEST_RUNS}).")
         elif passed is None:
             undecided.append(f"{sentence(one)} {runs_to_decide(one, margin)}")
-    return Gate(closed=tuple(dict.fromkeys(closed)), undecided=tuple(undecided))
+        elif not passed:
+            closed.append(sentence(one))
+    return Gate(closed=tuple(dict.fromkeys(closed)), undecided=tuple(dict.fromkeys(undecided)))
 
 
 def scaling_of(measured: Sequence[Measured]) -> list[Series]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./run_all_configs.sh [llama|qwen|both] [flags of benchmark.py]   the five strategies -> output-00 to output-04, all_outputs/compare-*.png
+# ./run_all_configs.sh [llama|qwen|both] [flags: --help]   the five strategies -> output-00 to output-04, all_outputs/compare-*.png
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"
 PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" exec python3 "${here}/tprimat/__main__.py" sweep "$@"

@@ -98,3 +98,12 @@ def test_a_model_that_a_strategy_has_no_layout_for_is_left_out_and_fails_nothing
     lines = table(capsys.readouterr().out)
     assert len(trainer["started"]) == 2, "three of the five split Qwen alike"
     assert " ".join(lines[-1]) == "output-04 qwen balanced – left out – The strategy balanced has no layout for qwen."
+
+
+def test_a_dry_run_prints_the_plan_of_each_strategy_and_starts_nothing(trainer, tmp_path, capsys):
+    assert run("llama", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "Using parallelism strategy: maximum_performance\n" in out
+    assert "Using parallelism strategy: memory_optimized\n" in out
+    assert out.count("Nothing was started or written.") == 4
+    assert (trainer["started"], list(tmp_path.iterdir())) == ([], [])

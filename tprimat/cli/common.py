@@ -119,7 +119,10 @@ def read(
     if named:
         results = by_folder(results, paths)
     if missing := [str(path) for path in paths if not path.exists()] if not results.measured else []:
-        fix = "./benchmark.py writes results to ./output; or name a folder that holds run.json or benchmark_*.json files"
+        fix = (
+            "./benchmark.py writes results to ./output; make demo compares recorded ones; "
+            "or name a folder that holds run.json or benchmark_*.json files"
+        )
         raise RecordError(f"There is no file or folder {missing[0]}.", where=", ".join(missing), fix=fix)
     for problem in results.problems:
         print(f"skipped: {problem}", file=sys.stderr)

@@ -266,7 +266,7 @@ class Sweep:
 
     ./run_all_configs.sh                      both models: output-00 to output-04, all_outputs/compare-00.png to compare-04.png,
                                               and compare-all.png with all of them
-    ./run_all_configs.sh llama --steps 3      flags of ./benchmark.py are passed on
+    ./run_all_configs.sh llama --steps 3      the flags below are those of ./benchmark.py
     ./run_all_configs.sh llama-3.2-1b         any model that ./benchmark.py --model takes
     ./run_all_configs.sh qwen --fresh         also run what an earlier call has completed
 
@@ -283,6 +283,8 @@ class Sweep:
         parser.set_defaults(hints=parser.get_default("hints") | decided | {"--model": "./run_all_configs.sh MODEL"})
         parser.add_argument("models", nargs="?", metavar="MODEL", default="both", help="one, several as a,b, or both (default)")
         parser.add_argument("--fresh", action="store_true", help="also run what an earlier call has completed")
+        parser.add_argument("--dry-run", action="store_true", help="print each strategy's plan and command; start nothing")
+        parser.set_defaults(write=False)
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -291,7 +293,7 @@ class Sweep:
         from tprimat.runner.request import RunRequest, strategy_requests, words
         from tprimat.runner.schedule import complete, exit_status, run_cells
 
-        request = request_of(options, "sweep", "./run_all_configs.sh")
+        request = replace(request_of(options, "sweep", "./run_all_configs.sh"), dry_run=options.dry_run)
         for option in DECIDED_HERE:
             field = option.field or option.name
             if getattr(request, field) != getattr(RunRequest(), field):
@@ -303,6 +305,8 @@ class Sweep:
         cells, twins = without_twins(entries)
         for later, first in twins:
             print(f"{later.name} is {first.plan.strategy} on {later.plan.platform}: run once", file=sys.stderr)
+        if options.dry_run:
+            return max([_show_plans(cell.session, request, options) for cell in cells])
         results = run_cells(cells, resume=not options.fresh)
         success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
         results += named_twice(results, twins)

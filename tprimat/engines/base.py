@@ -174,14 +174,14 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engi
         if not elsewhere and isinstance(error := engine.available(here), UserError):
             raise error
         return engine, "asked for"
-    reason = "the only engine that runs on a CPU"
+    reasons = []
     for engine in map(engine_named, ENGINE_NAMES):
         if engine.automatic_on == here.platform:
             answer = engine.available(here)
             if isinstance(answer, str):
                 return engine, answer
-            reason = answer.what.removesuffix(".")
-    return engine_named(FALLBACK), reason
+            reasons.append(answer.what.removesuffix("."))
+    return engine_named(FALLBACK), reasons[0] if reasons else "the only engine that runs on a CPU"
 
 
 OTHER_ENGINE = f"--engine {FALLBACK}"

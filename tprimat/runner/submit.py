@@ -46,8 +46,10 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[list[str], list[s
     known = replace(request, strategy=None, tp=1) if request.is_auto else request  # the job chooses
     session = prepare(replace(known, platform=platform, dry_run=True))
     wanted, plan = session.loaded.config.cluster.slurm, session.plans[0]
-    explicit = ["--model", request.model, "--platform", platform, "--set", f"size={session.size}", "--nodes", str(plan.nodes)]
-    explicit += ["--output-dir", str(session.output)]
+    decided = {"--model": request.model, "--platform": platform, "--nodes": str(plan.nodes), "--output-dir": str(session.output)}
+    given = {word.partition("=")[0] for word in words}
+    explicit = ["--set", f"size={session.size}"]
+    explicit += [word for flag, value in decided.items() if flag not in given for word in (flag, value)]
     explicit += [] if request.strategy or layout_name(request) else ["--parallel", session.choices.strategy]
     explicit += [] if "--sweep" in words else ["--resume"]  # a sweep continues anyway, and keeps failures
     name = f"tprimat-{'-'.join(dict.fromkeys(plan.model for plan in session.plans))}"[:60]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from changes import evidence as evidence_of
-from changes import replace
+from changes import jitter, replace
 from commands import SCRIPTS, run_command
 from plans import request_of
 from pydantic import TypeAdapter
@@ -85,8 +85,10 @@ def unlike_work(folder):
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(to_json(record))
         lines = [
-            to_json(replace(step, tokens=int(share * step.tokens), step_seconds=share * step.step_seconds, ended_at_seconds=None))
-            for step in run.steps
+            to_json(
+                replace(step, tokens=int(share * step.tokens), step_seconds=share * by * step.step_seconds, ended_at_seconds=None)
+            )
+            for step, by in zip(run.steps, jitter(name, len(run.steps)), strict=True)
         ]
         (folder / name / "steps.jsonl").write_text("\n".join([*lines, ""]), encoding="utf8")
     words = ("--results-dir", folder, "--baseline", folder / "one", "--output", folder / "compare.md")

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
-from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, spreads_of, text_of  # noqa: E402
+from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, measured_on, spreads_of, text_of  # noqa: E402
 from benchmarks.megatron_options import options_left_out, workload_of_options  # noqa: E402
 from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
 from benchmarks.published_scores import PublishedScore, guess_of, guesses, result_of, score_published  # noqa: E402
@@ -260,6 +260,7 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
                 name=f"{group}: {name}",
                 source=f"records of {first.accelerator.name}, {workload.code.name}",
                 subject=f"{group}: {name}",
+                accelerator=first.accelerator.name,
                 traits=traits_of(workload, first.accelerator, node),
                 kinds=kinds_of(workload, first.accelerator),
                 measured=score.measured,
@@ -726,6 +727,7 @@ def published_samples() -> tuple[Sample, ...]:
             name=result.name,
             source=result.source,
             subject=f"{result.shape} on {result.accelerator}",
+            accelerator=guess.accelerator.name,
             traits=guess.traits,
             kinds=kinds_of(guess.workload, guess.accelerator),
             measured=1 / measured,
@@ -738,10 +740,12 @@ def published_samples() -> tuple[Sample, ...]:
 
 def calibrations() -> dict[str, dict[str, Any]]:
     """Return the content of calibration.yaml, fitted anew."""
+    samples = {"published": [*published_samples(), *ledger().samples], "probes": ledger().probed}
+    parts = {name: fitted(some) for name, some in samples.items()}
     return {
-        "published": fitted([*published_samples(), *ledger().samples]),
-        "probes": fitted(ledger().probed),
+        **parts,
         "memory": {"margins": margins_of(ledger().reserved)},
+        "measured_on": {name: measured_on(some, parts[name]["errors"]) for name, some in samples.items()},
     }
 
 

@@ -5,9 +5,10 @@ Effects of traits are a ridge regression of log(measured / predicted): a source 
 of all that neither its source nor another one measured of the same model on the same accelerator.
 """
 
+import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class Sample:
     source: str
     subject: str
     """Model and accelerator: what another source may have measured, too."""
+    accelerator: str
     traits: frozenset[str]
     kinds: tuple[str, ...]
     measured: float
@@ -108,6 +110,11 @@ def fitted(samples: Sequence[Sample]) -> dict[str, Any]:
     return {"effects": effects_of(samples), "errors": spreads_of(samples, left_out(samples))}
 
 
+def measured_on(samples: Sequence[Sample], kinds: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return the accelerators that rows of each kind were measured on, most rows first."""
+    return {kind: dict(Counter(sample.accelerator for sample in samples if kind in sample.kinds).most_common()) for kind in kinds}
+
+
 def margins_of(reserved: Sequence[tuple[tuple[str, ...], float]]) -> dict[str, list[float]]:
     """Return by kind the margin of memory and the rows behind it, from the kinds of runs and reserved / predicted - 1 of each."""
     gathered = defaultdict(list)
@@ -130,9 +137,10 @@ def text_of(parts: Mapping[str, Mapping[str, Any]]) -> str:
         "# effects: trait -> what is added to the logarithm of a predicted step",
         "# margins: kind -> what was reserved beyond the predicted allocation, as a share, and the runs behind it",
         "# errors: kind -> half the width of the interval as a logarithm, and the rows of left-out sources behind it",
+        "# measured_on: kind -> the accelerators of these rows, and how many each has",
     ]
     for name, part in parts.items():
         lines += ["", f"{name}:"]
         for key, values in part.items():
-            lines += [f"  {key}:", *(f'    "{trait}": {value}' for trait, value in values.items())]
+            lines += [f"  {key}:", *(f'    "{trait}": {json.dumps(value)}' for trait, value in values.items())]
     return "\n".join(lines) + "\n"

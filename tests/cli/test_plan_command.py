@@ -11,6 +11,7 @@ from plans import request_of
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
 from tprimat.plan.build import build_plan
+from tprimat.predict.calibration import figures
 
 QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
 
@@ -35,6 +36,27 @@ def test_the_answer_is_three_layouts_and_the_next_command_and_the_whole_one_has_
     assert len(rows) == int(more) + 3
     assert "missing, most of it" in whole
     assert re.search(r"^memory +\w+ [\d.]+ GiB, ", whole, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "assumed"),
+    [
+        ("H100 SXM", None),
+        ("B200", "None of them is of B200: the same range is assumed"),
+        ("RTX 4090", r"None of them is of RTX 4090: -\d\d % to \+\d\d % is assumed"),
+        ("MI300X", r"This run differs from them: -\d\d % to \+\d\d % is assumed"),
+    ],
+)
+def test_the_proof_says_where_it_was_measured_and_what_is_assumed(accelerator, assumed):
+    words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", accelerator, "--gpus", "8")
+    (proof,) = re.findall("^Predicted from.*$", run_command(*words).stdout, re.MULTILINE)
+    best = json.loads(run_command(*words, "--json").stdout)["fitting"][0]
+    width, rows = figures()["published"]["errors"][best["kind"]]
+    assert sum(best["measured_on"].values()) == rows
+    assert all(f"{count} on {name}" in proof for name, count in best["measured_on"].items())
+    assert f"within {math.expm1(-width):+.0%} to {math.expm1(width):+.0%} of the prediction." in proof.replace(" %", "%")
+    assert best["assumed"] == ("is assumed, not measured" in proof) == (assumed is not None)
+    assert re.search(assumed or r"of the prediction\.$", proof)
 
 
 def test_the_document_has_every_layout():

@@ -147,6 +147,7 @@ def test_an_effect_that_one_source_shows_stays_small_and_an_outlier_counts_littl
             name=f"{source} {number}",
             source=source,
             subject=f"{source} {number}",
+            accelerator="H100 SXM",
             traits=frozenset({trait}),
             kinds=("all",),
             measured=math.exp(excess),

@@ -38,6 +38,15 @@ class Expected:
     """What the errors were gathered over."""
     rows: int
     """Of that kind."""
+    spread: float
+    """Half the width of the interval that held their errors, as a logarithm; [low, high] is wider where something is assumed."""
+    measured_on: Mapping[str, int]
+    """Accelerator -> how many of these rows were measured on it, most first."""
+
+    @property
+    def widened(self) -> bool:
+        """Whether the interval is wider than these errors, by assumption."""
+        return math.log(self.high / self.step_seconds) > self.spread + 1e-9
 
 
 def generation_of(accelerator: Accelerator) -> str:
@@ -81,20 +90,29 @@ def expected(
         measured: it was predicted from probes of the machine, which has errors of its own.
     """
     traits, kinds = traits_of(work, accelerator, gpus_per_node), kinds_of(work, accelerator)
-    factor, spread, kind, rows = _correction(traits, kinds, "probes" if measured else "published")
-    spread += UNSURE_OF_ROUTING * math.log(busiest_rank(work))
+    part = "probes" if measured else "published"
+    factor, kind, unseen = _correction(traits, kinds, part)
+    spread, rows = figures()[part]["errors"][kind]
+    width = math.exp(spread * (1 + UNSEEN * unseen) + UNSURE_OF_ROUTING * math.log(busiest_rank(work)))
     seconds = step_seconds * factor
-    return Expected(step_seconds=seconds, low=seconds * math.exp(-spread), high=seconds * math.exp(spread), kind=kind, rows=rows)
+    return Expected(
+        step_seconds=seconds,
+        low=seconds / width,
+        high=seconds * width,
+        kind=kind,
+        rows=rows,
+        spread=spread,
+        measured_on=figures()["measured_on"][part][kind],
+    )
 
 
 @lru_cache
-def _correction(traits: frozenset[str], kinds: tuple[str, ...], part: str) -> tuple[float, float, str, int]:
-    """Return the factor of a step, half the width of its interval as a logarithm, and the kind and rows that this comes from."""
+def _correction(traits: frozenset[str], kinds: tuple[str, ...], part: str) -> tuple[float, str, int]:
+    """Return the factor of a step, the narrowest kind whose errors are known, and how many traits no row has."""
     known = figures()[part]
     kind = next(kind for kind in kinds if kind in known["errors"])
-    spread, rows = known["errors"][kind]
     unseen = sum(trait not in known["effects"] for trait in traits)
-    return math.exp(shift_of(traits, known["effects"])), spread * (1 + UNSEEN * unseen), kind, rows
+    return math.exp(shift_of(traits, known["effects"])), kind, unseen
 
 
 def memory_kinds_of(work: FullWorkload) -> tuple[str, ...]:

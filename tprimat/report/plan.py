@@ -99,9 +99,18 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     step = best.expected
     if step is None:
         return f"Predicted from {rates.source}; their error is not known."
-    low, high = (units.signed_percent(ratio - 1, 0) for ratio in (step.step_seconds / step.high, step.step_seconds / step.low))
-    proof = f"90 % of {units.count(step.rows)} held-out results ({step.kind}) were {low} to {high} off their predictions"
-    return f"Predicted from {rates.source}: {proof}."
+
+    def range_of(spread: float) -> str:
+        return " to ".join(units.signed_percent(math.expm1(end), 0) for end in (-spread, spread))
+
+    measured_on = ", ".join(f"{rows} on {accelerator}" for accelerator, rows in step.measured_on.items())
+    proof = f"of {units.count(step.rows)} held-out results ({step.kind}: {measured_on}), 90 % lay within"
+    words = f"Predicted from {rates.source}: {proof} {range_of(step.spread)} of the prediction."
+    wider = range_of(math.log(step.high / step.step_seconds))
+    assumed = f"{wider} is assumed, not measured" if step.widened else "the same range is assumed, not measured"
+    if rates.accelerator not in step.measured_on:
+        return f"{words} None of them is of {rates.accelerator}: {assumed}."
+    return f"{words} This run differs from them: {assumed}." if step.widened else words
 
 
 def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, wishes: Wishes) -> str:
@@ -358,6 +367,8 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
             "low": low,
             "high": high,
             "kind": step.kind if step else None,
+            "measured_on": step.measured_on if step else None,
+            "assumed": step.widened or rates.accelerator not in step.measured_on if step else None,
             "mfu": mfu_of(candidate, rates),
             "days": money.bill(candidate).days,
             "dollars_per_billion_tokens": money.bill(candidate).per_billion,

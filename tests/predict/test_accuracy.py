@@ -32,7 +32,9 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.implementations import TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
+from tprimat.predict.memory import predict_memory
 from tprimat.runner.analysis import read_results
+from tprimat.runner.explain import recorded_workload
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "benchmarks" / "records" / "h200"
@@ -70,6 +72,25 @@ def test_the_choice_is_judged_by_what_was_measured():
     assert (choice.chosen.name, choice.best.name, choice.layouts) == ("0", "2", 3)
     assert choice.loss == pytest.approx(0.25)
     assert choices(scores((1.0, 1.0), (2.0, 2.0))) == []
+
+
+def test_what_ran_out_of_memory_was_not_promised_and_what_nearly_filled_a_gpu_is_not_refused():
+    """Of all recorded runs; those that reserved more than 95 % of what the GPU had completed, but for one."""
+    nearly, out = 0, 0
+    for measured in read_results([H100, H200], MetricOptions(), {}).measured:
+        run, work = measured.result.run, recorded_workload(measured.result.run)
+        if work is None or run.machine.memory_bytes is None or run.mismatches:
+            continue
+        fit = predict_memory(work).fit(run.machine.memory_bytes)
+        reserved = max((step.peak_reserved_bytes or 0 for step in measured.result.steps), default=0)
+        if run.outcome == "out_of_memory":
+            out += 1
+            assert fit != "fits", run.run_id
+        elif reserved > 0.95 * run.machine.memory_bytes:
+            nearly += 1
+            assert fit != "does not fit", run.run_id
+    assert nearly >= 10
+    assert out >= 2
 
 
 @pytest.mark.parametrize(("tensor", "gibibytes"), [(1, 56.09), (2, 33.65), (4, 22.44), (8, 16.83)])

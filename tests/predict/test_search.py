@@ -87,15 +87,26 @@ def test_the_ranking_is_by_time_and_what_is_too_large_says_by_how_much():
     answer = search(question(), published_rates(H100, 8))
     seconds = [candidate.step_seconds for candidate in answer.fitting]
     assert seconds == sorted(seconds)
-    assert all(candidate.memory.device_bytes <= H100.memory_bytes for candidate in answer.fitting)
+    promised = int(0.99 * H100.memory_bytes)
+    assert all(candidate.memory.device_bytes <= promised for candidate in answer.fitting)
     for candidate in answer.too_large:
-        assert candidate.memory.device_bytes - candidate.missing_bytes == H100.memory_bytes
+        assert candidate.memory.device_bytes - candidate.missing_bytes == promised
+        assert candidate.fit != "fits"
     best = answer.fitting[0]
     assert reason(best, best) == ""
     assert all(reason(candidate, best) for candidate in answer.fitting[1:])
     assert all(reason(candidate, best).endswith(" %") for candidate in answer.fitting[1:] if "+" in reason(candidate, best))
     fits = {candidate.degrees for candidate in answer.fitting}
     assert not fits & {candidate.degrees for candidate in answer.nearly()}
+
+
+def test_what_fills_the_memory_to_within_the_noise_of_its_margin_is_too_tight():
+    memory = search(question(), published_rates(H100, 8)).fitting[0].memory
+    most = memory.device_bytes
+    assert memory.expected_device_bytes < most
+    assert (memory.fit(most), memory.fit(round(1.005 * most))) == ("too tight to promise", "too tight to promise")
+    assert (memory.fit(round(1.011 * most)), memory.missing_bytes(round(1.011 * most))) == ("fits", 0)
+    assert memory.missing_bytes(most) == most - int(0.99 * most)
 
 
 def test_more_memory_loses_no_layout_and_recomputation_is_a_last_resort():

@@ -103,7 +103,9 @@ class Validate:
                 large = gated is not None and gated[0] == "does not fit"
                 if gated is not None:
                     fit = "" if gated[0] == "fits" else f": {gated[0]}"
-                    said += f", {gibibytes(gated[1].device_bytes)} of {gibibytes(room)}{fit}"
+                    need = gated[1]
+                    said += f", {gibibytes(need.expected_device_bytes)}, at most {gibibytes(need.device_bytes)}"
+                    said += f" of {gibibytes(room)}{fit}"
                 too_large += [cell.machine.accelerator or ""] if large and cell.machine else []
                 print(screen.prose(name + said, len(name), "warning" if large else None))
             elif isinstance(plan, MissingLayoutError):

@@ -30,6 +30,9 @@ FRAGMENTS = 0.03
 configurations on H200. What nearly all stay below is the margin of an implementation (calibration.yaml)."""
 ERROR_OF_MEMORY = 0.02
 """Nearly no prediction of what is allocated was higher than the measurement by more (benchmarks/results/accuracy.md)."""
+NOISE_OF_MARGINS = 0.01
+"""Share of a device that a bound must leave: a margin is the 98 % point of a kind's runs, which is itself uncertain by nearly so
+much (a bootstrap of dense ones: 0.3 to 0.8 %)."""
 Fit = Literal["fits", "too tight to promise", "does not fit"]
 CONTEXT_BYTES = 2**30
 """What the driver, kernels, cuDNN and NCCL take beside torch's allocator; see `MemoryPrediction.outside_bytes`."""
@@ -64,12 +67,21 @@ class MemoryPrediction:
 
     @property
     def device_bytes(self) -> int:
-        """Everything that must fit the accelerator, with room for fragments."""
+        """The most that it takes of the accelerator, unless it reserves more than 98 % of the runs that the margin comes from."""
         return round(self.allocated_bytes * (1 + self.margin)) + self.outside_bytes
+
+    @property
+    def expected_device_bytes(self) -> int:
+        """What it takes of the accelerator if it has as many fragments as most runs."""
+        return self.reserved_bytes + self.outside_bytes
+
+    def missing_bytes(self, room: int) -> int:
+        """Return what so many bytes of a device lack for a promise that it runs; 0: nothing."""
+        return max(0, self.device_bytes - int(room * (1 - NOISE_OF_MARGINS)))
 
     def fit(self, room: int) -> Fit:
         """Return whether it runs in so many bytes of a device: surely, perhaps, or not even if the prediction is too high."""
-        if self.device_bytes <= room:
+        if not self.missing_bytes(room):
             return "fits"
         least = self.allocated_bytes * (1 - ERROR_OF_MEMORY) + self.outside_bytes
         return "too tight to promise" if least <= room else "does not fit"

@@ -66,7 +66,7 @@ class Candidate:
     time: TimePrediction | None
     """None where it does not fit."""
     missing_bytes: int
-    """What it needs beyond the memory that is there; 0: it fits."""
+    """What it lacks for a promise that it runs; 0: it fits."""
     fit: Fit
     expected: Expected | None = None
     """The step as it is expected; None where there is no prediction, or the accelerator is not in the table."""
@@ -147,7 +147,7 @@ def _least_recomputing(
 
 def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Candidate:
     memory = predict_memory(workload, question.known)
-    missing, fit = max(0, memory.device_bytes - question.memory_bytes), memory.fit(question.memory_bytes)
+    missing, fit = memory.missing_bytes(question.memory_bytes), memory.fit(question.memory_bytes)
     if missing:
         return Candidate(workload=workload, memory=memory, time=None, missing_bytes=missing, fit=fit)
     return _timed(workload, memory, rates, question.known)
@@ -222,7 +222,7 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
         for layout in (one for one in layouts(kind) if one.virtual_pipeline is None):
             workload = _workload(kind, layout, 1, "full")
             memory = predict_memory(workload)
-            if memory.device_bytes <= question.memory_bytes and kind.takes(workload):
+            if not memory.missing_bytes(question.memory_bytes) and kind.takes(workload):
                 found.append(_timed(workload, memory, rates))
     return min(found, key=lambda candidate: candidate.step_seconds, default=None)
 

@@ -188,6 +188,8 @@ class RunPrediction(RefuseUnknownKeys):
     """Pipeline rank that needs most, from 0."""
     moment: str
     """What runs at the peak."""
+    device_bytes: Count | None = None
+    """What it takes of a device at most, with what the driver and NCCL take; None in records of before."""
     step_seconds: Duration | None = None
     """None where the accelerator is not known."""
     step_seconds_low: Duration | None = None

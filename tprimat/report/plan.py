@@ -225,7 +225,9 @@ def _enough(enough: Candidate, question: Question) -> str:
     work = enough.workload
     other = "" if work.code == question.work.code else f", with {work.code.name}"
     how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute_words}"
-    return f"{plural(work.world_size, 'GPU')} are enough: {how}, {units.gibibytes(enough.memory.device_bytes)} a GPU{other}."
+    return (
+        f"{plural(work.world_size, 'GPU')} are enough: {how}, at most {units.gibibytes(enough.memory.device_bytes)} a GPU{other}."
+    )
 
 
 def _table(layouts: Sequence[Candidate], question: Question, screen: Screen) -> str:
@@ -244,11 +246,12 @@ def _table(layouts: Sequence[Candidate], question: Question, screen: Screen) -> 
                 "" if again == "none" else again,
                 f"{units.count(rate_of(candidate))}{ends}",
                 f"-{behind}" if behind else "",
+                units.gibibytes(candidate.memory.expected_device_bytes),
                 units.gibibytes(candidate.memory.device_bytes),
             ]
         )
-    header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "vs fastest", "memory"]
-    return columns(header, rows, left=2, screen=screen, drop=["vs fastest", "memory"])
+    header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "vs fastest", "memory", "at most"]
+    return columns(header, rows, left=2, screen=screen, drop=["vs fastest", "memory", "at most"])
 
 
 def _bars(best: Candidate, screen: Screen) -> str:
@@ -353,7 +356,10 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
         "recompute": work.recompute,
         "recompute_layers": work.recompute_layers,
         "memory": {part: value for part, value in candidate.memory.parts.items() if value},
-        **{f"{name}_bytes": getattr(candidate.memory, f"{name}_bytes") for name in ("allocated", "reserved", "device")},
+        **{
+            f"{name}_bytes": getattr(candidate.memory, f"{name}_bytes")
+            for name in ("allocated", "reserved", "expected_device", "device")
+        },
         "missing_bytes": candidate.missing_bytes,
         "fit": candidate.fit,
     }

@@ -20,7 +20,7 @@ from tprimat.predict.memory import Fit, MemoryPrediction, predict_memory
 from tprimat.records.schema import Machine
 from tprimat.runner.nodes import command_on
 from tprimat.runner.planning import named_machine
-from tprimat.runner.prediction import gate, memory_words, planned_workload, predicted
+from tprimat.runner.prediction import gate, memory_words, need_words, planned_workload, predicted
 from tprimat.runner.request import BEST, RunRequest
 from tprimat.runner.session import Session, plan_run, prepare
 
@@ -92,7 +92,7 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
         why = "on a CPU" if plan.platform == "cpu" else f"for the engine {plan.engine}"
         return Check(name, "absent", f"{whose}not predicted {why}")
     if (gated := gate(plan, machine)) is None:
-        what = f"{whose}{units.gibibytes(predict_memory(workload).device_bytes)} predicted on the fullest rank{unless}"
+        what = f"{whose}{need_words(predict_memory(workload))}".replace("rank", f"rank{unless}", 1)
         return Check(name, "absent", f"{what}; the memory of a GPU is not known here", "--gpu 'H100 SXM'")
     finding = whose + memory_words(*gated, machine.memory_bytes).replace("rank", f"rank{unless}", 1)
     if gated[0] == "fits":

@@ -142,7 +142,7 @@ def _advice(found: Explanation) -> tuple[Advice, ...]:
     if work is not None and rates is not None and accelerator is not None:
         now = predict_time(work, rates).tokens_per_second_per_gpu
         for names, words, other in _changes(work, accelerator):
-            if predict_memory(other).device_bytes <= accelerator.usable_bytes:
+            if predict_memory(other).fit(accelerator.usable_bytes) == "fits":
                 gains.append((predict_time(other, rates).tokens_per_second_per_gpu / now - 1, names, words))
     advice = []
     for loss in largest(found.parts):

@@ -39,6 +39,7 @@ def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) ->
     prediction = RunPrediction(
         allocated_bytes=memory.allocated_bytes,
         reserved_bytes=memory.reserved_bytes,
+        device_bytes=memory.device_bytes,
         memory={part: size for part, size in memory.parts.items() if size},
         stage=memory.stage,
         moment=memory.moment,
@@ -76,9 +77,15 @@ def gate(plan: RunPlan, machine: Machine | None) -> tuple[Fit, MemoryPrediction]
     return need.fit(room), need
 
 
+def need_words(need: MemoryPrediction) -> str:
+    """Say what a plan is expected to need, and at most."""
+    expected_bytes, most = units.gibibytes(need.expected_device_bytes), units.gibibytes(need.device_bytes)
+    return f"{expected_bytes} predicted on the fullest rank, at most {most}"
+
+
 def memory_words(fit: Fit, need: MemoryPrediction, room: int | None) -> str:
     """Say what a plan needs, beside what a GPU has."""
-    words = f"{units.gibibytes(need.device_bytes)} predicted on the fullest rank; a GPU has {units.gibibytes(room)}"
+    words = f"{need_words(need)}; a GPU has {units.gibibytes(room)}"
     return words if fit == "fits" else f"{words}: {fit}"
 
 
@@ -139,7 +146,7 @@ def _words(candidate: Candidate, plan: RunPlan) -> str:
         words.append(f"--micro-batch-size {work.micro_batch}")
     if _recomputes_otherwise(candidate, plan):
         words.append(f"recompute {work.recompute_words}")
-    return f"{' '.join(words)} ({units.gibibytes(candidate.memory.device_bytes)})"
+    return f"{' '.join(words)} (at most {units.gibibytes(candidate.memory.device_bytes)})"
 
 
 def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 from changes import evidence as evidence_of
 from changes import replace
 
-from tprimat.analyze.losses import judge, mismatch, pairs_of
+from tprimat.analyze.losses import far_above, judge, mismatch, pairs_of
 from tprimat.records.discover import read_result
 
 LLAMA = Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0"
@@ -88,6 +88,40 @@ def test_one_of_three_candidates_that_rises_by_12_percent_under_noise_is_seen(se
 
 def test_a_single_step_decides_nothing():
     assert judge({1: [({1: 2.0}, {1: 2.0})]}, MARGIN).outcome == "undecided"
+
+
+def falls(start, end, steps=20):
+    return np.linspace(start, end, steps)
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "far"),
+    [
+        (falls(12.5, 6.5), falls(25, 24.8), True),
+        (falls(12.5, 6.5), falls(12.5, 12.5), True),
+        (falls(12.5, 6.5), np.where(np.arange(20) < 8, falls(12.5, 6.5), np.arange(20) % 2 * 23 + 7), True),
+        (falls(12.5, 6.5), falls(12.5, 9.0), True),
+        (falls(12.5, 6.5), falls(12.5, 7.2), False),
+        (falls(12.5, 6.5), falls(12.5, 6.5) + 20 * (np.arange(20) == 17), False),  # a spike that comes back
+        (falls(12.5, 8.8, 8), falls(12.6, 12.0, 8), False),  # a short run at another learning rate
+        (falls(12.5, 8.8, 8), falls(25, 22, 8), True),
+        (falls(12.5, 8.8, 8), falls(12.5, 12.5, 8), True),
+        (falls(3.0, 2.99), falls(12.5, 6.5), False),  # one that continues another run judges none
+        (falls(0, 0), falls(12.5, 6.5), False),
+        (falls(12.58, 12.57), falls(12.58, 12.58), False),  # random tokens teach nothing
+        (falls(12.5, 6.5, 5), falls(25, 25, 5), False),
+    ],
+)
+def test_a_loss_that_stays_or_ends_far_above_another_of_the_same_training_is_seen(run, reference, other, far):
+    rng = np.random.default_rng(len(other))
+    for _ in range(20):
+        sides = []
+        for losses in (reference, other):
+            noisy = losses * (1 + 0.002 * rng.normal(size=len(losses)))
+            steps = [replace(run.steps[0], step=step, loss=loss) for step, loss in enumerate(map(float, noisy), 1)]
+            sides.append(replace(run, steps=tuple(steps)))
+        found = far_above(sides)
+        assert (found[0], found[1] is not None) == (None, far)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changes import evidence as evidence_of
 from changes import jitter, replace
 from commands import run_command
 
@@ -131,11 +132,20 @@ def test_a_late_divergence_of_one_seed_differs_from_its_reference():
         assert judge({**same, 3: [pair]}, LOSS_MARGIN).outcome == "different", "one seed of three"
 
 
-def side(folder, name, times=1.0, *, losses=lambda steps: [step.loss for step in steps], **fields):
-    """One run below a folder, slower by a factor, with other losses."""
+def side(folder, name, times=1.0, *, losses=lambda steps: [step.loss for step in steps], rate=1.0, **fields):
+    """One run below a folder, slower by a factor, with other losses and learning rates."""
     result = read_result(LLAMA)
     rows = zip(result.steps, losses(result.steps), jitter(name, len(result.steps)), strict=True)
-    steps = [replace(one, step_seconds=one.step_seconds * times * by, ended_at_seconds=None, loss=loss) for one, loss, by in rows]
+    steps = [
+        replace(
+            one,
+            step_seconds=one.step_seconds * times * by,
+            ended_at_seconds=None,
+            loss=loss,
+            learning_rate=(one.learning_rate or 1e-4) * rate,
+        )
+        for one, loss, by in rows
+    ]
     write(folder, replace(result.run, run_id=name, **fields), steps)
 
 
@@ -166,12 +176,72 @@ def test_a_loss_far_from_the_reference_is_no_win_where_seeds_are_not_recorded(tm
         side(tmp_path / "before", f"before-{number}", 1 + 0.0007 * number)
         side(tmp_path / "after", f"after-{number}", 0.95 + 0.0011 * number, losses=creeping)
     done = run_command("compare.py", "--results-dir", "before", "after", "--fail-if-slower", "3%", *TABLE, cwd=tmp_path)
-    assert "No win: seeds aside, the loss differs by +4" in done.stdout
+    assert "No win: seeds aside, the loss differs by +1" in done.stdout
     assert done.returncode == 3
 
 
+def high(steps):
+    return [25 - 0.01 * step.step + 0.2 * (step.step % 3) for step in steps]
+
+
+def flat(steps):
+    return [steps[0].loss + 0.02 * (step.step % 3) for step in steps]
+
+
+def swinging(steps):
+    return [step.loss if step.step < 15 else 30.0 if step.step % 2 else 3.0 for step in steps]
+
+
+MOCK = {"evidence": evidence_of(source="log", data="mock")}
+
+
+@pytest.mark.parametrize(
+    ("losses", "change"),
+    [(high, {"engine": "torchtitan"}), (flat, {"seed": 99}), (swinging, {"seed": None}), (flat, {"seed": 5, "rate": 10.0})],
+)
+def test_a_diverged_run_wins_nowhere_whatever_engine_seed_or_learning_rate(tmp_path, losses, change):
+    for number in range(3):
+        side(tmp_path / "before", f"before-{number}", 1 + 0.0007 * number, **MOCK, seed=5)
+        side(tmp_path / "after", f"after-{number}", 0.95 + 0.0011 * number, losses=losses, **MOCK, **change)
+    folders = ("--results-dir", "before", "after")
+    done = run_command("compare.py", *folders, "--fail-if-slower", "3%", *TABLE, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "fastest:" not in done.stdout
+    assert "on the same model, data and batch, at 2.6" in done.stdout
+    assert "after-0 of llama" in done.stderr
+    assert "no win" in done.stderr
+    peak = run_command("analyze_peak_throughput.py", *folders, "--output", "peak.txt", cwd=tmp_path).stdout
+    assert re.search(r"best configuration .*,\s+folder\s+before\n", peak)
+    assert "after-0: its loss ends at" in peak
+
+
+def test_of_the_runs_of_one_group_the_diverged_one_is_named_and_no_part_of_the_mean(tmp_path):
+    for number, losses in enumerate(({}, {}, {"losses": flat, "seed": 99})):
+        side(tmp_path / "mix", f"run-{number}", 1 + 0.0007 * number, **losses)
+    done = run_command("compare.py", "--results-dir", "mix", "--output", "compare.json", cwd=tmp_path)
+    (group,) = json.loads((tmp_path / "compare.json").read_text())["groups"]
+    assert [run["run_id"] for run in group["runs"]] == ["run-0", "run-1"]
+    assert "Not counted: run-2: its loss ends at" in done.stdout
+
+
+def test_a_baseline_that_diverged_is_named_as_the_reason(tmp_path):
+    side(tmp_path / "before", "before-0", 1.013, losses=flat)
+    side(tmp_path / "after", "after-0")
+    done = run_command("compare.py", "--results-dir", "before", "after", "--baseline", "before", *TABLE, cwd=tmp_path)
+    assert (done.returncode, "before-0: its loss ends at" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("change", [{"seed": 99}, {"rate": 10.0}])
+def test_only_the_folders_differ_is_not_said_beside_a_recorded_difference(tmp_path, change):
+    side(tmp_path / "before", "before-0", **MOCK, seed=5)
+    side(tmp_path / "after", "after-0", 0.95, **MOCK, **{"seed": 5} | change)
+    done = run_command("compare.py", "--results-dir", "before", "after", *TABLE, cwd=tmp_path)
+    assert "Only the folders differ" not in done.stdout
+    assert "Losses not shown equal: " in done.stdout
+
+
 def creeping(steps):
-    return [step.loss * (1 + 1.2 * max(0, step.step / len(steps) - 0.5)) for step in steps]
+    return [step.loss * (1 + 0.4 * max(0, step.step / len(steps) - 0.5)) for step in steps]
 
 
 def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):

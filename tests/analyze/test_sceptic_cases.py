@@ -83,6 +83,12 @@ def test_heat_on_the_slower_side_leaves_no_winner_and_no_gate_open_or_closed():
         assert "Repeat it on GPUs whose clocks are free" in gate.undecided[0]
 
 
+@pytest.mark.parametrize(("side", "only"), [({}, True), ({"hot": 0.4}, False), ({"losses": 1.1}, False)])
+def test_only_the_folders_differ_is_said_where_clocks_and_losses_do_not(side, only):
+    judged = replace(verdict(*groups_of(three(SLOW, **side), three(FAST))), traits=(), folders=("before", "after"))
+    assert ("Only the folders differ" in sentence(judged)) == only
+
+
 def test_a_winner_in_spite_of_heat_is_one_and_a_power_cap_belongs_to_the_configuration():
     judged = verdict(*groups_of(three(SLOW), three(FAST, hot=0.4)))
     assert judged.outcome == "faster"

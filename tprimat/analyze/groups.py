@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from tprimat.analyze.impossible import contradictions
-from tprimat.analyze.losses import divergence
+from tprimat.analyze.losses import divergence, far_above, same_training
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
 from tprimat.analyze.window import tensor_memory
@@ -110,6 +110,19 @@ def without_copies(measured: Sequence[Measured]) -> list[Measured]:
         copy = original and Finding(kind="copy", subjects=(original.run.run_id,))
         kept.append(replace(item, not_counted=(copy,)) if copy else item)
     return kept
+
+
+def without_far_losses(measured: Sequence[Measured]) -> list[Measured]:
+    """Leave out runs that learned nothing where others of the same training did: never a winner, nor a part of a mean."""
+    alike: dict[Hashable, list[int]] = {}
+    for place, item in enumerate(measured):
+        if item.counts:
+            alike.setdefault(same_training(item.result), []).append(place)
+    left = list(measured)
+    for places in alike.values():
+        for place, far in zip(places, far_above([measured[place].result for place in places]), strict=True):
+            left[place] = replace(measured[place], not_counted=(far,)) if far else measured[place]
+    return left
 
 
 def _is_copy(one: RunResult, other: RunResult) -> bool:

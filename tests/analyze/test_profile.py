@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.analyze.trace import WANTED, summarise
-from tprimat.analyze.work_classes import kernel_class
+from tprimat.analyze.trace import WANTED, kernel_class, summarise
 from tprimat.core.errors import MetricError, RecordError
 from tprimat.records.store import read_trace
 

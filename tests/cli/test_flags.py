@@ -1,12 +1,17 @@
 """Flags that every command has, what a mistyped one is answered with, and the flags that name what to run."""
 
 import json
+from typing import get_args
 
 import pytest
 from commands import run_command
 
 from tprimat import __version__
 from tprimat.cli.main import COMMANDS, command_named, main, parser_of
+from tprimat.config import schema
+from tprimat.config.options import COUNTING, OPTIONS
+from tprimat.core.accelerators import PlatformName
+from tprimat.core.flops import FlopConvention
 
 
 @pytest.mark.parametrize(
@@ -99,3 +104,16 @@ def test_flags_stay_few():
     counted = {name: len(several) - len(("--help", "--version")) for name, several in flags.items()}
     assert counted["run"] <= 28
     assert sum(counted.values()) <= 110, counted
+
+
+def test_choices_of_options_are_those_that_the_code_knows():
+    known = {
+        "platform": PlatformName,
+        "size": schema.Size,
+        "precision": schema.Precision,
+        "routing": schema.Routing,
+        "flops": FlopConvention,
+    }
+    for option in (*OPTIONS, *COUNTING):
+        assert option.choices == get_args(known.pop(option.name, None)) or option.name == "peak"
+    assert known == {}

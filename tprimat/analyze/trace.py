@@ -1,6 +1,6 @@
 """Time of each class of work in a training step, from a trace of torch's profiler.
 
-The name of a kernel decides its class (work_classes.py). Times are seconds from the first event of the trace, whose own are in
+The name of a kernel decides its class (data/kernels.yaml). Times are seconds from the first event of the trace, whose own are in
 microseconds (Chrome's Trace Event Format).
 """
 
@@ -11,14 +11,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tprimat.analyze.work_classes import CLASSES, COMPUTE, WorkClass, kernel_class
 from tprimat.core.errors import MetricError
+from tprimat.core.rows import DATA, document
 
+WorkClass = Literal[
+    "matmul",
+    "expert_matmul",
+    "router",
+    "permute",
+    "attention",
+    "norm_elementwise",
+    "optimizer",
+    "other",
+    "communication",
+    "memory_copy",
+]
+CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
+"""Where classes overlap, a moment belongs to the first of these: communication counts only where no computation hides it."""
+COMPUTE = CLASSES[:-2]
+"""Classes that can hide communication."""
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver")
@@ -48,6 +64,20 @@ LOADING = re.compile(r"enumerate\(DataLoader\)#")
 """Marks a host that waits for torch's loader."""
 Spans = npt.NDArray[np.void]
 """Of dtype SPAN, shape (n,)."""
+
+
+@cache
+def kernel_patterns() -> tuple[tuple[re.Pattern[str], WorkClass], ...]:
+    """Return pattern of a lower-case name -> class; the first that matches decides."""
+    rows = [(row["pattern"], row["class"]) for row in document(DATA / "kernels.yaml")["kernels"]]
+    return tuple((re.compile(text if isinstance(text, str) else "|".join(text)), kind) for text, kind in rows)
+
+
+@cache
+def kernel_class(name: str) -> WorkClass:
+    """Return the class of a kernel on an accelerator."""
+    small = name.lower()
+    return next((kind for pattern, kind in kernel_patterns() if pattern.search(small)), "other")
 
 
 def inside(spans: Spans, start: float, end: float) -> Spans:

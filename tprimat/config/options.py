@@ -6,12 +6,9 @@ Commands that do something else have their own flags in their own files.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from tprimat.config.schema import Precision, Routing, Size
-from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError
-from tprimat.core.flops import CONVENTIONS
 from tprimat.core.rows import DATA, document
 
 WHAT, WORKLOAD = "what to run", "workload"
@@ -76,21 +73,13 @@ def price(text: str) -> float:
 
 
 KINDS: Mapping[str, Callable[[str], Any]] = {"count": count, "steps": steps, "price": price, "path": Path, "text": str}
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "platforms": get_args(PlatformName),
-    "sizes": get_args(Size),
-    "precisions": get_args(Precision),
-    "routings": get_args(Routing),
-    "conventions": CONVENTIONS,
-    "peaks": ("dense", "sparse"),
-}
 
 
 def _read(section: str) -> tuple[Option, ...]:
     rows: list[dict[str, Any]] = document(DATA / "options.yaml")[section]
     for row in rows:
-        row["kind"], row["choices"] = KINDS[row.get("kind", "text")], CHOICES.get(row.get("choices", ""), ())
-        row["commands"] = tuple(row.get("commands", ()))
+        row["kind"] = KINDS[row.get("kind", "text")]
+        row["choices"], row["commands"] = (tuple(row.get(key, ())) for key in ("choices", "commands"))
     return tuple(Option(**row) for row in rows)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
-
-import pydantic_core
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tprimat.core.errors import ConfigError
+
+if TYPE_CHECKING:  # imported late: a command that only shows its help should start fast
+    from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -28,17 +28,19 @@ class RefuseUnknownKeys:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
-_adapters: dict[Any, TypeAdapter[Any]] = {}
+_adapters: "dict[Any, TypeAdapter[Any]]" = {}
 
 
-def adapter(kind: type[T]) -> TypeAdapter[T]:
+def adapter(kind: type[T]) -> "TypeAdapter[T]":
     """Return pydantic's reader and writer of a type, cached because building one takes milliseconds."""
+    from pydantic import TypeAdapter
+
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
     return _adapters[kind]
 
 
-def explain(error: ValidationError | ConfigError, most: int = 3) -> str:
+def explain(error: "ValidationError | ConfigError", most: int = 3) -> str:
     """Return the findings of pydantic, one per line; or what a model's shape refuses."""
     if isinstance(error, ConfigError):
         return f"{error.what} {error.why}"
@@ -55,6 +57,8 @@ def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -
     A row must also give `source` and `date`, even where `kind`, its dataclass, has no such field; `prepare` turns a row as
     printed into the fields of `kind`. Unknown or missing keys, wrong types and two rows of one name are refused.
     """
+    import pydantic_core
+
     read: dict[str, T] = {}
     for number, row in enumerate(document(DATA / file)[section], start=1):
         name, place = str(row.get("name", number)), f"tprimat/data/{file}, {section}, row {number} ({row.get('name')})"
@@ -62,7 +66,7 @@ def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -
             if name in read:
                 raise ConfigError(f"There are two rows named {name}.", why="Names are unique.")
             read[name] = adapter(kind).validate_json(pydantic_core.to_json(prepare(_with_provenance(row, kind))), strict=True)
-        except ValidationError as error:
+        except pydantic_core.ValidationError as error:
             raise ConfigError(f"{name} is not valid.", where=place, why=explain(error)) from error
         except ConfigError as error:
             raise ConfigError(error.what, where=error.where or place, why=error.why, fix=error.fix) from error

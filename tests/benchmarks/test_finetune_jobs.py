@@ -1,5 +1,6 @@
 """The trainings of Qwen3 8B: their commands, records of torchtune's logs, and failures as records."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
 
     argv = embedded.embedded_command(precision, tmp_path, ON_GPUS).argv
     assert Path(argv[1]) == embedded.ROOT / "benchmark.py"
-    options = parser_of(run, "benchmark.py").parse_args([*argv[2:], "--platform", "nvidia", "--dry-run"])
+    words = [*argv[2:], "--platform", "nvidia", "--dry-run"]
+    options = parser_of(run, "benchmark.py").parse_args(words, argparse.Namespace(words=words))
     (plan,) = prepare(run.run_request(options)).plans
     assert (plan.workload.shape.name, plan.engine, plan.workload.matmul_dtype, plan.workload.recompute) == (
         "qwen3-8b",

@@ -15,7 +15,7 @@ from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
 from tprimat.analyze.window import tensor_memory
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import MetricError
-from tprimat.core.statistics import mean_of_runs
+from tprimat.core.statistics import mean_of_runs, median
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunRecord
 
@@ -134,7 +134,7 @@ def _is_copy(one: RunResult, other: RunResult) -> bool:
     times = [np.array([side[step] for step in both]) for side in (first, second)]
     (fine, finer), (coarse, coarser) = sorted(((_decimal(side), side) for side in times), key=lambda pair: pair[0])
     rounding = coarse * (1 - 1e-6) if coarse > fine else 10.0**-MOST_DECIMALS
-    spread = min(float(np.median(abs(side - np.median(side)))) for side in times)
+    spread = min(median(abs(side - median(side))) for side in times)
     apart = max(rounding, UNLIKE * spread)
     offset = np.ptp(coarser - finer) <= apart
     factor = ((coarser - apart / 2) / finer).max() <= ((coarser + apart / 2) / finer).min()
@@ -149,7 +149,7 @@ def _decimal(times: np.ndarray) -> float:
     """Return what step times differ by multiples of: 0.01 of times rounded to two decimals."""
     apart = times - times[0]
     return next(
-        (10.0**-places for places in range(MOST_DECIMALS) if np.allclose(apart, apart.round(places), rtol=0, atol=1e-9)),
+        (10.0**-places for places in range(MOST_DECIMALS) if abs(apart - apart.round(places)).max() <= 1e-9),
         10.0**-MOST_DECIMALS,
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from tprimat.analyze.metrics import MetricOptions, scaled
 from tprimat.core.accelerators import find_accelerator, peak_dense_flops
-from tprimat.core.statistics import median_interval
+from tprimat.core.statistics import median, median_interval
 from tprimat.records.schema import Estimate, Machine, ProbeRecord, RunRecord
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
@@ -33,8 +33,7 @@ def median_seconds(probe: ProbeRecord) -> Estimate | None:
 
 def per_second(amount: float | None, probe: ProbeRecord) -> float | None:
     """Return an amount per repetition over the median time."""
-    time = median_seconds(probe)
-    return None if time is None or amount is None else amount / time.value
+    return amount / median(np.array(probe.seconds)) if probe.seconds and amount is not None else None
 
 
 def flop_rate(probe: ProbeRecord) -> float | None:

@@ -102,9 +102,8 @@ def run(options: argparse.Namespace) -> int:
         missing_here = not chosen.fitting and not options.json
         enough = enough_gpus(chosen.question, rates, any_engine=request.engine is None) if missing_here else None
     if options.json:
-        document = plan.document(*rated, wishes)
-        others = [plan.document(*one, wishes) for one in answers]
-        print_json(document if len(answers) == 1 else {**document, "gpu_counts": others})
+        others = {"gpu_counts": [plan.document(*one, wishes) for one in answers]} if len(answers) > 1 else {}
+        print_json({**plan.document(*rated, wishes), **others})
     else:
         name = chosen.question.work.shape.name
         wishes = replace(wishes, command=f"./benchmark.py --model {options.model or name}")

@@ -6,6 +6,7 @@ Archives, report pages, exports and benchmark files are written from what `share
 import re
 import socket
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ KNOWN_HOSTS = re.compile(rf"(?:[\w-]+\.)*(?:{'|'.join(map(re.escape, TABLE['know
 SHORT_FLAG = re.compile(rf"((?<![\w-])-[A-Za-z]\s+|(?<![\w-])-p(?=\w))(?!-|\d+\b){VALUE}")
 
 
+@lru_cache(maxsize=4096)
 def without_secrets(text: str) -> str:
     """Return a command line or a sentence without the secrets that their names, or forms that are known, give away."""
     for pattern in SECRETS:

@@ -1,6 +1,7 @@
 """docs/architecture.md: which package may import which, and where the heavy libraries may be imported."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ LAZILY = {"launch"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
 
 
+@cache
 def imported_modules(source: str, *, at_once: bool = False) -> list[str]:
     """The modules that a source imports; at once: outside of functions."""
     names = []

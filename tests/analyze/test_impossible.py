@@ -61,6 +61,7 @@ TRAPS = [
     (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
     (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, but 128 sequences of 2,048 make 262,144"),
     (later_batches_doubled, "17 of 37 steps have 524,288 tokens, but 128 sequences of 2,048 make 262,144"),
+    (stepped(peak_allocated_bytes=200 * 2**30), "its peak memory is 200.0 GiB, but its GPU has 79.2 GiB"),
     (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
     (stepped(step_seconds=2.0), "its steps sum to 78 s, but 190.7 s passed"),
     (

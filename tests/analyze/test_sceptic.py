@@ -11,13 +11,12 @@ import pytest
 from changes import evidence as evidence_of
 from changes import jitter, replace
 from commands import run_command
+from runs.make_runs import write_run
 
 from tprimat.analyze.groups import measure, without_copies
-from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.losses import LOSS_MARGIN, divergence, judge
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.discover import load_results, read_result
-from tprimat.records.store import to_json
 from tprimat.report.words import not_counted_words
 
 ROOT = Path(__file__).parents[2]
@@ -27,23 +26,10 @@ TABLE = ("--output", "compare.md")
 FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_nvd_nemo_qwen.json"
 
 
-def write(folder, run, steps):
-    place = folder / "runs" / run.run_id
-    place.mkdir(parents=True)
-    (place / "run.json").write_text(to_json(run) + "\n", encoding="utf8")
-    (place / "steps.jsonl").write_text("".join(to_json(step) + "\n" for step in steps), encoding="utf8")
-
-
-def test_a_copy_under_another_name_repeats_nothing():
-    result = read_result(LLAMA)
-    copy = replace(result, run=replace(result.run, run_id="copy"))
-    found = without_copies([measure(one, MetricOptions()) for one in (result, copy)])
-    assert [item.counts for item in found] == [True, False]
-    assert f"are those of {result.run.run_id}, but for rounding or a constant: it is a copy" in not_counted_words(found[1])
-
-
 CHANGES = {
+    "nothing": lambda seconds: seconds,
     "a digit": lambda seconds: round(seconds, 1),
+    "three digits": lambda seconds: round(seconds, 3),
     "a factor": lambda seconds: seconds * 1.0001,
     "a constant": lambda seconds: seconds + 0.001,
     "a constant, rounded": lambda seconds: round(seconds, 2) + 0.0001,
@@ -61,25 +47,13 @@ def test_step_times_of_a_run_but_for_rounding_or_a_constant_are_its_own(spread, 
     ]
     found = without_copies([measure(one, MetricOptions()) for one in runs])
     assert [item.counts for item in found] == [True, False, True]
+    assert "are those of original, but for rounding or a constant: it is a copy" in not_counted_words(found[1])
 
 
 def test_no_repetition_in_the_records_is_taken_for_a_copy():
     measured = [measure(one, MetricOptions()) for one in load_results([ROOT / "benchmarks" / "records" / "h100"])[0]]
     assert len(measured) > 80
     assert [item.counts for item in without_copies(measured)] == [item.counts for item in measured]
-
-
-@pytest.mark.parametrize("decimals", [2, 3, 4])
-def test_a_copy_with_rounded_times_is_no_second_run_and_a_run_like_another_is_one(decimals):
-    result, rng = read_result(LLAMA), np.random.default_rng(decimals)
-    rounded = replace_times(result, "rounded", lambda seconds: round(seconds, decimals))
-    alike = replace_times(result, "alike", lambda seconds: round(seconds * (1 + 0.002 * rng.normal()), decimals))
-    found = without_copies([measure(one, MetricOptions()) for one in (result, rounded, alike)])
-    assert [item.counts for item in found] == [True, False, True]
-
-
-def replace_times(result, name, change):
-    return replace_steps(result, name, [change(step.step_seconds) for step in result.steps])
 
 
 def replace_steps(result, name, times):
@@ -146,7 +120,7 @@ def side(folder, name, times=1.0, *, losses=lambda steps: [step.loss for step in
         )
         for one, loss, by in rows
     ]
-    write(folder, replace(result.run, run_id=name, **fields), steps)
+    write_run(folder, replace(result.run, run_id=name, **fields), steps)
 
 
 def late(steps):
@@ -273,13 +247,6 @@ def test_a_result_is_read_whatever_its_name_and_a_folder_without_one_is_named(tm
     assert "skipped: copy adds no run." in done.stderr
 
 
-def test_more_memory_than_a_gpu_has_is_impossible():
-    result = read_result(LLAMA)
-    steps = tuple(replace(step, peak_allocated_bytes=200 * 2**30) for step in result.steps)
-    assert [one.kind for one in contradictions(replace(result, steps=steps), None)] == ["too much memory"]
-    assert not contradictions(result, None)
-
-
 @pytest.mark.parametrize(
     ("stated", "model"),
     [
@@ -304,6 +271,6 @@ def test_a_scaling_series_names_what_else_differs_in_it(tmp_path):
         machine = replace(result.run.machine, gpus_per_node=gpus, power_limit_watts=watts)
         run = replace(result.run, run_id=f"on-{gpus}", machine=machine, data_parallel=gpus)
         seconds = [replace(step, step_seconds=step.step_seconds * 8 / gpus, ended_at_seconds=None) for step in result.steps]
-        write(tmp_path, run, seconds)
+        write_run(tmp_path, run, seconds)
     out = run_command("scaling", tmp_path, cwd=tmp_path).stdout
     assert "Caution, the points also differ in power limit (700 W | 500 W)." in out

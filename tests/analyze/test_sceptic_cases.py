@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from changes import jitter, ran_with, replace
 from commands import run_command
+from runs.make_runs import write_run
 
 from tprimat.analyze.compare import rankings, verdict
 from tprimat.analyze.groups import findings, group_runs, measure
@@ -14,7 +15,6 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import load_results, read_result
 from tprimat.records.schema import TelemetrySample
-from tprimat.records.store import to_json
 from tprimat.report.comparison import Comparison
 from tprimat.report.explain import lost_most
 from tprimat.report.summary import summary
@@ -67,6 +67,11 @@ def test_losses_are_compared_by_seed_or_the_verdict_says_why_not(other, outcome,
         == bool(open_losses([judged]))
         == ("Losses" in words or "engines" in words)
     )
+    (ranking,) = rankings(groups_of(three(SLOW), three(FAST, **other)))
+    gate = regression_gate(Comparison(groups=(), verdicts=(judged,)), 0.03)
+    won = outcome == "faster"
+    assert (proven(ranking), any(line.startswith("No win: ") for line in headline(ranking))) == (won, not won)
+    assert (len(gate.closed), len(gate.undecided)) == (0, 0 if won else 1)
 
 
 def test_heat_on_the_slower_side_leaves_no_winner_and_no_gate_open_or_closed():
@@ -152,12 +157,9 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
 def write(folder, result, gpus, times=1.0, **fields):
     machine = replace(result.run.machine, gpus_per_node=gpus)
     run = replace(result.run, machine=machine, **{"data_parallel": gpus, **fields})
-    place = folder / "runs" / run.run_id
-    place.mkdir(parents=True)
-    (place / "run.json").write_text(to_json(run) + "\n", encoding="utf8")
     rows = zip(result.steps, jitter(run.run_id, len(result.steps)), strict=True)
     steps = [replace(one, step_seconds=one.step_seconds * 8 / gpus * times * by, ended_at_seconds=None) for one, by in rows]
-    (place / "steps.jsonl").write_text("".join(to_json(one) + "\n" for one in steps), encoding="utf8")
+    write_run(folder, run, steps)
 
 
 def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):

@@ -81,6 +81,7 @@ def test_what_cannot_be_reproduced_is_refused_with_the_reason(words, said):
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_on_a_cpu_a_tiny_proxy_trains(tmp_path):
     words = ("--set", "platform=cpu", "--set", "gpus=2", "--set", "steps=3")
     done = run_command("reproduce", ROW, *words, environment={"OUTPUT_DIR": str(tmp_path)})

@@ -255,7 +255,7 @@ def scaling():
         yield name, lambda words=words: scaling_document(words)
 
 
-# plan: layouts of 8 models on 6 machines, with their predicted memory and time.
+# plan: layouts of 8 models on 3 of 6 machines each, with their predicted memory and time.
 
 MODELS = (
     "llama-3.1-8b",
@@ -290,9 +290,9 @@ def layouts(rows):
 
 
 def plan_document(model):
-    """The layouts of a model on each machine."""
+    """The layouts of a model on every second machine, beginning with the first or the second in turn."""
     document = {}
-    for name, (accelerator, gpus, *flags) in MACHINES.items():
+    for name, (accelerator, gpus, *flags) in list(MACHINES.items())[MODELS.index(model) % 2 :: 2]:
         words = ("--architecture", model, "--accelerator", accelerator, "--gpus", gpus, *flags, "--json")
         done = run_command("plan", *words)
         answer = json.loads(done.stdout)
@@ -416,13 +416,6 @@ def dry_run():
 
 # losses: tiny trainings in fp32 on a CPU, in twelve layouts.
 
-PLACES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-}
 LAYOUTS = {
     "llama_1": ("llama", 1, {}),
     "llama_1_recomputed": ("llama", 1, {"recompute": "full"}),
@@ -437,43 +430,22 @@ LAYOUTS = {
     "qwen_tp2_dp2": ("qwen", 4, {"tp": 2}),
     "mixtral_ep2": ("mixtral", 2, {"ep": 2}),
     "qwen3_moe_tp2_ep2": ("qwen3_moe", 4, {"tp": 2, "ep": 2}),
-    "latent_tp2_ep2": ("mixtral", 2, {"architecture": "deepseek-v2-lite", "tp": 2, "ep": 2}),
+    "latent_tp2_ep2": ("mixtral", 2, {"models.mixtral.architecture": "deepseek-v2-lite", "tp": 2, "ep": 2}),
 }
 FEW = ("llama_1", "llama_tp2", "llama_pp2_vpp2", "mixtral_ep2")
 """Those that are trained whenever tests are."""
 
 
-def layout_settings(model, ranks, changes):
-    """The keys of config.yaml of a layout: three steps of four sequences of the licence's text."""
-    layout = f"parallelism.minimal_communication.{model}.cpu"
-    settings = {
-        "training.duration.max_steps": 3,
-        "training.data.global_batch_size": 4,
-        "training.data.sequence_length": 32,
-        "training.optimizer.learning_rate": 1e-3,
-        "training.data.dataset": f"text:{ROOT / 'LICENSE'}",
-        "hardware.platforms.cpu.gpus_per_node": ranks,
-        f"{layout}.micro_batch_size": 1,
-        f"{layout}.expert_model_parallel_size": 1,
-    }
-    for key, value in changes.items():
-        if key in PLACES:
-            settings[f"{layout}.{PLACES[key]}"] = value
-        elif key == "architecture":
-            settings[f"models.{model}.architecture"] = value
-        else:
-            inner = "" if key == "recompute" else "engine_options."
-            settings[f"platform_optimizations.cpu.{inner}{key}"] = value
-    return settings
-
-
 def trained_losses(names):
     """Losses, gradient norms and parameters of layouts, which train in one start of torchrun."""
-    from planning import make_plan, train_together
+    from planning import make_plan, split_settings, train_together
 
+    text = {"training.data.dataset": f"text:{ROOT / 'LICENSE'}"}
     with tempfile.TemporaryDirectory() as folder:
-        plans = [make_plan(Path(folder, name), LAYOUTS[name][0], layout_settings(*LAYOUTS[name])) for name in names]
-        trained = train_together(plans)
+        asked = [(Path(folder, name), *LAYOUTS[name]) for name in names]
+        trained = train_together(
+            [make_plan(at, model, split_settings(model, ranks, text | split)) for at, model, ranks, split in asked]
+        )
     return {
         name: {
             "losses": [step.loss for step in steps],

@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 from a_launch import Notes, a_launch, first_record
 from changes import replace
+from planning import make_plan
 
-from tprimat.config.schema import EngineOptions, OptimizerConfig, ProfilingConfig
 from tprimat.core.errors import LaunchError
-from tprimat.core.models import model_shape
-from tprimat.core.workload import FullWorkload
 from tprimat.launch.run import run
-from tprimat.plan.schema import RunPlan, write_plan
+from tprimat.plan.schema import write_plan
 from tprimat.records.store import RunDirectory
 from tprimat.runner import schedule
 from tprimat.runner.cells import Cell
@@ -21,30 +19,10 @@ from tprimat.runner.schedule import run_in_order
 
 
 def plan_of(folder, run_id, **fields):
-    given = {
-        "run_id": run_id,
-        "model": "llama",
-        "size": "tiny",
-        "strategy": "minimal",
-        "engine": "megatron",
-        "engine_reason": "asked for",
-        "platform": "cpu",
-        "nodes": 1,
-        "gpus_per_node": 1,
-        "workload": FullWorkload(
-            shape=model_shape("llama-3.1-8b"), micro_batch_sequences=1, global_batch_sequences=1, sequence_tokens=8
-        ),
-        "steps": 2,
-        "dataset": "mock",
-        "seed": 1,
-        "optimizer": OptimizerConfig(),
-        "engine_options": EngineOptions(),
-        "profiling": ProfilingConfig(),
-        "environment": {},
-        "run_directory": str(folder / "runs" / run_id),
-        "output_directory": str(folder),
-    }
-    return replace(RunPlan(**given), **fields)
+    plan = make_plan(
+        folder / "runs" / run_id, "llama", {"hardware.platforms.cpu.gpus_per_node": 1, "training.duration.max_steps": 2}
+    )
+    return replace(plan, **{"output_directory": str(folder), "strategy": "minimal", **fields})
 
 
 def cell_of(folder, run_id, **fields):

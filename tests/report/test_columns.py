@@ -4,7 +4,6 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import sys
 import termios
 
@@ -68,20 +67,14 @@ def test_a_pipe_gets_one_line_for_each_row():
 @pytest.mark.parametrize(
     ("variables", "coloured"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_a_terminal_is_asked_what_it_can_show(variables, coloured):
+def test_a_terminal_is_asked_what_it_can_show(variables, coloured, monkeypatch):
     """NO_COLOR and TERM=dumb switch colour off. A narrow terminal counts as one of 80 columns."""
-    words = "import sys; from tprimat.report.tables import screen_of; s = screen_of(sys.stdout); print(s.width, s.colour)"
-    for columns_there, width in ((100, 100), (40, 80)):
-        assert on_terminal([sys.executable, "-c", words], columns_there, variables) == f"{width} {coloured}\r\n"
-
-
-def on_terminal(command, width, variables):
-    """What a command prints to a terminal of so many columns."""
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM"}}
-    subprocess.run(command, stdin=follower, stdout=follower, stderr=follower, env=kept | variables, check=True, timeout=60)
-    os.close(follower)
-    said = os.read(leader, 65536).decode()
-    os.close(leader)
-    return said
+    with os.fdopen(leader), os.fdopen(follower, "w") as terminal:
+        for columns_there, width in ((100, 100), (40, 80)):
+            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns_there, 0, 0))
+            assert screen_of(terminal) == Screen(width=width, colour=coloured)

@@ -19,6 +19,38 @@ SHALLOW = 4
 LIGHTLY = "from tprimat.train.startup import import_torchmetrics; import_torchmetrics()\n"
 """Begins a program that imports Lightning: without the large packages that torchmetrics would import, as a rank."""
 
+DEGREES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+STEPS, SEQUENCES, TOKENS = 3, 4, 32
+
+
+def split_settings(model: str, ranks: int, split: dict, micro_batch: int = 1) -> dict:
+    """The keys of config.yaml of a few steps of few short sequences on so many ranks, and of how they are split and trained.
+
+    Args:
+        split: DEGREES, recomputation, options of the engine, and whole keys.
+    """
+    layout, platform = f"parallelism.minimal_communication.{model}.cpu", "platform_optimizations.cpu"
+    settings = {
+        "training.duration.max_steps": STEPS,
+        "training.data.global_batch_size": SEQUENCES,
+        "training.data.sequence_length": TOKENS,
+        "training.optimizer.learning_rate": 1e-3,
+        "hardware.platforms.cpu.gpus_per_node": ranks,
+        f"{layout}.micro_batch_size": micro_batch,
+        f"{layout}.expert_model_parallel_size": 1,
+    }
+    for key, value in split.items():
+        option = f"{platform}.{key}" if key.startswith("recompute") else f"{platform}.engine_options.{key}"
+        place = f"{layout}.{DEGREES.get(key, key)}" if key in {*DEGREES, "sequence_parallel"} else option
+        settings[key if "." in key else place] = value
+    return settings
+
 
 def make_plan(
     folder: Path,

@@ -2,20 +2,11 @@
 
 import pytest
 from changes import replace
-from planning import make_plan, train_together
+from planning import STEPS, make_plan, split_settings, train_together
 
 from tprimat.core.models import model_shape, tiny
 
-STEPS = 3
-SEQUENCES = 4
-TOKENS = 32
-LAYOUT_KEYS = {
-    "ep": "expert_model_parallel_size",
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-}
+CAPACITY, ROUTING = "training.moe_expert_capacity_factor", "training.routing"
 STRAIGHT = {"accumulate_weight_gradients": True}
 """As a GPU has by default."""
 
@@ -34,10 +25,10 @@ CASES = {
         (4, {"ep": 2, "pp": 2}),
         (2, {"ep": 2, "distributed_optimizer": False, "recompute": "full"}),
         (2, {"tp": 2}),
-        (2, {"ep": 2, "routing": "balanced"}),
-        (1, {"capacity": 0.75}),
-        (2, {"ep": 2, "capacity": 0.75, "recompute_modules": ["moe"]}),
-        (1, {"capacity": 100.0}),
+        (2, {"ep": 2, ROUTING: "balanced"}),
+        (1, {CAPACITY: 0.75}),
+        (2, {"ep": 2, CAPACITY: 0.75, "recompute_modules": ["moe"]}),
+        (1, {CAPACITY: 100.0}),
     ],
     "qwen": [(1, {}), (4, {"ep": 4, "tp": 2, **STRAIGHT}), (2, {"ep": 2, "cp": 2})],
     "lite": [
@@ -55,30 +46,8 @@ OF_THEIR_OWN = {("mixtral", BALANCED): 0, ("mixtral", DROPPING): 0, ("mixtral", 
 
 
 def plan_of(folder, model, ranks, case):
-    layout = "parallelism.minimal_communication.mixtral.cpu"
-    replicas = ranks // (case.get("tp", 1) * case.get("pp", 1) * case.get("cp", 1))
-    settings = {
-        "training.duration.max_steps": STEPS,
-        "training.data.global_batch_size": SEQUENCES,
-        "training.data.sequence_length": TOKENS,
-        "training.data.micro_batch_size": 1,
-        "training.optimizer.learning_rate": 1e-3,
-        "hardware.platforms.cpu.gpus_per_node": ranks,
-        f"{layout}.expert_model_parallel_size": 1,
-    }
-    assert SEQUENCES % replicas == 0
-    for key, value in case.items():
-        if key in LAYOUT_KEYS:
-            settings[f"{layout}.{LAYOUT_KEYS[key]}"] = value
-        elif key == "routing":
-            settings["training.routing"] = value
-        elif key == "capacity":
-            settings["training.moe_expert_capacity_factor"] = value
-        elif key == "recompute":
-            settings["platform_optimizations.cpu.recompute"] = value
-        elif key != "recompute_modules":
-            settings[f"platform_optimizations.cpu.engine_options.{key}"] = value
-    plan = make_plan(folder, "mixtral", settings)
+    split = {key: value for key, value in case.items() if key != "recompute_modules"}
+    plan = make_plan(folder, "mixtral", split_settings("mixtral", ranks, split))
     plan = replace(plan, shape=SHAPES[model])
     modules = tuple(sorted(case.get("recompute_modules", ())))
     return replace(plan, recompute="selective", recompute_modules=modules) if modules else plan

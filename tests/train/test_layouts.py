@@ -6,26 +6,10 @@ from pathlib import Path
 
 import pytest
 from changes import replace
-from planning import make_plan, train_together
+from planning import SEQUENCES, STEPS, TOKENS, make_plan, split_settings, train_together
 
-STEPS = 3
-SEQUENCES = 4
-COMMON = {
-    "training.duration.max_steps": STEPS,
-    "training.data.global_batch_size": SEQUENCES,
-    "training.data.sequence_length": 32,
-    "training.optimizer.learning_rate": 1e-3,
-    "training.data.dataset": f"text:{Path(argparse.__file__)}",
-}
+DATA = {"training.data.dataset": f"text:{Path(argparse.__file__)}"}
 """One file of text: each of many ranks reads all of it."""
-DIVISION = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-}
-OPTIONS = "platform_optimizations.cpu"
-
 STRAIGHT = {"accumulate_weight_gradients": True}
 """As a GPU has by default: weight gradients go straight into the buffer, those of the output layer, too."""
 CASES = {
@@ -70,20 +54,9 @@ CASES = {
 
 
 def variant_plan(folder, model, ranks, variant):
-    """Two micro-batches per step, where the layout leaves one replica or two and the variant does not say otherwise."""
-    layout = f"parallelism.minimal_communication.{model}.cpu"
+    """Two micro-batches per step, where the layout leaves one replica or two."""
     replicas = ranks // prod(size for key, size in variant.items() if key in {"tp", "pp", "cp"})
-    micro_batch = max(1, SEQUENCES // replicas // 2)
-    settings = {**COMMON, "hardware.platforms.cpu.gpus_per_node": ranks, f"{layout}.micro_batch_size": micro_batch}
-    for key, value in variant.items():
-        if key in DIVISION:
-            settings[f"{layout}.{DIVISION[key]}"] = value
-        elif key in {"sequence_parallel", "micro_batch_size"}:
-            settings[f"{layout}.{key}"] = value
-        elif key.startswith("recompute"):
-            settings[f"{OPTIONS}.{key}"] = value
-        else:
-            settings[f"{OPTIONS}.engine_options.{key}"] = value
+    settings = split_settings(model, ranks, DATA | variant, micro_batch=max(1, SEQUENCES // replicas // 2))
     plan = make_plan(folder, model, settings)
     if "wide" in folder.name:
         return replace(plan, shape=replace(plan.workload.shape, vocabulary=4096))
@@ -116,8 +89,8 @@ def test_losses_and_gradient_norms_do_not_depend_on_the_layout(trained, name):
 def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, name):
     run, steps = trained[name]
     assert run.mismatches == ()
-    assert run.evidence.tokens_per_step == SEQUENCES * 32
-    assert {step.tokens for step in steps} == {SEQUENCES * 32}
+    assert run.evidence.tokens_per_step == SEQUENCES * TOKENS
+    assert {step.tokens for step in steps} == {SEQUENCES * TOKENS}
     reference = trained[reference_of(name)][0].evidence
     assert (run.evidence.parameters, run.evidence.first_sequence) == (reference.parameters, reference.first_sequence)
     assert run.outcome == "completed"

@@ -95,7 +95,7 @@ nemo:  ## .venv-nemo, where --engine nemo works
 test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout
 	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/cli/test_export_libraries.py $(ARGS)
-	ALL_LOSSES=1 $(VENV)-nemo/bin/python -m pytest tests/test_goldens.py -k losses
+	ALL_LOSSES=1 $(VENV)-nemo/bin/python -m pytest tests/goldens/test_goldens.py -k losses
 
 # Everything but Megatron-Core is that of .venv. Below Python 3.12 pip would install 0.16.1, the newest that declares such a Python;
 # newer ones work there, too.
@@ -117,4 +117,4 @@ test-bridge: $(VENV)-bridge/installed  ## recipes of Megatron-Bridge, shrunk, in
 
 test-core19: $(VENV)-core19/installed  ## trainings on the newest known Megatron-Core, in .venv-core19
 	$(VENV)-core19/bin/python -m pytest tests/train/test_compat.py $(ARGS)
-	ALL_LOSSES=1 $(VENV)-core19/bin/python -m pytest tests/test_goldens.py -k losses
+	ALL_LOSSES=1 $(VENV)-core19/bin/python -m pytest tests/goldens/test_goldens.py -k losses

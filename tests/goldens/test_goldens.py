@@ -1,6 +1,6 @@
-"""The answers to fixed questions are those of tests/goldens, but for the keys that CHANGED.md lists.
+"""The answers to fixed questions are those of the files here, but for the keys that CHANGED.md lists.
 
-`python tests/goldens/make.py` writes the files; tests/goldens/answers.py has the questions.
+`python tests/goldens/make.py` writes the files; answers.py has the questions.
 """
 
 import json

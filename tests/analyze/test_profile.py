@@ -261,7 +261,7 @@ def test_a_gzip_file_that_unpacks_to_too_much_is_refused_before_it_fills_the_mem
     monkeypatch.setattr("tprimat.records.store.LARGEST_UNPACKED", 1000)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * 1001))
-    with pytest.raises(RecordError, match="more than 1000 bytes"):
+    with pytest.raises(RecordError, match="more than 1,000 bytes"):
         read_trace(path)
     path.write_bytes(gzip.compress(b'{"traceEvents": []}'.ljust(500)) + gzip.compress(b" " * 500))
     assert read_trace(path) == {"traceEvents": []}

@@ -27,6 +27,7 @@ def test_rows_come_as_numbers_in_si_units():
     ("arguments", "message"),
     [
         (["llama-4"], "There is no model 'llama-4'"),
+        (["gemma"], "  try   one of python3 -m tprimat models, or your own under models in config.yaml ("),
         (["--sequence", "0"], "--sequence is gone"),
     ],
 )

@@ -4,7 +4,7 @@ The lines are those of public logs, or as the framework's code prints them.
 """
 
 import pytest
-from a_log import run_from
+from a_log import iterations, run_from
 
 from tprimat.core.errors import RecordError
 
@@ -61,6 +61,21 @@ def test_a_framework_that_is_read_counts_beside_one_that_is_not():
     lines = [text for step in (10, 20, 30) for text in (LINES["the Trainer of Hugging Face"], TIMER.format(step))]
     run = run_from([*SETTINGS, *lines], "llama", **FLAGS)
     assert [step.step_seconds for step in run.steps] == [pytest.approx(128 / 112)] * 2
+
+
+def test_rates_of_samples_without_a_batch_are_said_with_the_flag_that_makes_them_times():
+    lines = [TIMER.format(step) for step in (10, 20, 30)]
+    says = "--global-batch-size gives one by the printed rate (the log prints 112 sequences/s"
+    for claims, more in (({}, ")"), ({"sequence_tokens": 4096}, ", 458,752 tokens/s)")):
+        run = run_from(lines, "llama", **FLAGS, **claims)
+        assert not run.steps
+        assert any(note.endswith(says + more) for note in run.notes)
+
+
+def test_a_pod_named_for_its_rank_is_no_sign_of_primus():
+    pod = "[pod/llama-rank-0/train] "
+    run = run_from([pod + line for line in iterations(1, [2.0, 1.9, 1.9, 1.9], total=4)], "llama", **FLAGS)
+    assert run.record.engine == "megatron-lm"
 
 
 def test_a_run_of_mlperf_that_fails_before_its_first_step_is_that_of_the_framework_beside_it():

@@ -1,6 +1,7 @@
 """Files that hold anything, next to a good one: they are named, and the good one is read."""
 
 import copy
+import gzip
 import json
 import os
 import shutil
@@ -64,6 +65,7 @@ BAD_RUNS = {
     "lone surrogate": {("model",): "\ud800"},
     "newer": {("schema_version",): 3},
     "control characters": {("strategy",): "\x1b]0;title\x07\x1b[2J"},
+    "month 99": {("started_at",): "9999-99-99T99:99:99Z"},
     "two lines": {("model",): "llama\nqwen"},
     "a name of 100,000 characters": {("strategy",): "s" * 100_000},
     "options": {("engine_options",): {"x": {"y": float("inf")}}},
@@ -112,12 +114,13 @@ def many_bad_ones(tmp_path_factory):
     (folder / "steps-pipe" / "steps.jsonl").unlink()
     os.mkfifo(folder / "steps-pipe" / "steps.jsonl")
     (folder / "probes.jsonl").symlink_to(folder / "probes.jsonl")
+    (folder / "benchmark_cut.json.gz").write_bytes(gzip.compress(json.dumps(GOOD_FILE).encode())[:-9])
     with (folder / "benchmark_large.json").open("wb") as file:
         file.truncate(2**40)  # sparse
     return folder
 
 
-NOT_FILES = 7
+NOT_FILES = 8
 ALL_BAD = len(BAD_RUNS) + len(BAD_STEPS) + len(BAD_FILES) + NOT_FILES
 
 
@@ -128,7 +131,16 @@ def test_every_bad_file_is_named_with_its_rule(many_bad_ones):
     assert len(named) == ALL_BAD - 1, sorted(named)
     assert all(problem.why or "cannot be read" in problem.what for problem in problems)
     assert "update" in named[f"run-{list(BAD_RUNS).index('newer')}"].why
+    assert named["benchmark_cut.json.gz"].what.endswith("benchmark_cut.json.gz is a damaged gzip file.")
     assert named["benchmark_pipe.json"].what.endswith("benchmark_pipe.json is not a regular file.")
+
+
+def test_a_packed_result_is_read_and_is_its_plain_copy(tmp_path):
+    content = json.dumps(FOREIGN).encode()
+    (tmp_path / "train_amd_prim_llama.json").write_bytes(content)
+    (tmp_path / "train_amd_prim_llama.json.gz").write_bytes(gzip.compress(content))
+    results, problems = load_results([tmp_path])
+    assert ([result.run.run_id[:8] for result in results], problems) == (["foreign-"], [])
 
 
 def leaves(document, path=()):

@@ -4,6 +4,7 @@ Whatever a file holds, arithmetic on a record stays finite and loops over its st
 """
 
 import math
+from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -38,6 +39,14 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def _a_time(text: str) -> str:
+    try:
+        datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise PydanticCustomError("time", "Input should be a time in ISO 8601") from error
+    return text
+
+
 def most_unpacked(packed: int) -> int:
     """Return the bytes that so many packed ones may unpack to."""
     return min(LARGEST_UNPACKED, max(FREE_OF_RATIO, LARGEST_RATIO * packed))
@@ -59,6 +68,8 @@ Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=F
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
 """Seconds that something took."""
+Instant = Annotated[str, AfterValidator(_a_time)]
+"""ISO 8601, UTC."""
 Moment = Annotated[float, Field(ge=-LONGEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
 """Seconds since a start."""
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

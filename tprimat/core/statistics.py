@@ -96,7 +96,7 @@ that they are independent, and the cut of warm-up takes slow ones. So intervals 
 cases and more up to AR(1) of 0.5, and in 97 % and more where steps are independent (benchmarks/results/statistics.md)."""
 TOO_ALIKE = 0.8
 """Autocorrelation above which a series says too little about its mean for an interval."""
-ENOUGH_TO_TELL = 25
+ENOUGH_TO_TELL = 15
 """Values from which the error of an autocorrelation counts; with fewer, it would cost independent steps their interval."""
 
 

@@ -1,5 +1,6 @@
 """What a log and its reader state, checked against each other: batch, hardware, model, and the numbers that follow from them."""
 
+import difflib
 import math
 import re
 import statistics
@@ -191,8 +192,8 @@ def shape_of(model: str, known: Mapping[str, ModelShape]) -> ModelShape:
     try:
         return known[model] if model in known else model_shape(model)
     except ConfigError as error:
-        names = ", ".join([*known, f"or {error.fix}"])
-        raise ConfigError(f"There is no model {model!r}.", where=MODEL_FLAG, why=error.why, fix=names) from error
+        fix = ", ".join([*difflib.get_close_matches(model, known), *filter(None, [error.fix])])
+        raise ConfigError(error.what, where=MODEL_FLAG, why=error.why, fix=fix) from error
 
 
 def model_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape]) -> tuple[str, ModelShape]:

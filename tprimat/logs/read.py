@@ -37,6 +37,7 @@ from tprimat.logs.times import (
     tokens_by_rates,
     tokens_of,
     tokens_of_rates,
+    without_times,
 )
 from tprimat.records.evidence import with_facts
 from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
@@ -242,8 +243,7 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRe
         used = units.percent(contents.device_used_share)
         notes = (*notes, f"at most {used} of the memory of one device in use, including other processes")
     if contents.steps and not steps:
-        flags = "--global-batch-size, --sequence-length and --num-gpus"
-        notes = (*notes, f"none of the logged steps has a time: {flags} give one by a rate")
+        notes = (*notes, without_times(contents, known))
     sequence = evidence.workload.sequence_tokens or derived
     evidence = with_products(with_facts(evidence, sequence_tokens=sequence), claims.gpus)
     return steps, replace(evidence, notes=(*evidence.notes, *notes))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from tprimat.core.limits import LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS, finite_or_none
-from tprimat.logs.contents import Claims, LogContents, LoggedStep
+from tprimat.logs.contents import FLAGS, Claims, LogContents, LoggedStep
 
 SLOW_FIRST_LINE = 1.05
 """Times the median of the other lines, from which the first line of a log that begins later than step 1 holds start-up."""
@@ -179,6 +179,21 @@ def timing_notes(logged: Sequence[LoggedStep], times: Mapping[int, float | None]
     if untimed := sum(seconds is None for seconds in times.values()):
         notes.append(f"logged steps without a time, which are left out: {untimed}")
     return notes
+
+
+def without_times(contents: LogContents, claims: Claims) -> str:
+    """Say of steps without a time which rate the log prints, and which flags make it one."""
+    steps = contents.steps.values()
+    samples = [step.sequences_per_second for step in steps if step.sequences_per_second]
+    names = ("global_batch_sequences",) if samples else ("global_batch_sequences", "sequence_tokens", "gpus")
+    flags = ", ".join(FLAGS[name] for name in names if getattr(claims, name) is None)
+    rate = finite_or_none(statistics.median(samples)) if samples else None
+    printed = bool(rate) or any(step.tokens_per_second or step.tokens_per_second_per_gpu for step in steps)
+    if not printed or not flags:
+        return "none of the logged steps has a time or a rate that counts"
+    tokens = f", {rate * claims.sequence_tokens:,.0f} tokens/s" if rate and claims.sequence_tokens else ""
+    prints = f" (the log prints {rate:,.4g} sequences/s{tokens})" if rate else ""
+    return f"none of the logged steps has a time: {flags} gives one by the printed rate{prints}"
 
 
 def interval_of(logged: Sequence[LoggedStep]) -> int:

@@ -21,7 +21,7 @@ from tprimat.records.legacy import read_legacy
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.store import NO_ROOM, RunDirectory, json_document, read_bytes, read_probes, write_atomically
 
-RESULT_FILES = ("benchmark_*.json", "train_*.json")
+RESULT_FILES = ("benchmark_*.json", "train_*.json", "benchmark_*.json.gz", "train_*.json.gz")
 """Names of result files. Another JSON file in a folder is one if it holds step times; a file given by path may have any name."""
 OF_STEP_TIMES = b'step_times"'
 """End of a key of every result file, ours and those of other programs."""
@@ -187,7 +187,7 @@ def _files_of(place: Path) -> Iterator[Path]:
 # Archives: results in one .tar.gz, reproducible, and readable without unpacking.
 
 SUFFIXES = (".tar.gz", ".tgz")
-RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", "benchmark_*.json", "train_*.json")
+RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", *RESULT_FILES)
 """Files that results are read from; nothing else is unpacked."""
 ANOTHER_TMPDIR = "TMPDIR=FOLDER in front of the command, where there is room"
 

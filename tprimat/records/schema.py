@@ -16,6 +16,7 @@ from tprimat.core.limits import (
     FileName,
     Fraction,
     FreeForm,
+    Instant,
     Moment,
     Name,
     NotNegative,
@@ -224,9 +225,8 @@ class RunRecord(RefuseUnknownKeys):
     """Package or driver -> version."""
     environment: dict[str, str] | None = None
     """Variables of rank 0 that tune its libraries, such as NCCL_P2P_DISABLE; None where the trainer does not say."""
-    started_at: str | None
-    """ISO 8601, UTC."""
-    ended_at: str | None = None
+    started_at: Instant | None
+    ended_at: Instant | None = None
     start_up: dict[StartUp, Moment] = field(default_factory=dict)
     """Stage of rank 0's start -> seconds since started_at."""
     clock: Clock
@@ -306,7 +306,7 @@ class ProbeRecord(RefuseUnknownKeys):
     """Moved in one repetition."""
     machine: Machine
     software: dict[str, str] = field(default_factory=dict)
-    started_at: str
+    started_at: Instant
     clock_hertz: NotNegative | None = None
     power_watts: NotNegative | None = None
     peak_allocated_bytes: WholeNumber | None = None

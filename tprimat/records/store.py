@@ -27,7 +27,7 @@ import pydantic_core
 from pydantic import ValidationError
 
 from tprimat.core.errors import ConfigError, RecordError
-from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_UNPACKED
+from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_UNPACKED, most_unpacked
 from tprimat.core.rows import adapter, explain
 from tprimat.records.schema import SCHEMA_VERSION, Machine, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
@@ -159,9 +159,20 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int = LARGEST_DOCUMENT) -> bytes:
-    """Read a whole file; see `opened`."""
+    """Read a whole file, of a gzip file what it holds; see `opened`."""
     with opened(path, most) as file:
-        return file.read()  # `read(most)` would reserve that much memory first
+        content = file.read()  # `read(most)` would reserve that much memory first
+    if not content.startswith(GZIP_START):
+        return content
+    most = min(most, most_unpacked(len(content)))
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+            unpacked = packed.read(most + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
+    if len(unpacked) > most:
+        raise RecordError(f"{path} unpacks to more than {most:,} bytes.", where=str(path))
+    return unpacked
 
 
 def read_lines(kind: type[T], path: Path) -> list[T]:
@@ -281,15 +292,7 @@ def read_trace(path: Path, wanted: re.Pattern[bytes] | None = None) -> dict[str,
     content, running = read_bytes(path, LARGEST_UNPACKED), gc.isenabled()
     gc.disable()  # the collector of cycles would walk millions of new objects again and again to no effect
     try:
-        if content.startswith(GZIP_START):
-            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-                content = file.read(LARGEST_UNPACKED + 1)
-        if len(content) > LARGEST_UNPACKED:
-            what = f"{path} unpacks to more than {LARGEST_UNPACKED} bytes."
-            raise RecordError(what, where=str(path), fix="profile fewer steps, without stacks")
         document = _trace_document(content, wanted)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
     except (ValueError, RecursionError) as error:
         why = f"{error}; a trace that is cut short looks like this"
         raise RecordError(f"{path} is not JSON.", where=str(path), why=why) from error

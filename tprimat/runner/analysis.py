@@ -257,10 +257,11 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
         yield "probes.jsonl", "".join(f"{line}\n" for line in lines)
     for place, item in sorted(zip(places_of(runs, folders), runs, strict=True), key=lambda pair: pair[0]):
         result, run = item.result, item.result.run
-        if result.path.is_file() or result.path.suffix == ".json":
+        if result.path.is_file() or result.path.suffix in {".json", ".gz"}:
             if item.not_counted and run.counts:  # the file contradicts itself, and is written anew from its records
                 run = replace(run, mismatches=(not_counted_words(item),))
             folder, _, name = place.rpartition("/")
+            name = name.removesuffix(".gz")
             name = name if is_result_file(name) else f"benchmark_{name}.json"
             yield f"{folder or 'results'}/{name}", benchmark_text(run, result.steps, item.metrics)
             continue

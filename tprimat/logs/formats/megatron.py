@@ -163,7 +163,7 @@ def read_row(match: re.Match[str]) -> LineFields | None:
 ROW = matching(r"(?<![\w.-])(lora\.enabled|\w+)\s+: (\[[^\]]*\]|\S+) \((?:int|float|bool|str|list|NoneType)\)", read_row)
 PRIMUS = Dialect(
     name="primus",
-    signs=(("elapsed time per iteration", "rank-"), ("elapsed time per iteration", "hip mem usage")),
+    signs=(("elapsed time per iteration", "[rank-"), ("elapsed time per iteration", "hip mem usage")),
     rules={"elapsed time per iteration": read_primus_iteration}
     | dict.fromkeys(TYPES, ROW)
     | rules_of("primus")

@@ -95,6 +95,13 @@ def test_a_run_whose_loss_rises_for_good_is_never_ranked(count):
         assert np.mean([diverged(losses_that_jump(rng, count, 0.15, 1.4, 2 / 3)) != () for _ in range(50)]) > 0.8
 
 
+def test_a_loss_that_turns_and_rises_to_its_end_diverged_however_steeply_it_fell():
+    steps = read_result(LLAMA).steps
+    doubled = [replace(one, loss=one.loss * (1 + max(0, 2 * one.step / len(steps) - 1))) for one in steps]
+    assert [one.kind for one in divergence(doubled)] == ["diverged"]
+    assert not divergence(steps)
+
+
 def test_a_late_divergence_of_one_seed_differs_from_its_reference():
     rng = np.random.default_rng(1)
     for count, noise, jump in itertools.product((12, 20, 60, 200), (0.0, 0.002, 0.01), (1.2, 25 / 6.4)):
@@ -229,7 +236,13 @@ def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
     assert [len(one["runs"]) for one in json.loads(peak.stdout)["configurations"]] == [3, 3]
     run_command("report", "with", "without", cwd=tmp_path)
     assert "with is fastest" in (tmp_path / "report.html").read_text(encoding="utf8")
-    files = run_command("compare.py", "--results-dir", *(tmp_path / "with" / "runs").iterdir(), *TABLE, cwd=tmp_path)
+    parent = run_command("compare.py", "--results-dir", ".", *TABLE, cwd=tmp_path)
+    assert parent.stdout == compared.stdout, "named by what holds both"
+    for place in sorted(tmp_path.glob("*/runs/*")):
+        place.rename(tmp_path / place.name.replace("-", "_"))
+    repeated = run_command("compare.py", "--results-dir", ".", *TABLE, cwd=tmp_path)
+    assert repeated.stdout == compared.stdout.replace("with/runs/with-0", "with_0"), "a number in the name repeats"
+    files = run_command("compare.py", "--results-dir", *tmp_path.glob("with_*"), *TABLE, cwd=tmp_path)
     assert re.search(r" 3 +111 ", files.stdout), "runs of one folder, named one by one, repeat it"
 
 

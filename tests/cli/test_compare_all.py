@@ -37,6 +37,16 @@ def test_each_folder_gets_its_picture_and_one_without_a_result_is_named(sweep):
     assert all(words in together for words in ("memory_optimized", "MI300X", "H100"))
 
 
+def test_flags_go_to_each_comparison_and_a_gate_to_that_of_all(sweep):
+    (sweep / "output-02").rmdir()
+    done = compare_all(sweep, "--set", "warmup=20")
+    assert (done.returncode, done.stderr.count("written: all_outputs/compare-")) == (0, 3)
+    assert done.stdout.count("  20 ") >= 2, "of 40 steps"
+    gate = compare_all(sweep, "elsewhere", "--baseline", "output-01", "--fail-if-slower", "3%")
+    assert (gate.returncode, "gate: " in gate.stderr) == (1, True), gate.stderr
+    assert [path.name for path in (sweep / "elsewhere").iterdir()] == ["compare-all.png"]
+
+
 def test_without_a_sweep_it_says_how_to_make_one(tmp_path):
     done = compare_all(tmp_path)
     assert (done.returncode, "run_all_configs.sh" in done.stderr) == (2, True)

@@ -95,7 +95,8 @@ def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
     later = half[len(half) // 2 :]  # flatter than the first steps
     places = np.arange(len(later))
     off_line = later - np.polyval(np.polyfit(places, later, 1), places) if len(later) > 3 else np.zeros(1)
-    noise = max(scaled_mad(np.diff(half)) / math.sqrt(2), scaled_mad(off_line))
+    order = 1 + (len(half) > 5)  # of differences, which a curve that falls does not widen
+    noise = max(scaled_mad(np.diff(half, order)) / math.sqrt(math.comb(2 * order, order)), scaled_mad(off_line))
     third = count // 3
     before, after = median(losses[-2 * third : -third]), median(losses[-third:])
     of_thirds = [(before, after, RISE_IN_ERRORS * math.sqrt(2 / third))] if third >= FEWEST_LOSSES else []

@@ -13,7 +13,7 @@ from typing import Any
 from tprimat.core.rows import DATA, document
 from tprimat.records.environment import SECRET, SECRET_NAME, masked_environment, plain_or_digest, tuning_variables
 
-MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out]"
+LEFT_HERE = MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out]"
 
 # Secrets in command lines, sentences and URLs, by what stands before them.
 

@@ -18,8 +18,8 @@ from tprimat.report.tables import TOO_FEW, plural, shows_nothing
 
 MOST_NAMED = 2
 """Runs that a note names; more are counted."""
-LONGEST_VALUES = 60
-"""Letters of a trait's values; longer ones are in the table or in the records."""
+LONGEST_VALUES, LONGEST_OF_ALL = 60, 120
+"""Letters of a trait's values, and of all in a sentence; longer ones are in the table or in the records."""
 NOTABLE_SHARE = 0.1
 """Difference of the shares of readings with clocks held back, from which two sides are said to differ."""
 MOST_REASONS = 2
@@ -125,8 +125,10 @@ def differing_traits(judged: Sequence[Verdict], varying: Collection[str] = ()) -
         ("Caution, they also differ in", [key for key in differ if key in warned - set(varying)]),
     ):
         if keys:
-            shown = [TRAITS[key].name + _values([one for one in traits if one.key == key]) for key in keys]
-            lines.append(f"{before} {', '.join(shown)}.")
+            values = {key: _values([one for one in traits if one.key == key]) for key in keys}
+            while sum(map(len, values.values())) > LONGEST_OF_ALL:
+                values[max(values, key=lambda key: len(values[key]))] = ""
+            lines.append(f"{before} {', '.join(TRAITS[key].name + text for key, text in values.items())}.")
     folders = [verdict.folders for verdict in judged if len({*verdict.folders}) > 1 and not _recorded_apart(verdict)]
     if folders:
         names = " | ".join(dict.fromkeys(folder for pair in folders for folder in pair))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from tprimat.analyze import compare
 from tprimat.analyze.compare import QUESTION, Question
-from tprimat.analyze.groups import Measured, group_runs, measure, without_copies, without_far_losses
+from tprimat.analyze.groups import Kind, Measured, group_runs, kind_of, measure, without_copies, without_far_losses
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
@@ -90,18 +91,33 @@ def by_folder(results: Results, paths: Sequence[Path]) -> Results:
     places += [Path(problem.where) for problem in results.problems if problem.where]
     silent = [path for path in paths if not any(path in (place, *place.parents) for place in places)]
     silent = [path for path in silent if not (path.is_dir() and any(path.rglob(PROBES_FILE)))]
-    measured = in_folders(results.measured, paths) if len({*map(_folder, paths)}) > 1 else results.measured
     problems = [*results.problems, *(map(_without_runs, silent) if results.measured else ())]
-    return replace(results, measured=measured, problems=problems)
+    return replace(results, measured=in_folders(results.measured, paths), problems=problems)
+
+
+PACKED_OR_NOT = (".json", ".gz")
+"""Suffixes of a result that is a file."""
+REPETITION = re.compile(r"(?<!\d{4}-\d\d)(?:^|[-_.])\d{1,2}$")
+"""End of the name of a folder that repeats another: 1, 2, with-2; no day of a month."""
 
 
 def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Measured]:
-    """Return runs with the first of some places that holds them, as the user wrote it."""
-    places = [*map(_folder, paths)]
-    return [
-        replace(item, folder=str(next((place for place in places if _is_in(place, item)), item.result.path.parent)))
-        for item in measured
-    ]
+    """Return runs with the first of some places that holds them, as the user wrote it, where there are several.
+
+    Inside a place, a folder is told where runs of two would be one configuration, unless their names differ in a number.
+    """
+    places = list(dict.fromkeys(map(_folder, paths)))
+    rows: list[tuple[Measured, Path]] = []
+    kinds: dict[Kind, set[Path]] = {}
+    for one in measured:
+        own = one.result.path
+        above = own.parent if own.suffix in PACKED_OR_NOT or own.name == one.result.run.run_id else own  # a run that was renamed
+        place = next((place for place in places if _is_in(place, one)), own.parent)
+        item = replace(one, folder=str(place) if len(places) > 1 else "")
+        inside = (above.parent if above.name == "runs" and above != place else above).relative_to(place).parts
+        rows.append((item, place.joinpath(*filter(None, (REPETITION.sub("", part) for part in inside)))))
+        kinds.setdefault(kind_of(item), set()).add(rows[-1][1])
+    return [replace(item, folder=str(inner)) if len(kinds[kind_of(item)]) > 1 else item for item, inner in rows]
 
 
 def _folder(path: Path) -> Path:
@@ -257,7 +273,7 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
         yield "probes.jsonl", "".join(f"{line}\n" for line in lines)
     for place, item in sorted(zip(places_of(runs, folders), runs, strict=True), key=lambda pair: pair[0]):
         result, run = item.result, item.result.run
-        if result.path.is_file() or result.path.suffix in {".json", ".gz"}:
+        if result.path.is_file() or result.path.suffix in PACKED_OR_NOT:
             if item.not_counted and run.counts:  # the file contradicts itself, and is written anew from its records
                 run = replace(run, mismatches=(not_counted_words(item),))
             folder, _, name = place.rpartition("/")

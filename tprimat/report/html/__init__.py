@@ -17,6 +17,7 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
+from tprimat.records.sharing import LEFT_HERE
 from tprimat.report.explain import Explanation, advised
 from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
@@ -107,6 +108,7 @@ def _templates() -> Environment:
     )
     environment.filters.update(evidence_fields=sections.evidence_fields)
     environment.globals.update(ABSENT=units.ABSENT)
+    environment.tests.update(incomplete=lambda command: any(mark in command for mark in LEFT_HERE))
     return environment
 
 

@@ -8,7 +8,7 @@ is that of errors on sources that were left out.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -42,6 +42,10 @@ class Expected:
     """Half the width of the interval that held their errors, as a logarithm; [low, high] is wider where something is assumed."""
     measured_on: Mapping[str, int]
     """Accelerator -> how many of these rows were measured on it, most first."""
+
+    def of(self, seconds: float) -> "Expected":
+        """Return it for a step that takes so many times as long."""
+        return replace(self, step_seconds=seconds * self.step_seconds, low=seconds * self.low, high=seconds * self.high)
 
     @property
     def widened(self) -> bool:

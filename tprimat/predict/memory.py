@@ -11,7 +11,7 @@ All sizes are bytes. torch rounds each tensor up to 512 bytes, which is not coun
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from tprimat.core.workload import ATTENTION_ALONE, MOMENTS_IN_BF16, FullWorkload
 from tprimat.predict.calibration import margin_of
@@ -97,8 +97,25 @@ class Place:
 
     stage: Stage
     states: "Mapping[Part, int]"
+    fixed: int
+    """Their sum."""
     widened: int
     """Copies of gradients that the update needs, see `_widened_gradients`."""
+    margin: float
+
+
+class Moment(NamedTuple):
+    """What is needed at a moment besides what is kept, in bytes."""
+
+    name: str
+    loss: int
+    backward: int
+    buffers: int
+
+
+UPDATE = "update of the weights"
+Peak = tuple[int, Place, Moment, int]
+"""All bytes, where and when, and the activations among them."""
 
 
 def predict_memory(workload: FullWorkload, known: Known | None = None) -> MemoryPrediction:
@@ -121,21 +138,30 @@ def predict_memory(workload: FullWorkload, known: Known | None = None) -> Memory
     for place in places:
         kind = *variant, place.stage.kind
         if (moment := known.get(kind)) is None:
-            moment = known[kind] = (*_worst_moment(workload, place.stage, layers), _buffers(workload, place.stage))
-        found.append(_of_place(workload, place, layers, moment))
-    return _most(workload, found)
+            moment = known[kind] = _worst_moment(workload, place.stage, layers)
+        found.append(_peak_of(workload, place, layers, moment))
+    return _most(found)
 
 
 def predict_memory_of_last_stage(workload: FullWorkload) -> MemoryPrediction:
     """Return the memory of the last stage, which is what Megatron-LM logs to TensorBoard (the writer is on the last rank)."""
     stage, layers = stages_of(workload)[-1], _layers(workload)
-    moment = (*_worst_moment(workload, stage, layers), _buffers(workload, stage))
-    return _most(workload, [_of_place(workload, _place(workload, stage), layers, moment)])
+    return _most([_peak_of(workload, _place(workload, stage), layers, _worst_moment(workload, stage, layers))])
 
 
-def _most(workload: FullWorkload, found: Sequence[tuple[int, str, dict[Part, int]]]) -> MemoryPrediction:
-    stage, moment, parts = max(found, key=lambda one: sum(one[2].values()))
-    return MemoryPrediction(parts=parts, stage=stage, moment=moment, margin=margin_of(workload))
+def _most(found: Sequence["Peak"]) -> MemoryPrediction:
+    """Return the largest peak, in parts; where the update is the peak, activations are gone."""
+    _, place, moment, activations = max(found, key=lambda peak: peak[0])
+    widened = place.widened if moment.name == UPDATE else 0
+    parts: dict[Part, int] = {
+        **place.states,
+        "gradients": place.states["gradients"] + widened,
+        "activations": activations,
+        "loss": moment.loss,
+        "backward": moment.backward,
+        "buffers": moment.buffers,
+    }
+    return MemoryPrediction(parts=parts, stage=place.stage.index, moment=moment.name, margin=place.margin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,28 +188,17 @@ def _layers(workload: FullWorkload) -> Layers:
 
 def _place(workload: FullWorkload, stage: Stage) -> Place:
     weights = weights_of(workload, stage)
-    return Place(stage, state_bytes(workload, weights), _widened_gradients(workload, weights))
+    states = state_bytes(workload, weights)
+    return Place(stage, states, sum(states.values()), _widened_gradients(workload, weights), margin_of(workload))
 
 
-def _of_place(
-    workload: FullWorkload, place: Place, layers: Layers, worst: tuple[str, int, int, int]
-) -> tuple[int, str, dict[Part, int]]:
-    """Return the pipeline rank, the moment of its peak, and the parts of it."""
-    moment, loss, backward, buffers = worst
-    activations, gradients = _kept_activations(workload, place.stage, layers), place.states["gradients"]
-    if place.widened > activations + loss + backward:
-        activations = loss = backward = 0
-        gradients += place.widened
-        moment = "update of the weights"
-    parts: dict[Part, int] = {
-        **place.states,
-        "gradients": gradients,
-        "activations": activations,
-        "loss": loss,
-        "backward": backward,
-        "buffers": buffers,
-    }
-    return place.stage.index, moment, parts
+def _peak_of(workload: FullWorkload, place: Place, layers: Layers, worst: Moment) -> Peak:
+    """Return the peak of a rank: while activations are kept, or when the update needs more than they did."""
+    activations = _kept_activations(workload, place.stage, layers)
+    if place.widened > activations + worst.loss + worst.backward:
+        activations, worst = 0, Moment(UPDATE, 0, 0, worst.buffers)
+        return place.fixed + place.widened + worst.buffers, place, worst, activations
+    return place.fixed + activations + worst.loss + worst.backward + worst.buffers, place, worst, activations
 
 
 def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:
@@ -414,10 +429,10 @@ def _room_for_rows(workload: FullWorkload) -> int:
 
 def _kept_activations(workload: FullWorkload, stage: Stage, layers: Layers) -> int:
     """Return the activations of all micro-batches in flight on one rank of a stage."""
-    kept = {moe: layer.on_device for moe, layer in layers.items()}
-    each = {chunk: _kept_by_chunk(workload, kept, *chunk) for chunk in set(stage.chunks)}
-    in_flight = zip(chunks_in_flight(workload, stage.index), stage.chunks, strict=True)
-    return sum(held * each[chunk] for held, chunk in in_flight) + stage.mtp_layers * kept[bool(workload.shape.experts)]
+    total = stage.mtp_layers * layers[bool(workload.shape.experts)].on_device
+    for chunk, held in chunks_in_flight(workload, stage):
+        total += held * _kept_by_chunk(workload, layers, *chunk)
+    return total
 
 
 def _dropped(workload: FullWorkload, kept: LayerActivations) -> set[str]:
@@ -429,17 +444,20 @@ def _dropped(workload: FullWorkload, kept: LayerActivations) -> set[str]:
     return recomputed | kept.offloaded(workload.offloaded or ())
 
 
-def _kept_by_chunk(workload: FullWorkload, kept: Mapping[bool, int], dense: int, moe: int) -> int:
+def _kept_by_chunk(workload: FullWorkload, layers: Layers, dense: int, moe: int) -> int:
     if workload.recompute != "full":
-        return sum(count * kept[kind] for kind, count in ((False, dense), (True, moe)) if count)
+        return _kept_whole(layers, dense, moe)
     input_bytes = stream_bytes(workload)
     if workload.recompute_layers is None:
         return -(-(dense + moe) // (workload.recompute_every or 1)) * input_bytes
     first = min(workload.recompute_layers, dense + moe)
     left_dense = max(0, dense - first)
     left_moe = moe - max(0, first - dense)
-    left = sum(count * kept[kind] for kind, count in ((False, left_dense), (True, left_moe)) if count)
-    return first * input_bytes + left
+    return first * input_bytes + _kept_whole(layers, left_dense, left_moe)
+
+
+def _kept_whole(layers: Layers, dense: int, moe: int) -> int:
+    return dense * layers[False].on_device + (moe * layers[True].on_device if moe else 0)
 
 
 def stream_bytes(workload: FullWorkload) -> int:
@@ -450,14 +468,14 @@ def stream_bytes(workload: FullWorkload) -> int:
 # The moments at which memory can peak, besides what is kept.
 
 
-def _worst_moment(workload: FullWorkload, stage: Stage, layers: Layers) -> tuple[str, int, int]:
-    """Return the moment with the largest need, and its bytes for the loss and for the backward pass of a layer."""
-    layer = _backward_of_layer(workload, stage, layers)
-    moments = [("backward pass of a layer", 0, layer)]
+def _worst_moment(workload: FullWorkload, stage: Stage, layers: Layers) -> Moment:
+    """Return the moment with the largest need: the loss, its backward pass, or the backward pass of a layer."""
+    layer, buffers = _backward_of_layer(workload, stage, layers), _buffers(workload, stage)
+    moments = [Moment("backward pass of a layer", 0, layer, buffers)]
     if stage.output:
         forward, backward = _loss(workload)
-        moments += [("loss", forward, 0), ("backward pass of the loss", backward, 0)]
-    return max(moments, key=lambda moment: moment[1] + moment[2])
+        moments += [Moment("loss", forward, 0, buffers), Moment("backward pass of the loss", backward, 0, buffers)]
+    return max(moments, key=lambda moment: moment.loss + moment.backward)
 
 
 def _loss(workload: FullWorkload) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,27 +117,32 @@ def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:
 
 
 def search(question: Question, rates: Rates) -> Answer:
-    """Predict every legal layout and micro-batch with the least recomputation that fits, up to the first that never does."""
+    """Predict every legal layout and micro-batch with the least recomputation that fits, up to the first that never does.
+
+    A larger micro-batch needs at least as much recomputation as a smaller one.
+    """
     candidates: list[Candidate] = []
     refused: Counter[str] = Counter()
     for kind in with_sharded(replace(question, known={})):
         for layout in layouts(kind):
+            placed, granularities = _placed(kind, layout), RECOMPUTE
             for micro in _micro_batches(kind, layout):
-                tried = list(_least_recomputing(kind, layout, micro, rates, refused))
+                variants = _variants(kind, placed, micro, refused, granularities)
+                tried = list(_least_recomputing(kind, variants, rates))
                 candidates += tried
                 if tried and tried[-1].missing_bytes and tried[-1].workload.recompute == "full":
                     break
+                if tried:
+                    granularities = RECOMPUTE[RECOMPUTE.index(tried[-1].workload.recompute) :]
     fitting = sorted((one for one in candidates if not one.missing_bytes), key=lambda one: one.step_seconds)
     too_large = sorted((one for one in candidates if one.missing_bytes), key=lambda one: one.missing_bytes)
     why = tuple(reason for reason, _ in refused.most_common())
     return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large), refused=why)
 
 
-def _least_recomputing(
-    question: Question, layout: Layout, micro: int, rates: Rates, refused: "Counter[str]"
-) -> Iterator[Candidate]:
-    """Yield a micro-batch with more and more recomputation until it fits, and with as few layers as do under full."""
-    for workload in _variants(question, layout, micro, refused):
+def _least_recomputing(question: Question, variants: Iterable[FullWorkload], rates: Rates) -> Iterator[Candidate]:
+    """Yield variants with more and more recomputation until one fits, and with as few layers as do under full."""
+    for workload in variants:
         yield (candidate := _candidate(question, workload, rates))
         if not candidate.missing_bytes:
             if workload.recompute == "full" and (fewer := _fewest_recomputed(question, workload)):
@@ -155,9 +160,12 @@ def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Cand
 
 def _timed(workload: FullWorkload, memory: MemoryPrediction, rates: Rates, known: dict[Any, Any] | None = None) -> Candidate:
     """Return a candidate that fits with its time."""
-    time, step, accelerator = predict_time(workload, rates, known), None, find_accelerator(rates.accelerator)
-    if accelerator is not None:
-        step = expected(workload, accelerator, time.step_seconds, rates.gpus_per_node, measured=rates.measured)
+    known = {} if known is None else known
+    time, alike = predict_time(workload, rates, known), ("usual", workload.layout.expert, workload.code.name)
+    if alike not in known:
+        accelerator = find_accelerator(rates.accelerator)
+        known[alike] = accelerator and expected(workload, accelerator, 1.0, rates.gpus_per_node, measured=rates.measured)
+    step = known[alike] and known[alike].of(time.step_seconds)
     return Candidate(workload=workload, memory=memory, time=time, missing_bytes=0, fit="fits", expected=step)
 
 
@@ -201,13 +209,19 @@ def workloads(question: Question) -> Iterator[FullWorkload]:
     """
     for layout in layouts(question):
         for micro in _micro_batches(question, layout):
-            yield from _variants(question, layout, micro, Counter())
+            yield from _variants(question, _placed(question, layout), micro, Counter(), RECOMPUTE)
 
 
-def _variants(question: Question, layout: Layout, micro: int, refused: "Counter[str]") -> Iterator[FullWorkload]:
-    """Yield a micro-batch with each recomputation that the engine can run; count why it cannot run the others."""
-    for granularity in RECOMPUTE:
-        workload = _workload(question, layout, micro, granularity)
+def _variants(
+    question: Question,
+    placed: FullWorkload,
+    micro: int,
+    refused: "Counter[str]",
+    granularities: Iterable[RecomputeGranularity],
+) -> Iterator[FullWorkload]:
+    """Yield a micro-batch with each of some recomputations that the engine can run; count why it cannot run the others."""
+    for granularity in granularities:
+        workload = placed.changed(micro_batch_sequences=micro, recompute=granularity)
         why = question.refused(workload)
         if why is None:
             yield workload
@@ -220,22 +234,23 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
     found = []
     for kind in with_sharded(question):
         for layout in (one for one in layouts(kind) if one.virtual_pipeline is None):
-            workload = _workload(kind, layout, 1, "full")
+            workload = _placed(kind, layout).changed(micro_batch_sequences=1, recompute="full")
             memory = predict_memory(workload)
             if not memory.missing_bytes(question.memory_bytes) and kind.takes(workload):
                 found.append(_timed(workload, memory, rates))
     return min(found, key=lambda candidate: candidate.step_seconds, default=None)
 
 
-def _workload(question: Question, layout: Layout, micro: int, granularity: RecomputeGranularity) -> FullWorkload:
+def _placed(question: Question, layout: Layout) -> FullWorkload:
+    """Return a question's work in a layout, as all its micro-batches and recomputations have it."""
     work, chunks = question.work, layout.pipeline * (layout.virtual_pipeline or 1)
-    return work.changed(
+    placed = work.changed(
         **layout.facts,
-        micro_batch_sequences=micro,
-        recompute=granularity,
         expert_tensor_parallel=1 if work.shape.experts else None,
         chunk_layers=None if question.equal_stages else short_ends(work.shape.layers, chunks) if chunks > 1 else None,
     )
+    assert placed.layout == layout  # is kept, as is what its copies derive from it
+    return placed
 
 
 def layouts(question: Question) -> Iterator[Layout]:

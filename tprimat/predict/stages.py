@@ -1,6 +1,7 @@
 """What each pipeline stage holds: layers, weights, and micro-batches in flight."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import NormalDist
@@ -171,25 +172,28 @@ def _norm_width(shape: ModelShape) -> int:
     return 2 if shape.norm == "layernorm" else 1
 
 
-def chunks_in_flight(workload: FullWorkload, stage: int) -> list[int]:
-    """Return how many micro-batches of each model chunk a stage holds at its fullest, by Megatron-Core's 1F1B schedules.
+def chunks_in_flight(workload: FullWorkload, stage: Stage) -> tuple[tuple[tuple[int, int], int], ...]:
+    """Return the kinds of model chunks of a stage, and how many micro-batches of each it holds at its fullest.
 
-    The interleaved schedule runs (stages - stage - 1) x 2 + (chunks - 1) x stages forward passes ahead, in rounds of one
-    micro-batch a stage (Narayanan et al., arXiv 2104.04473, section 2.2).
+    So do Megatron-Core's 1F1B schedules. The interleaved one runs (stages - stage - 1) x 2 + (chunks - 1) x stages forward passes
+    ahead, in rounds of one micro-batch a stage (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
-    layout, steps = workload.layout, workload.accumulation
-    if layout.virtual_pipeline is None:
-        return [min(steps, layout.pipeline - stage)]
-    return _in_flight(layout.pipeline, layout.virtual_pipeline, steps, workload.interleaved_group or layout.pipeline, stage)
+    pipeline, virtual, steps = workload.pipeline_parallel, workload.virtual_pipeline, workload.accumulation
+    if virtual is None:
+        return ((stage.chunks[0], min(steps, pipeline - stage.index)),)
+    return _in_flight(pipeline, stage.chunks, steps, workload.interleaved_group or pipeline, stage.index)
 
 
 @lru_cache(maxsize=4096)
-def _in_flight(pipeline: int, virtual: int, steps: int, group: int, stage: int) -> list[int]:
+def _in_flight(
+    pipeline: int, chunks: tuple[tuple[int, int], ...], steps: int, group: int, stage: int
+) -> tuple[tuple[tuple[int, int], int], ...]:
+    virtual = len(chunks)
     total = min(steps * virtual, (pipeline - stage - 1) * 2 + (virtual - 1) * group + 1)
-    held = [0] * virtual
+    held: Counter[tuple[int, int]] = Counter()
     for number in range(total):
-        held[number // group % virtual] += 1
-    return held
+        held[chunks[number // group % virtual]] += 1
+    return tuple(held.items())
 
 
 def busiest_rank(workload: FullWorkload) -> float:

@@ -180,7 +180,7 @@ def against_lines(found: Against, screen: Screen) -> list[str]:
     body = [
         [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops / 1e12)] for one in found.apart
     ]
-    body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in found.parts.items()]  # type: ignore[index]
+    body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in found.parts.items()]
     header = ["difference", "here", "there", "TFLOP/s/GPU"]
     lines = ["", screen.prose(title, 2, "heading"), "", columns(header, body, left=3, screen=screen)]
     if found.low is not None and found.high is not None:

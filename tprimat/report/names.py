@@ -7,11 +7,12 @@ from typing import Literal
 from tprimat.analyze import traits
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, label_of, labels_among
-from tprimat.analyze.waterfall import Known, LossName
+from tprimat.analyze.waterfall import Known
 from tprimat.core import units
 from tprimat.core.published import SPELLING
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import per_rank
+from tprimat.report.plan import TIME_NAMES
 
 OF_THE_WORK = {"model", "accelerator", *traits.FORBIDDING}
 """Traits that belong to a heading where there is a single configuration."""
@@ -146,19 +147,12 @@ def _facts(ranking: Ranking, more: Sequence[str] = ()) -> dict[str, str]:
     return {key: fact for key, fact in facts.items() if fact and key not in ranking.question.varying}
 
 
-LOSS_NAMES: Mapping[LossName, str] = {
+LOSS_NAMES: Mapping[str, str] = {
+    **TIME_NAMES,
     "clock": "clock below the peak's",
     "products": "products below the peak",
-    "attention": "attention",
     "memory": "norms, elementwise, copies",
-    "tensor": "TP communication",
-    "context": "CP communication",
-    "experts": "EP communication",
-    "pipeline": "PP communication",
-    "replicas": "DP communication",
     "exchange": "communication",
-    "bubble": "pipeline bubble",
-    "optimizer": "optimizer",
     "recompute": "recomputation",
     "uneven": "uneven ranks or experts",
     "host": "GPU idle, host late",

@@ -14,7 +14,6 @@ from tprimat.predict.memory import PARTS, Part
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, Question, other_routing, reason
 from tprimat.predict.time import TIME_PARTS
-from tprimat.report.names import LOSS_NAMES
 from tprimat.report.tables import Painted, Screen, columns, plural
 
 SHOWN = 3
@@ -26,7 +25,19 @@ SECONDS_OF_A_DAY = 86400
 USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
-TIME_NAMES = {**LOSS_NAMES, "products": "matrix products", "memory": "norms and elementwise", "host": "host launches"}
+TIME_NAMES: Mapping[str, str] = {
+    "products": "matrix products",
+    "attention": "attention",
+    "memory": "norms and elementwise",
+    "tensor": "TP communication",
+    "context": "CP communication",
+    "experts": "EP communication",
+    "pipeline": "PP communication",
+    "bubble": "pipeline bubble",
+    "replicas": "DP communication",
+    "optimizer": "optimizer",
+    "host": "host launches",
+}
 ROUTING_NAMES = {"natural": "natural routing", "balanced": "forced-balanced routing (overstates speed)"}
 
 

@@ -183,7 +183,7 @@ def refusal_by(plan: RunPlan) -> Callable[[Question, FullWorkload], UserError | 
             plan,
             nodes=max(1, question.gpus // question.gpus_per_node),
             gpus_per_node=question.gpus_per_node,
-            workload=work.changed(weights_split_over=work.replicas if plan.engine_options.fully_shard else 1),
+            workload=work.changed(weights_split_over=work.replicas) if plan.engine_options.fully_shard else work,
         )
         return engine.refusal_of_layout(other, lambda *keys: ".".join(keys), question.work.code)
 

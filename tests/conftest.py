@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import forks
@@ -103,11 +104,13 @@ def pytest_runtestloop():
     gc.enable()
 
 
+@cache
 def of_pages(path):
     """Whether a test is of generated pages or of the maintainers' scripts."""
     return any(path.is_relative_to(TESTS / name) for name in PAGES)
 
 
+@cache
 def rank_of(path):
     """The place of a test file, or of a folder of them, in SLOW."""
     return next((place for place, name in enumerate(SLOW) if path.is_relative_to(TESTS / name)), len(SLOW))

@@ -1,5 +1,7 @@
 """The sequential test of losses: how often it is wrong, what it sees, and which runs are pairs."""
 
+import math
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,8 @@ CASES = 600
 
 def series(rng, steps, rho):
     """AR(1) noise of unit spread."""
-    noise = rng.normal(size=steps)
-    values = [noise[0]]
-    for value in noise[1:]:
-        values.append(rho * values[-1] + np.sqrt(1 - rho**2) * value)
-    return np.array(values)
+    first, *noise = rng.normal(size=steps).tolist()
+    return np.array(list(accumulate(noise, lambda before, value: rho * before + math.sqrt(1 - rho**2) * value, initial=first)))
 
 
 def pairs_with(rng, difference, *, seeds, rho, steps=100, spread=0.005, between=0.003):

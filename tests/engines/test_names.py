@@ -26,6 +26,8 @@ def strings_of(node, constants):
 
 def comparisons(source):
     """Lines that compare something with the name of an engine, or look one up by a table of such names."""
+    if not any(name in source for name in ENGINE_NAMES):
+        return []
     tree = ast.parse(source)
     constants = {
         target.id: node.value

@@ -149,8 +149,9 @@ def test_colours_that_were_pasted_without_their_first_byte_or_as_text_change_not
 def test_what_a_launcher_puts_around_a_line_changes_nothing():
     logs = {stem: lines_of(stem)[1:] for stem in STEMS if stem not in {"tprimat", "megatron_bridge_nemo_run"}}
     logs["shape"] = ["  num_layers: 32", "  vision:", "    num_layers: 24", "  swiglu: true", *logs["megatron_bridge_2025"]]
-    for wrapper, (stem, lines) in itertools.product(WRAPPERS, logs.items()):
-        wrapped, plain = collect(map(wrapper.format, lines)), collect(lines)
+    read = {stem: collect(lines) for stem, lines in logs.items()}
+    for wrapper, (stem, plain) in itertools.product(WRAPPERS, read.items()):
+        wrapped = collect(map(wrapper.format, logs[stem]))
         assert repr(wrapped.steps) == repr(plain.steps), (stem, "with losses that are no numbers")
         for name in ("evidence", "arguments", "total_steps", "finished", "accelerator"):
             assert getattr(wrapped, name) == getattr(plain, name), (stem, wrapper)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from changes import replace
 
-from benchmarks.accuracy import recorded_workload
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.memory import predict_memory, state_bytes
 from tprimat.predict.stages import stages_of, weights_of
 from tprimat.records.discover import load_results
+from tprimat.runner.explain import recorded_workload
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
 MEASURED = [

@@ -42,22 +42,17 @@ def words(picture):
     return [text for text, _ in texts(picture)]
 
 
-def outside(picture):
-    """Texts that leave the picture."""
-    edge = picture.bbox
-    return [
+def misplaced(picture):
+    """Texts that leave the picture, and pairs of texts that cover each other by more than a pixel or two."""
+    edge, found = picture.bbox, texts(picture)
+    outside = [
         text
-        for text, box in texts(picture)
+        for text, box in found
         if box.x0 < edge.x0 - 1 or box.x1 > edge.x1 + 1 or box.y0 < edge.y0 - 1 or box.y1 > edge.y1 + 1
     ]
-
-
-def covered(picture):
-    """Pairs of texts that cover each other by more than a pixel or two."""
-    pairs = combinations(texts(picture), 2)
-    return [
+    return outside + [
         (one, other)
-        for (one, box), (other, second) in pairs
+        for (one, box), (other, second) in combinations(found, 2)
         if min(box.x1, second.x1) - max(box.x0, second.x0) > 1
         and min(box.y1, second.y1) - max(box.y0, second.y0) > 2
         and not (one.endswith("\n") or other.endswith("\n"))  # the empty lines where names of workloads stand

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report.pictures import all_axes, axes_titled, covered, outside, titles, words
+from report.pictures import all_axes, axes_titled, misplaced, titles, words
 from runs.make_runs import LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
@@ -56,8 +56,7 @@ def sweep(tmp_path):
 @pytest.mark.parametrize("folders", [("h100", "mi300x"), ("cpu",), ("foreign",)], ids="+".join)
 def test_no_text_leaves_the_picture_or_covers_another(folders):
     with drawn(sheet_of(*(RUNS / name for name in folders))) as picture:
-        assert outside(picture) == []
-        assert covered(picture) == []
+        assert misplaced(picture) == []
 
 
 @pytest.mark.parametrize("machine", ["h100", "cpu"])
@@ -67,8 +66,7 @@ def test_nor_however_long_the_labels_are(machine, tmp_path):
         run = dataclasses.replace(first.run, run_id=f"r{number}", strategy=f"{LONG}_{number}")
         write_run(tmp_path, run, list(first.steps))
     with drawn(sheet_of(tmp_path)) as picture:
-        assert outside(picture) == []
-        assert covered(picture) == []
+        assert misplaced(picture) == []
         steps = [axes for axes in all_axes(picture) if axes.get_xlabel().startswith("optimizer step")]
         assert steps
         assert all(float(tick).is_integer() for axes in steps for tick in axes.get_xticks())

@@ -9,7 +9,6 @@ no-dump         the arguments are not printed
 oom             rank 3 is out of memory after two iterations; only its own error.log says so
 nan             Megatron stops at a loss that is no number
 hang            silence after four iterations
-slow            a tenth of a second for each iteration
 killed          a rank is killed from outside, as torchrun reports it
 
 The lines are constructed: their wording is that of Primus's format code, their numbers are invented.
@@ -122,8 +121,6 @@ class Run:
         """Until the end, or until what was asked for goes wrong."""
         for number in range(1, self.asked["train_iters"] + 1):
             self.line(number)
-            if "slow" in self.acts:
-                time.sleep(0.1)
             if number == 2 and "oom" in self.acts:
                 return self.out_of_memory()
             if number == 3 and "nan" in self.acts:

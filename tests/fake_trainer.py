@@ -14,8 +14,6 @@ note NAME FILE       survive a signal, and create a file when it arrives
 faulthandler NAME    print all stacks on a signal
 records FILE         on SIGUSR2, write the flight record of rank $RANK, which is the one of that number in FILE
 spawn detached|child start a descendant that sleeps: in a session of its own, forked twice, or as a plain child
-allocate MIB         touch that much memory
-bind PORT            listen on a port; fails as torch's store does if it is taken
 run-record FILE      copy a run.json into $FAKE_RUN
 sleep SECONDS        sleep
 await FILE N         wait until a file has N lines
@@ -30,7 +28,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -72,19 +69,6 @@ def await_lines(path, count):
 def replay(path):
     sys.stdout.buffer.write(Path(path).read_bytes())
     sys.stdout.flush()
-
-
-def listen(port):
-    server = socket.socket()
-    try:
-        server.bind(("127.0.0.1", int(port)))
-        server.listen()
-    except OSError:
-        text = f"port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
-        sys.exit(
-            f"torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. {text}"
-        )
-    state["server"] = server
 
 
 def spawn(kind):
@@ -133,8 +117,6 @@ WORDS = {
     "faulthandler": (1, lambda name: faulthandler.register(getattr(signal, name), all_threads=True)),
     "records": (1, answer_with),
     "spawn": (1, spawn),
-    "allocate": (1, lambda mebibytes: state.update(memory=bytearray(b"x") * (int(mebibytes) << 20))),
-    "bind": (1, listen),
     "run-record": (1, lambda path: shutil.copy(path, os.environ["FAKE_RUN"])),
     "sleep": (1, lambda seconds: time.sleep(float(seconds))),
     "raise": (2, fail),

@@ -1,6 +1,24 @@
-"""What the command line decides of a plan, so that a test says only what it is about."""
+"""Requests for plans, and workloads, of which a test says only what it is about."""
 
+from tprimat.core.implementations import EMBEDDED
+from tprimat.core.models import model_shape
+from tprimat.core.workload import FullWorkload, Layout
 from tprimat.plan.build import PlanRequest
+
+DEGREES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+"""Short names of the keys of a layout."""
+
+
+def workload(**changes):
+    """Return the work of Llama 3.1 8B on eight replicas by the embedded engine, unless `changes` say otherwise."""
+    usual = {"shape": model_shape("llama-3.1-8b"), "layout": Layout(data=8), "micro_batch": 4, "accumulation_steps": 4}
+    return FullWorkload.of(**{**usual, "sequence_tokens": 2048, "implementation": EMBEDDED, **changes})
 
 
 def request_of(model, strategy, **fields):

@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from plans import DEGREES
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.errors import LayoutError
@@ -13,8 +14,7 @@ LLAMA, QWEN = model_shape("llama-3.1-8b"), model_shape("qwen-2.5-7b")
 
 
 def divide(shape, ranks=8, *, data=None, **layout):
-    names = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size"}
-    names |= {"vpp": "virtual_pipeline_model_parallel_size", "ep": "expert_model_parallel_size", "dp": "data_parallel_size"}
+    names = {**DEGREES, "dp": "data_parallel_size"}
     return resolve(
         LayoutRequest(
             shape=shape,

@@ -1,10 +1,7 @@
 """The ledger: its arithmetic, its figures on the committed records, and rows that others bring."""
 
-import json
 import math
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -200,23 +197,6 @@ def test_published_throughput_without_probes():
     assert large.mean_absolute < 0.18
     assert abs(large.worst) < 0.35
     assert all(-0.7 < score.error < 0 for score in small)
-
-
-def test_rows_come_back_with_their_predictions(tmp_path):
-    rows = [json.loads(line) for line in GOLDENS.read_text().splitlines()[:3]]
-    rows.append({"case": "mine", "machine": "unknown", "options": {"num-layers": 2}})
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    command = [sys.executable, "benchmarks/accuracy.py", "--rows", file, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    *good, bad = found["rows"]
-    assert [{key: row[key] for key in rows[0]} for row in good] == rows[:3]
-    assert all(row["predicted_peak_bytes"] == pytest.approx(row["peak_allocated_bytes"], rel=0.1) for row in good)
-    assert all(row["predicted_step_seconds"] > 0 for row in good)
-    assert (bad["predicted_peak_bytes"], bad["predicted_step_seconds"]) == (None, None)
-    assert "micro-batch-size" in bad["error"]
-    assert found["groups"]["rows_memory"]["over 4 GB"]["raw"]["rows"] == 3
 
 
 def test_a_run_that_drops_choices_is_not_scored():

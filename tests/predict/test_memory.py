@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import plans
 import pytest
 from changes import replace
 
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
-from tprimat.core.workload import FullWorkload, Layout
+from tprimat.core.workload import Layout
 from tprimat.predict.memory import predict_memory, state_bytes
 from tprimat.predict.stages import stages_of, weights_of
 from tprimat.records.discover import load_results
@@ -29,15 +30,7 @@ MEASURED = [
 
 
 def workload(**changes):
-    parts = {
-        "shape": model_shape("llama-3.1-8b"),
-        "layout": Layout(data=4),
-        "micro_batch": 2,
-        "accumulation_steps": 8,
-        "sequence_tokens": 2048,
-        "implementation": EMBEDDED,
-    }
-    return FullWorkload.of(**{**parts, **changes})
+    return plans.workload(**{"layout": Layout(data=4), "micro_batch": 2, "accumulation_steps": 8, **changes})
 
 
 @pytest.mark.parametrize(("folder", "error"), MEASURED)

@@ -12,6 +12,7 @@ from benchmarks.published_scores import guess_of, result_of
 from tprimat.core.errors import RecordError
 
 ROOT = Path(__file__).parents[2]
+GOLDENS = ROOT / "benchmarks" / "records" / "megatron-goldens" / "rows.jsonl"
 ROW = {
     "source": "a page",
     "framework": "Megatron-Bridge",
@@ -43,17 +44,23 @@ def guess(**changes):
 
 
 def test_rows_of_both_formats_come_back_with_predictions_and_a_reason_where_there_is_none(tmp_path):
+    measured = [json.loads(line) for line in GOLDENS.read_text(encoding="utf8").splitlines()[:3]]
     rows = [
         {**ROW, "tokens_per_second_per_gpu": 10254},
         {**ROW, "model": "Nemotron 3 Nano"},
         {"case": "one", "machine": "h100", "options": OPTIONS},
+        {"case": "mine", "machine": "unknown", "options": {"num-layers": 2}},
     ]
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, *measured]))
     command = [sys.executable, "benchmarks/accuracy.py", "--rows", file, "--json"]
-    known, hybrid, golden = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)[
-        "rows"
-    ]
+    found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    known, hybrid, golden, bad, *others = found["rows"]
+    assert [{key: row[key] for key in measured[0]} for row in others] == measured
+    assert all(row["predicted_peak_bytes"] == pytest.approx(row["peak_allocated_bytes"], rel=0.1) for row in others)
+    assert all(row["predicted_step_seconds"] > 0 for row in others)
+    assert found["groups"]["rows_memory"]["over 4 GB"]["raw"]["rows"] == 3
+    assert (bad["predicted_peak_bytes"], bad["predicted_step_seconds"], "micro-batch-size" in bad["error"]) == (None, None, True)
     assert known["interval"][0] < 10254 < known["interval"][1]
     assert known["predicted_tokens_per_second_per_gpu"] == pytest.approx(10254, rel=0.08)
     assert 50 * 2**30 < known["predicted_peak_bytes"] < 80 * 2**30

@@ -5,30 +5,19 @@ from pathlib import Path
 
 import pytest
 from changes import replace
+from plans import workload
 
 from tprimat.core.accelerators import accelerators, find_accelerator
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
-from tprimat.core.workload import FullWorkload, Layout
+from tprimat.core.workload import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time
 from tprimat.records.discover import probes_in
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
 RATES = published_rates(find_accelerator("NVIDIA H200"), 8)
-
-
-def workload(**changes):
-    parts = {
-        "shape": model_shape("llama-3.1-8b"),
-        "layout": Layout(data=8),
-        "micro_batch": 4,
-        "accumulation_steps": 4,
-        "sequence_tokens": 2048,
-        "implementation": EMBEDDED,
-    }
-    return FullWorkload.of(**{**parts, **changes})
 
 
 def replayed(forward, backward, stages, micro_batches):

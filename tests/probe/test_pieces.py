@@ -3,11 +3,9 @@
 import pytest
 import torch
 from changes import replace
+from plans import workload
 
 from tprimat.core.accelerators import find_accelerator
-from tprimat.core.implementations import EMBEDDED
-from tprimat.core.models import model_shape
-from tprimat.core.workload import FullWorkload, Layout
 from tprimat.predict.rates import BESIDE, UNDER_LOAD, probed_rates
 from tprimat.predict.time import predict_time
 from tprimat.probe import collectives, pieces
@@ -130,16 +128,8 @@ def test_a_product_of_fp8_gradients_is_that_of_its_operands():
 
 def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):
     rates = probed_rates(probes(bench, wgrad=500e12, region=4e12, launch=1e-6), H200, 8)
-    work = FullWorkload.of(
-        shape=model_shape("llama-3.1-8b"),
-        layout=Layout(data=8),
-        micro_batch=4,
-        accumulation_steps=4,
-        sequence_tokens=2048,
-        implementation=EMBEDDED,
-    )
     apart = replace(rates, passes={key: value for key, value in rates.passes.items() if key[1] != "wgrad"})
-    assert predict_time(work, rates).parts["products"] < predict_time(work, apart).parts["products"]
+    assert predict_time(workload(), rates).parts["products"] < predict_time(workload(), apart).parts["products"]
 
 
 def test_a_clock_that_load_lowers_lowers_what_is_predicted(bench):

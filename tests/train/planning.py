@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from changes import replace
+from plans import DEGREES
 
 from tprimat.config.load import Setting, read_config
 from tprimat.plan.build import PlanRequest
@@ -19,13 +20,6 @@ SHALLOW = 4
 LIGHTLY = "from tprimat.train.startup import import_torchmetrics; import_torchmetrics()\n"
 """Begins a program that imports Lightning: without the large packages that torchmetrics would import, as a rank."""
 
-DEGREES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-}
 STEPS, SEQUENCES, TOKENS = 3, 4, 32
 
 

@@ -9,22 +9,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from commands import ROOT, run_command
+from commands import ROOT, fake_nvml, run_command
 
 from tprimat.hardware import health
 from tprimat.runner.doctor import check_stack, check_torch
-
-FAKE_PACKAGES = ROOT / "tests" / "fake_packages"
-
-
-def doctor(python=sys.executable, **environment):
-    command = [str(python), "-m", "tprimat", "doctor", "--json"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.stderr == ""
-    answer = json.loads(done.stdout)
-    return done.returncode, answer["can_train"], {check["name"]: check for check in answer["checks"]}
 
 
 def test_this_machine_which_runs_the_tests_can_train(tmp_path):
@@ -53,9 +41,11 @@ def test_the_installed_set_of_versions_is_named_if_it_is_known(monkeypatch, brid
 
 def test_gpus_that_this_torch_is_not_built_for_are_a_problem():
     gpus = [{"links": 18}, {"links": 12}]
-    _, _, checks = doctor(
-        PYTHONPATH=str(FAKE_PACKAGES), FAKE_GPUS=json.dumps(gpus), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-2]"
-    )
+    told = {"FAKE_GPUS": json.dumps(gpus), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    with fake_nvml():
+        done = run_command("doctor", "--json", environment=told)
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.stderr == ""
     assert checks["GPUs"]["finding"] == "2 x NVIDIA H200, 140 GiB, driver 570.86.15"
     assert (checks["NVLink"]["status"], checks["NVLink"]["finding"]) == ("problem", "active links differ: 18, 12")
     assert checks["SLURM"]["finding"] == "job 7 on 2 nodes"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from commands import run_command, words_in
-from report.pictures import axes_titled, covered, outside, titles
+from report.pictures import axes_titled, titles
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
@@ -46,8 +46,7 @@ def test_every_panel_of_a_sweep_keeps_like_with_like(tmp_path):
             write_run(tmp_path, run, steps_of(run, step_times(level, number), number, 50.0 / tensor + number))
     analysis = analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
     with drawn(peak.peak_sheet(analysis)) as picture:
-        assert outside(picture) == []
-        assert covered(picture) == []
+        assert misplaced(picture) == []
         assert titles(picture) == TITLES
         step, utilization = axes_titled(picture, "Mean")[0], axes_titled(picture, "Util")[0]
         assert [bar.get_facecolor() for bar in step.patches] == [bar.get_facecolor() for bar in utilization.patches]

@@ -172,7 +172,7 @@ CHANGES = st.one_of(*(st.tuples(st.just(name), st.sampled_from(list(leaves(doc))
 
 
 @given(CHANGES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_value_in_any_place_is_read_or_named_and_hides_no_other(change):
     name, path, value = change
     content = changed(DOCUMENTS[name], path, value)

@@ -102,10 +102,7 @@ def test_what_cannot_be_is_not_counted_and_the_reason_is_given(sound, trap, reas
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [
-        ({"tokens_per_second": 90_000}, "the file states 90,000 tokens/s"),
-        ({"tokens_per_second": 54_000}, None),
-    ],
+    [({"tokens_per_second": 90_000}, "the file states 90,000 tokens/s"), ({"tokens_per_second": 54_000}, None)],
 )
 def test_a_file_of_another_program_is_held_to_its_own_steps(tmp_path, change, reason):
     document = json.loads(FOREIGN.read_text()) | {"performance_metrics": change}

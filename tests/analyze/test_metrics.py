@@ -95,11 +95,7 @@ def test_a_prediction_is_not_compared_with_a_run_that_drops_choices(capacity, dr
 
 @pytest.mark.parametrize(
     ("options", "graphs"),
-    [
-        ({"cuda_graph_impl": ["attn"]}, True),
-        ({"enable_cuda_graph": True}, True),
-        ({"cuda_graph_impl": "none"}, False),
-    ],
+    [({"cuda_graph_impl": ["attn"]}, True), ({"enable_cuda_graph": True}, True), ({"cuda_graph_impl": "none"}, False)],
 )
 def test_what_cuda_graphs_hold_is_not_taken_for_little_memory(options, graphs, tmp_path):
     """NeMo with CUDA graphs on one H100: 59.2 GiB allocated, 74.6 GiB reserved."""

@@ -6,13 +6,7 @@ import pytest
 
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import (
-    against_the_best,
-    analyse_peaks,
-    by_convention,
-    peaks,
-    project,
-)
+from tprimat.analyze.peak import against_the_best, analyse_peaks, by_convention, peaks, project
 from tprimat.records.discover import load_results
 
 RUNS = Path(__file__).parents[1] / "runs"

@@ -144,10 +144,7 @@ def test_a_kernel_that_runs_into_the_next_step_is_one_call():
         event("kernel", REDUCE, 30, 50, NETWORK),
     ]
     summary = summarise({"traceEvents": events})
-    assert {row.name: row.seconds for row in summary.top} == {
-        GEMM: milliseconds(40),
-        REDUCE: milliseconds(10),
-    }
+    assert {row.name: row.seconds for row in summary.top} == {GEMM: milliseconds(40), REDUCE: milliseconds(10)}
 
 
 def test_a_negative_duration_counts_as_none():

@@ -125,10 +125,7 @@ def test_layouts_are_not_mixed_while_one_of_them_scales():
 @pytest.mark.parametrize("option", ["optimizer_states", "expert_capacity"])
 def test_what_forbids_a_comparison_forbids_a_series(option):
     """Moments in bf16 move fewer bytes than in fp32, and dropped tokens are not computed: that is no gain of more GPUs."""
-    changes = {
-        "optimizer_states": {"optimizer_states": "bf16"},
-        "expert_capacity": {"expert_capacity": 1.25},
-    }
+    changes = {"optimizer_states": {"optimizer_states": "bf16"}, "expert_capacity": {"expert_capacity": 1.25}}
     shape = {"shape": model_shape("qwen3-30b-a3b"), "routing": "balanced"}
     usual = {"optimizer_states": "fp32", **shape}
     assert len(series_in(run(1, 16, 1.0, **usual), run(2, 32, 1.05, **usual))) == 1

@@ -311,11 +311,7 @@ def test_how_experts_were_fed_is_said_beside_the_rate(more, says, extracted):
 
 
 @pytest.mark.parametrize(
-    ("argument", "caution"),
-    [
-        ("reset_attention_mask", "attention ends at each document"),
-        ("sft", "tokens include padding"),
-    ],
+    ("argument", "caution"), [("reset_attention_mask", "attention ends at each document"), ("sft", "tokens include padding")]
 )
 def test_what_makes_a_step_smaller_than_it_looks_follows_the_run_into_every_analysis(argument, caution, extracted, tmp_path):
     done, result = extracted(DUMP.format(more=f"  {argument} ................ True\n") + steady())

@@ -66,10 +66,7 @@ def test_records_and_the_report_are_inside_and_nothing_private(output, tmp_path)
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        (["none", "x.tar.gz"], "There is no file or folder none."),
-        ([RUNS, "x.zip"], "  try   results.tar.gz\n"),
-    ],
+    [(["none", "x.tar.gz"], "There is no file or folder none."), ([RUNS, "x.zip"], "  try   results.tar.gz\n")],
 )
 def test_mistakes_are_explained(tmp_path, arguments, told):
     done = archive(*arguments, cwd=tmp_path)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from commands import run_command, words_in
-from report.pictures import axes_titled, titles
+from report.pictures import axes_titled, misplaced, titles
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
@@ -14,12 +14,7 @@ from tprimat.runner.analysis import read_results
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
-TITLES = [
-    "Peak throughput of the whole machine",
-    "Compute of each GPU",
-    "Utilization, every configuration",
-    "Mean step time",
-]
+TITLES = ["Peak throughput of the whole machine", "Compute of each GPU", "Utilization, every configuration", "Mean step time"]
 
 
 def draw(*arguments, cwd):

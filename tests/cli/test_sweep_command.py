@@ -18,9 +18,7 @@ def no_pictures(monkeypatch):
 
 def run(*arguments):
     return start(
-        "sweep",
-        "run_all_configs.sh",
-        ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--steps", "4", *arguments],
+        "sweep", "run_all_configs.sh", ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--steps", "4", *arguments]
     )
 
 

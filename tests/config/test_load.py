@@ -117,8 +117,7 @@ def test_a_model_of_the_table_or_of_the_file_alone_is_split_as_one_of_its_kind(t
 
 
 @pytest.mark.parametrize(
-    ("strategy", "cores", "ranks"),
-    [("balanced", 2, 2), ("balanced", 16, 8), ("memory_optimized", 2, 8), ("balanced", 1, 2)],
+    ("strategy", "cores", "ranks"), [("balanced", 2, 2), ("balanced", 16, 8), ("memory_optimized", 2, 8), ("balanced", 1, 2)]
 )
 def test_a_cpu_starts_what_a_layout_needs_and_its_cores_allow(strategy, cores, ranks, monkeypatch):
     monkeypatch.setattr("tprimat.runner.session.cpu_cores", lambda: cores)

@@ -70,10 +70,7 @@ def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architec
         ({}, None),
         ({"models__llama__architecture": "qwen-2.5-7b", "models__llama__nemo_recipe": "qwen25_7b"}, None),
         ({"models__llama__nemo_recipe": None}, "The model llama names no NeMo recipe."),
-        (
-            {"models__llama__architecture": "qwen-2.5-7b"},
-            "NeMo's recipe llama31_8b has rope_scaling, which qwen-2.5-7b lacks.",
-        ),
+        ({"models__llama__architecture": "qwen-2.5-7b"}, "NeMo's recipe llama31_8b has rope_scaling, which qwen-2.5-7b lacks."),
         (
             {"models__llama__nemo_recipe": "gemma2_2b"},
             "NeMo's recipe gemma2_2b may have other kinds of layers than llama-3.1-8b.",

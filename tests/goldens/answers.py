@@ -237,9 +237,7 @@ def peak():
         yield name, lambda words=words: peak_document(words)
 
 
-SCALINGS = {
-    "h200": [RECORDS / "h200" / name for name in ("engine", "two-gpus", "one-gpu", "repeated", "torchtitan")],
-}
+SCALINGS = {"h200": [RECORDS / "h200" / name for name in ("engine", "two-gpus", "one-gpu", "repeated", "torchtitan")]}
 
 
 def scaling_document(words):

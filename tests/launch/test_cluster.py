@@ -130,12 +130,7 @@ def test_srun_tells_the_nodes():
     hosts = ("gpu07", "gpu08")
     assert nodes == Nodes(count=2, rank=1, master_address="gpu07", master_port=23456, job="123456.0", hosts=hosts)
     assert told_nodes(SLURM) == (2, "SLURM_STEP_NUM_NODES")
-    assert torchrun(nodes, 8)[-4:] == (
-        "--max-restarts=0",
-        "--nnodes=2",
-        "--rdzv-endpoint=gpu07:23456",
-        "--rdzv-conf=rank=1",
-    )
+    assert torchrun(nodes, 8)[-4:] == ("--max-restarts=0", "--nnodes=2", "--rdzv-endpoint=gpu07:23456", "--rdzv-conf=rank=1")
 
 
 @pytest.mark.parametrize(
@@ -164,11 +159,7 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, {"MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK is 'first', not a whole number"),
         (2, {**BY_HAND, "MASTER_PORT": "99999"}, "MASTER_PORT is '99999', not a whole number from 1 to 65535"),
         (2, INTERACTIVE, "srun did not start this: it runs on one node of the 2"),
-        (
-            2,
-            {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"},
-            "SLURM_STEP_NUM_NODES is 1, but",
-        ),
+        (2, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, "SLURM_STEP_NUM_NODES is 1, but"),
         (1, SLURM, "SLURM_STEP_NUM_NODES is 2, but the run is on 1 node"),
         (1, {"PET_NNODES": "4"}, "PET_NNODES is 4"),
         (1, {"PET_NNODES": "1:4"}, "PET_NNODES is '1:4', not a whole number"),
@@ -176,11 +167,7 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 nodes"),
         (1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 1 node"),
         (1, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, "This is one of several ranks"),
-        (
-            1,
-            {"LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a"},
-            "This is one of several ranks",
-        ),
+        (1, {"LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a"}, "This is one of several ranks"),
         (2, {**SLURM, "SLURM_STEP_NODELIST": "gpu07"}, "names 1 hosts"),
         (2, {**SLURM, "SLURM_STEP_NODELIST": "n[a-b]"}, "Cannot parse the host list"),
     ],

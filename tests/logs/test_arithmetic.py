@@ -87,11 +87,7 @@ def test_the_layers_of_the_block_method_are_read(layers, stages, recompute, firs
 
 
 def test_megatron_says_its_options_and_its_optimizer():
-    record = mixtral(
-        **FP8,
-        te_precision_config_file="some.yaml",
-        moe_expert_rank_capacity_factor=1.5,
-    ).record
+    record = mixtral(**FP8, te_precision_config_file="some.yaml", moe_expert_rank_capacity_factor=1.5).record
     assert (record.ran.expert_capacity, record.ran.wider_parts) == (1.5, ("what some.yaml names",))
     options = record.engine_options
     assert (options["overlap_grad_reduce"], options["recompute_modules"]) == (True, "core_attn")

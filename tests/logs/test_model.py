@@ -71,11 +71,7 @@ def test_auto_takes_the_shape_and_its_known_name_from_the_dump_which_outranks_th
         ({"moe_router_topk": 4}, "moe-15.7b-a2.2b", "moe_router_topk is 4"),
         ({"moe_layer_freq": "[0]*2+[1]*25"}, "moe-15.2b-a2.7b", "moe_layer_freq is 2 dense layers"),
         ({"q_lora_rank": 1536}, "moe-15.7b-a2.7b", "q_lora_rank is 1536"),
-        (
-            {"moe_shared_expert_intermediate_size": "None"},
-            "moe-15.3b-a2.2b",
-            "is 0 shared experts",
-        ),
+        ({"moe_shared_expert_intermediate_size": "None"}, "moe-15.3b-a2.2b", "is 0 shared experts"),
     ],
 )
 def test_each_argument_of_experts_and_latent_attention_counts(change, name, said):

@@ -16,12 +16,7 @@ SPLIT = Layout(tensor=2, pipeline=2, data=2)
 
 def workload(shape, layout=SPLIT):
     return FullWorkload.of(
-        shape=shape,
-        layout=layout,
-        micro_batch=1,
-        accumulation_steps=4,
-        sequence_tokens=512,
-        implementation=TRANSFORMER_ENGINE,
+        shape=shape, layout=layout, micro_batch=1, accumulation_steps=4, sequence_tokens=512, implementation=TRANSFORMER_ENGINE
     )
 
 

@@ -153,12 +153,7 @@ def leaves(document, path=()):
 
 EXTREMES = [None, True, 0, -5, HUGE, -HUGE, 2**63, 1e308, 1e-320, -1.0, float("nan"), float("inf"), "", "\ud800", "1"]
 JUNK = st.recursive(
-    st.one_of(
-        st.sampled_from(EXTREMES),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=5),
-    ),
+    st.one_of(st.sampled_from(EXTREMES), st.integers(), st.floats(), st.text(max_size=5)),
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
     max_leaves=3,
 )

@@ -8,10 +8,7 @@ import torch
 from tprimat.megatron import fp8
 from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima
-from tprimat.megatron.linear import (
-    LinearProducts,
-    row_maxima,
-)
+from tprimat.megatron.linear import LinearProducts, row_maxima
 from tprimat.megatron.training import layers_matmul_dtype
 
 HAS_FP8_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)

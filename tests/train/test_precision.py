@@ -37,11 +37,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision")
     masters = {**BF16_STATES, "platform_optimizations.cpu.engine_options.optimizer_states": "fp32"}
     options = "platform_optimizations.cpu.engine_options"
-    gradients = {
-        **masters,
-        f"{options}.gradients": "bf16",
-        "hardware.platforms.cpu.gpus_per_node": 2,
-    }
+    gradients = {**masters, f"{options}.gradients": "bf16", "hardware.platforms.cpu.gpus_per_node": 2}
     sharded = {
         **masters,
         f"{options}.fully_shard": True,

@@ -29,11 +29,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled")
     plans = [
         profiled_plan(folder / "once", {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}, ranks=2),
-        profiled_plan(
-            folder / "twice",
-            {"wait": 0, "warmup": 1, "active": 4, "repeat": 2},
-            with_stack=False,
-        ),
+        profiled_plan(folder / "twice", {"wait": 0, "warmup": 1, "active": 4, "repeat": 2}, with_stack=False),
     ]
     return {plan.run_id: (plan, *result) for plan, result in zip(plans, train_together(plans), strict=True)}
 

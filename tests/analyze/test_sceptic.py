@@ -28,26 +28,28 @@ FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_nvd_nemo_qwen.json"
 
 CHANGES = {
     "nothing": lambda seconds: seconds,
-    "a digit": lambda seconds: round(seconds, 1),
-    "three digits": lambda seconds: round(seconds, 3),
+    "the order": lambda seconds: seconds[::-1],
+    "half of them": lambda seconds: np.where(np.arange(len(seconds)) % 2, seconds, seconds * 1.01),
+    "a digit": lambda seconds: seconds.round(1),
+    "three digits": lambda seconds: seconds.round(3),
     "a factor": lambda seconds: seconds * 1.0001,
     "a constant": lambda seconds: seconds + 0.001,
-    "a constant, rounded": lambda seconds: round(seconds, 2) + 0.0001,
+    "a constant, rounded": lambda seconds: seconds.round(2) + 0.0001,
 }
 
 
 @pytest.mark.parametrize(("spread", "change"), [(0.05, change) for change in CHANGES] + [(0.004, "a constant, rounded")])
-def test_step_times_of_a_run_but_for_rounding_or_a_constant_are_its_own(spread, change):
+def test_step_times_of_a_run_but_for_rounding_a_constant_or_a_part_are_its_own(spread, change):
     result, rng = read_result(LLAMA), np.random.default_rng(1)
     first, second = rng.normal(2.6, spread, (2, len(result.steps)))
     runs = [
         replace_steps(result, "original", first),
-        replace_steps(result, "copy", map(CHANGES[change], first)),
-        replace_steps(result, "repetition", map(CHANGES[change], second)),
+        replace_steps(result, "copy", CHANGES[change](first)),
+        replace_steps(result, "repetition", CHANGES[change](second)),
     ]
     found = without_copies([measure(one, MetricOptions()) for one in runs])
     assert [item.counts for item in found] == [True, False, True]
-    assert "are those of original, but for rounding or a constant: it is a copy" in not_counted_words(found[1])
+    assert "are those of original, rounded, shifted or in part: it is a copy" in not_counted_words(found[1])
 
 
 def test_no_repetition_in_the_records_is_taken_for_a_copy():
@@ -236,6 +238,17 @@ def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
     assert repeated.stdout == compared.stdout.replace("with/runs/with-0", "with_0"), "a number in the name repeats"
     files = run_command("compare.py", "--results-dir", *tmp_path.glob("with_*"), *TABLE, cwd=tmp_path)
     assert re.search(r" 3 +111 ", files.stdout), "runs of one folder, named one by one, repeat it"
+
+
+def test_names_of_folders_move_nothing_on_a_screen_nor_in_a_page(tmp_path):
+    names = ("new\nline", "\x1b[31mred", "<b>|`x`")
+    for number, name in enumerate(names):
+        side(tmp_path / name, f"run-{number}", 1 + 0.01 * number)
+    done = run_command("compare.py", "--results-dir", *names, "--output", "compare.md", cwd=tmp_path)
+    run_command("report", *names, cwd=tmp_path)
+    files = [(tmp_path / name).read_text(encoding="utf8") for name in ("compare.md", "report.html")]
+    assert not any("\x1b" in text or "new\nline" in text for text in (done.stdout, done.stderr, *files))
+    assert all(r"new\nline" in text for text in (done.stdout, files[1]))
 
 
 def test_a_result_is_read_whatever_its_name_and_a_folder_without_one_is_named(tmp_path):

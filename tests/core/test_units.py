@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
         (units.si(0.0042, "s"), "4.20 ms"),
         (units.si(9990, "tokens/s"), "9.99 ktokens/s"),
         (units.si(0, "s"), "0 s"),
+        (units.significant(1e90), "1.00e+90"),
         (units.teraflops(501.2e12), "501.2 TFLOP/s"),
         (units.teraflops(3.2e9), "3.20 GFLOP/s"),
         (units.teraflops(141e9), "141 GFLOP/s"),

@@ -57,7 +57,7 @@ def test_what_tunes_libraries_is_recorded_and_no_places_no_printing_and_no_secre
 
 def test_of_a_path_an_address_or_a_text_only_a_digest_is_kept():
     values = ("/home/me/topology.xml", "redis://me:hunter2@host/x", "Ring, NCCL_PROTO=LL", "a\nb", "\udcff", "x" * 3000, "a b")
-    for value in values:
+    for value in (*values, "hf_aBcD3fGh1jKlMn0pQr5tUv"):
         (kept,) = tuning_variables({"NCCL_TOPO_FILE": value}).values()
         assert re.fullmatch(r"\[value [0-9a-f]{8}\]", kept), value
         assert tuning_variables({"NCCL_TOPO_FILE": kept}) == {"NCCL_TOPO_FILE": kept}

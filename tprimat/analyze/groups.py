@@ -14,7 +14,7 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
 from tprimat.analyze.window import tensor_memory
 from tprimat.core.accelerators import find_accelerator
-from tprimat.core.errors import MetricError
+from tprimat.core.errors import MetricError, printable
 from tprimat.core.statistics import mean_of_runs, median
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunRecord
@@ -126,13 +126,16 @@ def without_far_losses(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def _is_copy(one: RunResult, other: RunResult) -> bool:
-    """Whether two runs have the same step times but for rounding, a constant offset or a constant factor."""
+    """Whether two runs have the same step times but for rounding, a constant offset or factor, or half of them in any order."""
     first, second = ({step.step: step.step_seconds for step in result.steps} for result in (one, other))
     both = sorted(first.keys() & second.keys())
     if not both or 2 * len(both) < max(len(first), len(second)):
         return False
     times = [np.array([side[step] for step in both]) for side in (first, second)]
     (fine, finer), (coarse, coarser) = sorted(((_decimal(side), side) for side in times), key=lambda pair: pair[0])
+    shared = len(set(first.values()) & set(second.values())) if coarse == fine == 10.0**-MOST_DECIMALS else 0
+    if shared >= max(FEWEST_ALIKE, len(both) / 2):
+        return True
     rounding = coarse * (1 - 1e-6) if coarse > fine else 10.0**-MOST_DECIMALS
     spread = min(median(abs(side - median(side))) for side in times)
     apart = max(rounding, UNLIKE * spread)
@@ -206,7 +209,7 @@ def kind_of(item: Measured) -> Kind:
     """Return what repeated runs share: folder, traits, and the file of a run that records too little to be a repetition."""
     run, path = item.result.run, item.result.path
     anonymous = not (run.strategy or layout(run) or run.ran.matmul_dtype or run.engine_options)
-    file = f"{path.parent.name}/{path.stem}" if anonymous else ""
+    file = printable(f"{path.parent.name}/{path.stem}") if anonymous else ""
     return (item.folder, *(trait.label(run) for trait in TRAITS.values()), file)
 
 

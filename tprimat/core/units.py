@@ -9,6 +9,8 @@ ABSENT = "–"
 
 GIBIBYTE = 2**30
 TERA = 10**12
+LONGEST = 1e15
+"""From which a number has an exponent."""
 
 SI_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9))
 
@@ -37,9 +39,11 @@ def billions(value: float | None) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Format with at least `digits` significant digits and no exponent; the whole part is never rounded."""
+    """Format with at least `digits` significant digits, up to 1e15 without an exponent; the whole part is never rounded."""
     if value == 0:
         return "0"
+    if abs(value) >= LONGEST:
+        return f"{value:.{digits - 1}e}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, decimals)}f}"
 

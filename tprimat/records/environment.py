@@ -32,6 +32,15 @@ SECRET_NAME = re.compile(rf"(?:[\w.-]*[_.-])?(?:{SECRET}|key|pass|pwd|auth)", re
 PLAIN_VALUE = re.compile(r"[\w.,:;+~^=-]{0,60}|\[value [0-9a-f]{8}\]", re.ASCII)
 """A value that is no path, address or text, or the digest of one: it is written as it is."""
 
+LONGEST_WORD = 160
+PLAIN_PART = re.compile(
+    r"\d{1,20}|0x[\da-f]{1,8}|[^\W\d_]{1,40}"
+    r"|[a-z]{0,12}\d{1,8}[a-z]{0,12}|(?:[a-z]{1,4}\d{1,3}){1,6}|fp8e\dm\d\w{0,4}|e\dm\d[a-z]{0,4}",
+    re.I,
+)
+"""Of a word, between its punctuation: 4096, OutOfMemoryError, H100, 80GB, tp2pp4, e4m3fn."""
+PUNCTUATION = re.compile(r"[-_.:/=+*%~^#&!?…–×·°$]")
+
 Value = TypeVar("Value", str, str | None)
 """Of a variable; None: not set."""
 
@@ -66,9 +75,16 @@ def _is_of_a_library(name: str) -> bool:
     return bool(LIBRARY_VARIABLE.fullmatch(name)) and not SECRET_NAME.fullmatch(name)
 
 
+def is_plain(word: str) -> bool:
+    """Whether a word is one of letters, numbers and punctuation, and none that a program made up."""
+    return len(word) <= LONGEST_WORD and all(PLAIN_PART.fullmatch(part) for part in PUNCTUATION.split(word) if part)
+
+
 def plain_or_digest(name: str, value: Value) -> Value:
     """Return a plain value as it is, and the digest of another."""
-    return value if value is None or PLAIN_VALUE.fullmatch(value) else digest_of(name, value)
+    if value is None or (PLAIN_VALUE.fullmatch(value) and all(map(is_plain, re.split("[,; ]", value.strip("[]"))))):
+        return value
+    return digest_of(name, value)
 
 
 def digest_of(name: str, value: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.core.rows import DATA, document
-from tprimat.records.environment import SECRET, SECRET_NAME, masked_environment, plain_or_digest, tuning_variables
+from tprimat.records.environment import SECRET, SECRET_NAME, is_plain, masked_environment, plain_or_digest, tuning_variables
 
 LEFT_HERE = MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out]"
 
@@ -28,12 +28,6 @@ SETTING = re.compile(r"(\benvironment\.(\w+)=)(.*)", re.S)
 # What a sentence may hold where it leaves: plain words and numbers. Everything else stays here, whatever it is.
 
 WORD = re.compile(r"""[^\s"'`,;()\[\]{}<>|]+""")
-LONGEST_WORD = 160
-PLAIN_PART = re.compile(
-    r"\d{1,20}|[^\W\d_]{1,40}|[a-z]{0,12}\d{1,8}[a-z]{0,12}|(?:[a-z]{1,4}\d{1,3}){1,6}|fp8e\dm\d\w{0,4}|e\dm\d[a-z]{0,4}", re.I
-)
-"""Of a word, between its punctuation: 4096, OutOfMemoryError, H100, 80GB, tp2pp4, e4m3fn."""
-PUNCTUATION = re.compile(r"[-_.:/=+*%~^#&!?…–×·°$]")
 URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://(?!\[secret)(?P<host>[\w.-]*)(?P<rest>[^\s\"'`<>]*)", re.I)
 KNOWN_HOSTS = re.compile(rf"(?:[\w-]+\.)*(?:{'|'.join(map(re.escape, TABLE['known_hosts']))})")
 SHORT_FLAG = re.compile(rf"((?<![\w-])-[A-Za-z]\s+|(?<![\w-])-p(?=\w))(?!-|\d+\b){VALUE}")
@@ -98,11 +92,6 @@ def shareable_text(text: str, hosts: Hosts | None = None) -> str:
         if host not in NO_HOST:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", instead, text)
     return WORD.sub(lambda match: match[0] if is_plain(match[0]) else LEFT_OUT, text)
-
-
-def is_plain(word: str) -> bool:
-    """Whether a word is one of letters, numbers and punctuation, and none that a program made up."""
-    return len(word) <= LONGEST_WORD and all(PLAIN_PART.fullmatch(part) for part in PUNCTUATION.split(word) if part)
 
 
 def _without_host(match: re.Match[str]) -> str:

@@ -197,7 +197,9 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         lines += [screen.prose(line, 2, "winner" if words.proven(ranking) else None) for line in words.headline(ranking)]
         lines += [screen.prose(line, 2) for line in words.differing(ranking)]
         path = best.runs[0].result.path
-        if MFU.value(best) is not None and path.exists():  # a caveat says why there is none; inside an archive nothing explains
+        if (
+            MFU.value(best) is not None and path.exists() and str(path).isprintable()
+        ):  # a caveat says why there is none; inside an archive nothing explains
             lines.append(screen.prose(f"Where the rest went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
         lines += [screen.prose(reason, 2, "quiet") for reason in words.apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))

@@ -8,6 +8,7 @@ from tprimat.analyze.groups import Measured, Shared, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait, machine_name, model_name
 from tprimat.core import units
+from tprimat.core.errors import printable
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding
@@ -321,7 +322,7 @@ FINDINGS = {
     "not completed": "{}{}",
     "not as asked": "what ran is not what was asked: {}",
     "no metrics": "{}",
-    "copy": "its step times are those of {}, but for rounding or a constant: it is a copy",
+    "copy": "its step times are those of {}, rounded, shifted or in part: it is a copy",
     "diverged": "its loss rose for good, from {:figure} to {:figure}: it diverged",
     "far loss": "its loss ends at {1:figure}, but that of {0}, on the same model, data and batch, at {2:figure}: no win",
     "unlike evidence": "{} is {} in the record but {} in its evidence",
@@ -384,7 +385,7 @@ def lost_words(item: Measured) -> str:
 
 def run_name(item: Measured) -> str:
     """Return the run's id, or the path of a file of another program, which has no id."""
-    return str(item.result.path) if item.result.path.is_file() else item.result.run.run_id
+    return printable(str(item.result.path)) if item.result.path.is_file() else item.result.run.run_id
 
 
 def told(shared: Sequence[Shared]) -> list[str]:

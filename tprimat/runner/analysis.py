@@ -17,7 +17,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import LeftOut, Series, series_of
 from tprimat.config.load import load_config
-from tprimat.core.errors import ConfigError, MetricError, RecordError
+from tprimat.core.errors import ConfigError, MetricError, RecordError, printable
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.benchmark_file import benchmark_text
 from tprimat.records.discover import (
@@ -113,11 +113,11 @@ def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Meas
         own = one.result.path
         above = own.parent if own.suffix in PACKED_OR_NOT or own.name == one.result.run.run_id else own  # a run that was renamed
         place = next((place for place in places if _is_in(place, one)), own.parent)
-        item = replace(one, folder=str(place) if len(places) > 1 else "")
+        item = replace(one, folder=printable(str(place)) if len(places) > 1 else "")
         inside = (above.parent if above.name == "runs" and above != place else above).relative_to(place).parts
         rows.append((item, place.joinpath(*filter(None, (REPETITION.sub("", part) for part in inside)))))
         kinds.setdefault(kind_of(item), set()).add(rows[-1][1])
-    return [replace(item, folder=str(inner)) if len(kinds[kind_of(item)]) > 1 else item for item, inner in rows]
+    return [replace(item, folder=printable(str(inner))) if len(kinds[kind_of(item)]) > 1 else item for item, inner in rows]
 
 
 def _folder(path: Path) -> Path:

@@ -119,15 +119,15 @@ class Errors:
 
 def errors(values: Iterable[float]) -> Errors | None:
     """Sum up relative errors; None where there are none."""
-    found = list(values)
-    if not found:
+    signed = list(values)
+    if not signed:
         return None
-    sizes = [abs(value) for value in found]
+    sizes = [abs(value) for value in signed]
     return Errors(
-        rows=len(found),
+        rows=len(signed),
         mean_absolute=fmean(sizes),
-        worst=max(found, key=abs),
-        bias=fmean(found),
+        worst=max(signed, key=abs),
+        bias=fmean(signed),
         within_5=_share(sizes, 0.05),
         within_8=_share(sizes, 0.08),
         within_10=_share(sizes, 0.10),
@@ -171,14 +171,14 @@ class Choice:
 
 def choices(scores: Sequence[Score], least: int = 3) -> list[Choice]:
     """Return the choice in each workload that was measured in at least so many layouts."""
-    found = []
+    chosen_layouts = []
     for workload in dict.fromkeys(score.workload for score in scores):
         rows = [score for score in scores if score.workload == workload]
         if len(rows) >= least:
             chosen = min(rows, key=lambda score: score.predicted)
             best = min(rows, key=lambda score: score.measured)
-            found.append(Choice(workload=workload, chosen=chosen, best=best, layouts=len(rows)))
-    return found
+            chosen_layouts.append(Choice(workload=workload, chosen=chosen, best=best, layouts=len(rows)))
+    return chosen_layouts
 
 
 # Our records.
@@ -396,8 +396,8 @@ def _memory_score(group: str, name: str, workload: FullWorkload, same: Sequence[
 
 def other_estimates(workload: FullWorkload) -> dict[str, float]:
     """Return the memory by other programs' formulas, as far as they answer."""
-    found = {MEGATRON: megatron_estimate(workload), CALCULON: calculon_estimate(workload)}
-    return {name: size for name, size in found.items() if size is not None}
+    estimates = {MEGATRON: megatron_estimate(workload), CALCULON: calculon_estimate(workload)}
+    return {name: size for name, size in estimates.items() if size is not None}
 
 
 # Rows of Megatron-LM's functional tests.
@@ -481,12 +481,12 @@ def predict_published_row(row: Mapping[str, Any], number: int) -> dict[str, Any]
 
 
 def _answers(memory: MemoryPrediction, work: FullWorkload | None, step: Expected | None) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(ANSWERS)
-    found |= {"predicted_peak_bytes": memory.allocated_bytes, "predicted_device_bytes": memory.device_bytes}
+    answers: dict[str, Any] = dict.fromkeys(ANSWERS)
+    answers |= {"predicted_peak_bytes": memory.allocated_bytes, "predicted_device_bytes": memory.device_bytes}
     if work is None or step is None:
-        return found
+        return answers
     tokens = work.tokens_per_step / work.world_size
-    return found | {
+    return answers | {
         "predicted_step_seconds": step.step_seconds,
         "predicted_tokens_per_second_per_gpu": tokens / step.step_seconds,
         "interval": [tokens / step.high, tokens / step.low],
@@ -501,17 +501,17 @@ def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Sco
     for number, row in enumerate(rows, start=1):
         try:
             if "options" not in row:
-                found = predict_published_row(row, number)
-                answered.append({**row, **found})
+                answers = predict_published_row(row, number)
+                answered.append({**row, **answers})
                 if printed := row.get("tokens_per_second_per_gpu"):
-                    rate, name = found["predicted_tokens_per_second_per_gpu"], str(row.get("model"))
-                    time.append(Score(name=name, group=found["group"], measured=1 / printed, predicted=1 / rate))
+                    rate, name = answers["predicted_tokens_per_second_per_gpu"], str(row.get("model"))
+                    time.append(Score(name=name, group=answers["group"], measured=1 / printed, predicted=1 / rate))
                 continue
-            peak, seconds, found = predict_row(row)
+            peak, seconds, answers = predict_row(row)
         except RecordError as error:
             answered.append({**row, **dict.fromkeys(ANSWERS), "error": str(error.why)})
             continue
-        answered.append({**row, **found})
+        answered.append({**row, **answers})
         measured, step = row.get("peak_allocated_bytes"), row.get("median_step_seconds")
         name = f"{row.get('case')} on {row.get('machine')}, {row.get('environment')}"
         if measured and measured >= SMALL_BYTES:
@@ -543,11 +543,11 @@ def memory_table(scores: Sequence[Score]) -> str:
 
 
 def _other(scores: Sequence[Score], name: str) -> str:
-    found = _errors_of_other(scores, name)
-    if found is None:
+    other = _errors_of_other(scores, name)
+    if other is None:
         return units.ABSENT
-    covered = "" if found.rows == len(scores) else f" ({found.rows} rows)"
-    return f"{units.percent(found.mean_absolute, 1)}{covered}"
+    covered = "" if other.rows == len(scores) else f" ({other.rows} rows)"
+    return f"{units.percent(other.mean_absolute, 1)}{covered}"
 
 
 def _errors_of_other(scores: Sequence[Score], name: str) -> Errors | None:
@@ -614,8 +614,8 @@ def rate_rows(scores: Sequence[Score]) -> str:
 
 def worst_rows(scores: Sequence[Score], least: float, show: Callable[[float], str] = units.gibibytes) -> str:
     """Return the rows whose error is at least so large, worst first; equal rows of a case once."""
-    found = sorted((score for score in scores if abs(score.error) >= least), key=lambda score: -abs(score.error))
-    return table(["row", "measured", "predicted", "error"], [[score.name, *_figures(score, show)] for score in found])
+    worst = sorted((score for score in scores if abs(score.error) >= least), key=lambda score: -abs(score.error))
+    return table(["row", "measured", "predicted", "error"], [[score.name, *_figures(score, show)] for score in worst])
 
 
 def _figures(score: Score, show: Callable[[float], str]) -> list[str]:
@@ -643,16 +643,16 @@ def _of(scores: Iterable[Score], group: str) -> list[Score]:
     return [score for score in scores if score.group == group]
 
 
-def _cells(found: Errors | None) -> list[str]:
-    if found is None:
+def _cells(summed: Errors | None) -> list[str]:
+    if summed is None:
         return [units.ABSENT] * len(ERROR_HEADER)
     return [
-        str(found.rows),
-        units.percent(found.mean_absolute, 1),
-        units.signed_percent(found.worst),
-        units.signed_percent(found.bias),
-        units.percent(found.within_5, 0),
-        units.percent(found.within_10, 0),
+        str(summed.rows),
+        units.percent(summed.mean_absolute, 1),
+        units.signed_percent(summed.worst),
+        units.signed_percent(summed.bias),
+        units.percent(summed.within_5, 0),
+        units.percent(summed.within_10, 0),
     ]
 
 
@@ -664,13 +664,13 @@ def summary_document(groups: Mapping[str, Sequence[Score]]) -> dict[str, Any]:
 def _group_document(scores: Sequence[Score]) -> dict[str, Any]:
     raw = errors(score.error for score in scores)
     fitted = errors(score.fitted_error for score in scores if score.fitted_error is not None)
-    found: dict[str, Any] = {"raw": None if raw is None else asdict(raw)}
+    summary: dict[str, Any] = {"raw": None if raw is None else asdict(raw)}
     if fitted is not None:
-        found |= {"factor": factor(scores), "fitted": asdict(fitted)}
+        summary |= {"factor": factor(scores), "fitted": asdict(fitted)}
     for name in dict.fromkeys(name for score in scores for name in score.others or {}):
         other = _errors_of_other(scores, name)
-        found[name] = None if other is None else asdict(other)
-    return found
+        summary[name] = None if other is None else asdict(other)
+    return summary
 
 
 # The page.
@@ -701,8 +701,8 @@ def large_models() -> list[Score]:
 
 def headline() -> str:
     """Return the result in one paragraph."""
-    found, golden = ledger(), large_goldens()
-    memory = errors(score.error for score in found.memory)
+    scores, golden = ledger(), large_goldens()
+    memory = errors(score.error for score in scores.memory)
     large = errors(score.error for score in golden)
     assert memory is not None
     assert large is not None
@@ -817,11 +817,11 @@ def main() -> int:
         document.cache_clear()
         figures.cache_clear()
     if options.rows:
-        found = scored_rows(options.rows)
+        scored = scored_rows(options.rows)
         if options.json:
-            print(json.dumps(found, indent=2, allow_nan=False))
+            print(json.dumps(scored, indent=2, allow_nan=False))
         else:
-            for row in found["rows"]:
+            for row in scored["rows"]:
                 print(json.dumps(row))
         return 0
     text = replace_blocks(PAGE.read_text(encoding="utf8"), "figures", lambda name: f"\n{BLOCKS[name]().rstrip()}\n\n")

@@ -85,9 +85,9 @@ def spreads_of(samples: Sequence[Sample], errors: Mapping[str, float], without: 
         for kind in sample.kinds if sample.source != without else ():
             gathered[kind].append((errors[sample.name], sample.source))
     widths = {
-        kind: (_width([abs(error) for error, _ in found]), len(found))
-        for kind, found in sorted(gathered.items())
-        if kind == "all" or (len(found) >= FEWEST_ROWS and len({source for _, source in found}) >= FEWEST_SOURCES)
+        kind: (_width([abs(error) for error, _ in pairs]), len(pairs))
+        for kind, pairs in sorted(gathered.items())
+        if kind == "all" or (len(pairs) >= FEWEST_ROWS and len({source for _, source in pairs}) >= FEWEST_SOURCES)
     }
     spreads = {}
     for kind, (width, rows) in widths.items():
@@ -122,9 +122,9 @@ def margins_of(reserved: Sequence[tuple[tuple[str, ...], float]]) -> dict[str, l
         for kind in kinds:
             gathered[kind].append(excess)
     return {
-        kind: [round(max(LEAST_MARGIN, float(np.quantile(found, RESERVED_BELOW))), 3), len(found)]
-        for kind, found in sorted(gathered.items())
-        if len(found) >= FEWEST_RUNS or ", " not in kind
+        kind: [round(max(LEAST_MARGIN, float(np.quantile(excesses, RESERVED_BELOW))), 3), len(excesses)]
+        for kind, excesses in sorted(gathered.items())
+        if len(excesses) >= FEWEST_RUNS or ", " not in kind
     }
 
 

@@ -157,11 +157,19 @@ def recorded(place: Path) -> Explanation | None:
 def of_rows() -> str:
     """Return how many recorded runs lie in the interval that a published row gives, and three of them in full."""
     places = sorted(one.parent for one in RECORDS.glob("h?00/in-turn*/*/*/1"))
-    runs = [found for found in map(recorded, places) if found and found.workload and not found.workload.shape.experts]
+    runs = [
+        explanation
+        for explanation in map(recorded, places)
+        if explanation and explanation.workload and not explanation.workload.shape.experts
+    ]
     lines = []
     for row in ROWS:
         dtype = published_named(row).workload.matmul_dtype
-        beside = [against(found, row, ()) for found in runs if found.workload and found.workload.matmul_dtype == dtype]
+        beside = [
+            against(explanation, row, ())
+            for explanation in runs
+            if explanation.workload and explanation.workload.matmul_dtype == dtype
+        ]
         errors = [one.here / (one.here - one.parts["rest"]) - 1 for one in beside]
         within = sum(one.within is True for one in beside)
         error = (sum(error**2 for error in errors) / len(errors)) ** 0.5
@@ -169,8 +177,8 @@ def of_rows() -> str:
         lines.append([f"`{row}`", published, str(len(beside)), str(within), units.percent(error)])
     blocks = []
     for row, place in REPRODUCED:
-        if found := recorded(RECORDS / place):
-            shown = replace(found, against=against(found, row, ()))
+        if explanation := recorded(RECORDS / place):
+            shown = replace(explanation, against=against(explanation, row, ()))
             blocks.append(f"```text\n{text(shown, 'tflops')}\n```")
     header = ["row", "TFLOP/s/GPU", "runs", "within", "measured over expected, root mean square"]
     return f"""

@@ -75,16 +75,16 @@ def jobs(output: Path, training: Training, checkpoint: str | None, skip: Set[str
         checkpoint: folder of Qwen3 8B's weights for torchtune, or 'random'; None: no torchtune.
         skip: names of jobs.
     """
-    found = []
+    jobs = []
     for precision, name in zip(PRECISIONS, EMBEDDED, strict=True):
         command = partial(embedded_command, precision, job_folder(output, name))
-        found.append(Job(name=name, engine="megatron", dtype=precision, command=command))
+        jobs.append(Job(name=name, engine="megatron", dtype=precision, command=command))
     machine = training.machine
     if checkpoint is not None and machine is not None and not torchtune_refusal(checkpoint):
         inputs = inputs_in(output, checkpoint)
         for mode, name in zip(MODES, TORCHTUNE, strict=True):
             folder = job_folder(output, name)
-            found.append(
+            jobs.append(
                 Job(
                     name=name,
                     engine="torchtune",
@@ -94,7 +94,7 @@ def jobs(output: Path, training: Training, checkpoint: str | None, skip: Set[str
                     read=partial(read_steps, folder, training.ranks, machine.accelerator),
                 )
             )
-    return [job for job in found if job.name not in skip]
+    return [job for job in jobs if job.name not in skip]
 
 
 def run_jobs(jobs: Sequence[Job], output: Path, training: Training, ends: float | None) -> bool:

@@ -117,10 +117,10 @@ def torchtune_refusal(checkpoint: str | None) -> str | None:
     Args:
         checkpoint: a folder, or RANDOM.
     """
-    found = importlib.util.find_spec("torchtune")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torchtune")
+    if spec is None or spec.origin is None:
         return f"torchtune is not installed. `{INSTALL}`, then this command with `--checkpoint random`, or {TRAINED_WEIGHTS}."
-    if not (Path(found.origin).parent / "models" / "qwen3").is_dir():
+    if not (Path(spec.origin).parent / "models" / "qwen3").is_dir():
         return f"this torchtune does not support Qwen3. `{INSTALL}`."
     if checkpoint is None:
         return f"no checkpoint was given: `--checkpoint random`, or {TRAINED_WEIGHTS}."

@@ -134,13 +134,13 @@ def predict_memory(workload: FullWorkload, known: Known | None = None) -> Memory
     variant = workload.recompute, workload.micro_batch, *split
     if (layers := known.get(variant)) is None:
         layers = known[variant] = _layers(workload)
-    found = []
+    predicted = []
     for place in places:
         kind = *variant, place.stage.kind
         if (moment := known.get(kind)) is None:
             moment = known[kind] = _worst_moment(workload, place.stage, layers)
-        found.append(_peak_of(workload, place, layers, moment))
-    return _most(found)
+        predicted.append(_peak_of(workload, place, layers, moment))
+    return _most(predicted)
 
 
 def predict_memory_of_last_stage(workload: FullWorkload) -> MemoryPrediction:
@@ -149,9 +149,9 @@ def predict_memory_of_last_stage(workload: FullWorkload) -> MemoryPrediction:
     return _most([_peak_of(workload, _place(workload, stage), layers, _worst_moment(workload, stage, layers))])
 
 
-def _most(found: Sequence["Peak"]) -> MemoryPrediction:
+def _most(peaks: Sequence["Peak"]) -> MemoryPrediction:
     """Return the largest peak, in parts; where the update is the peak, activations are gone."""
-    _, place, moment, activations = max(found, key=lambda peak: peak[0])
+    _, place, moment, activations = max(peaks, key=lambda peak: peak[0])
     widened = place.widened if moment.name == UPDATE else 0
     parts: dict[Part, int] = {
         **place.states,
@@ -180,10 +180,10 @@ Layers = Mapping[bool, KeptLayer]
 
 def _layers(workload: FullWorkload) -> Layers:
     kinds = (False, True) if workload.shape.experts else (False,)
-    found = {moe: layer_activations(workload, moe=moe) for moe in kinds}
+    layers = {moe: layer_activations(workload, moe=moe) for moe in kinds}
     if workload.recompute == "selective" and workload.code.selects_operations and not workload.recompute_modules:
-        return {moe: KeptLayer(kept, kept.total, round(kept.total * KEPT_BY_SELECTED_OPERATIONS)) for moe, kept in found.items()}
-    return {moe: KeptLayer(kept, kept.total, kept.without(_dropped(workload, kept))) for moe, kept in found.items()}
+        return {moe: KeptLayer(kept, kept.total, round(kept.total * KEPT_BY_SELECTED_OPERATIONS)) for moe, kept in layers.items()}
+    return {moe: KeptLayer(kept, kept.total, kept.without(_dropped(workload, kept))) for moe, kept in layers.items()}
 
 
 def _place(workload: FullWorkload, stage: Stage) -> Place:

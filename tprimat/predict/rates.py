@@ -261,7 +261,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
         flops={**published.flops, **flops},
         products={dtype: tuple(samples) for dtype, samples in products.items()},
         passes={key: tuple(samples) for key, samples in passes.items()},
-        attention=tuple((*place, found[False], found[True]) for place, found in sorted(halves.items()) if len(found) == 2),
+        attention=tuple((*place, times[False], times[True]) for place, times in sorted(halves.items()) if len(times) == 2),
         bandwidth=max(copies, default=published.bandwidth),
         region_bandwidth=max(regions, default=None),  # a host that launches too slowly makes one look slower
         collectives={key: tuple(sorted(samples)) for key, samples in collectives.items()},
@@ -285,15 +285,15 @@ def sustained_shares(probes: Iterable[ProbeRecord]) -> dict[str, float]:
         if len(kinds) == len(ROUND_KINDS):
             warm, sustained = (median(kinds[kind]) for kind in ROUND_KINDS)
             shares.setdefault(dtype, []).append(min(1.0, sustained / warm))
-    return {dtype: median(found) for dtype, found in shares.items()}
+    return {dtype: median(of_dtype) for dtype, of_dtype in shares.items()}
 
 
 def _newest(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
     """Return the last measurement of each operation and shape; an older one may come from another version of the software."""
-    found = {}
+    last = {}
     for probe in sorted(probes, key=lambda probe: probe.started_at):
-        found[probe.kind, probe.variant, probe.dtype, tuple(sorted(probe.shape.items()))] = probe
-    return list(found.values())
+        last[probe.kind, probe.variant, probe.dtype, tuple(sorted(probe.shape.items()))] = probe
+    return list(last.values())
 
 
 def product_of(probe: ProbeRecord) -> tuple[object, ...]:
@@ -324,4 +324,4 @@ def _overlapped(probes: Sequence[ProbeRecord]) -> tuple[tuple[int, float], ...]:
         if name != variant and alone and products:
             visible = (median(both) - median(products)) / median(alone)
             shares.setdefault(size, []).append(min(1.0, max(0.0, visible)))
-    return tuple(sorted((size, median(found)) for size, found in shares.items()))
+    return tuple(sorted((size, median(of_size)) for size, of_size in shares.items()))

@@ -97,11 +97,11 @@ class Answer:
 
     def layouts(self) -> list[Candidate]:
         """Return the fastest variant of each layout that fits, fastest first, without more context ranks that change nothing."""
-        found: dict[tuple[object, ...], Candidate] = {}
+        fastest: dict[tuple[object, ...], Candidate] = {}
         for candidate in _first_of_each(self.fitting):
             tensor, pipeline, _, expert, sharded = candidate.degrees
-            found.setdefault((tensor, pipeline, expert, sharded, f"{candidate.step_seconds:.3e}"), candidate)
-        return list(found.values())
+            fastest.setdefault((tensor, pipeline, expert, sharded, f"{candidate.step_seconds:.3e}"), candidate)
+        return list(fastest.values())
 
     def nearly(self) -> list[Candidate]:
         """Return the smallest variant of each layout of which none fits, least missing first."""
@@ -110,10 +110,10 @@ class Answer:
 
 
 def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:
-    found: dict[tuple[int, ...], Candidate] = {}
+    first: dict[tuple[int, ...], Candidate] = {}
     for candidate in candidates:
-        found.setdefault(candidate.degrees, candidate)
-    return list(found.values())
+        first.setdefault(candidate.degrees, candidate)
+    return list(first.values())
 
 
 def search(question: Question, rates: Rates) -> Answer:
@@ -231,14 +231,14 @@ def _variants(
 
 def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
     """Return the fastest layout that fits with micro-batches of one sequence and full recomputation; None where none does."""
-    found = []
+    fitting = []
     for kind in with_sharded(question):
         for layout in (one for one in layouts(kind) if one.virtual_pipeline is None):
             workload = _placed(kind, layout).changed(micro_batch_sequences=1, recompute="full")
             memory = predict_memory(workload)
             if not memory.missing_bytes(question.memory_bytes) and kind.takes(workload):
-                found.append(_timed(workload, memory, rates))
-    return min(found, key=lambda candidate: candidate.step_seconds, default=None)
+                fitting.append(_timed(workload, memory, rates))
+    return min(fitting, key=lambda candidate: candidate.step_seconds, default=None)
 
 
 def _placed(question: Question, layout: Layout) -> FullWorkload:

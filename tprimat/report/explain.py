@@ -78,9 +78,9 @@ class Explanation:
     against: Against | None = None
 
 
-def named(found: Explanation) -> str:
+def named(explanation: Explanation) -> str:
     """Name a run, what it trained in, and its machine."""
-    run = found.measured.result.run
+    run = explanation.measured.result.run
     who = ", ".join(filter(None, (f"{run.model} {run.strategy or ''}".strip(), run.engine, dtype_that_ran(run))))
     return f"{who} on {machine_name(run)}{on_nodes(run)}"
 
@@ -153,63 +153,63 @@ def bars(parts: Waterfall, unit: Unit) -> list[Bar]:
     return [*rows, Bar("measured", "run", "", last)]
 
 
-def text(found: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
+def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     """Format a waterfall, what would help with its largest parts, and the kernels of a trace."""
-    parts, unit = found.parts, unit_of(found.parts, asked)
+    parts, unit = explanation.parts, unit_of(explanation.parts, asked)
     header = ["part", "known by", *(("ms of a step", "of the step") if unit == "ms" else ("TFLOP/s/GPU", "of the loss"))]
     rows = []
     for bar in bars(parts, unit):
         known = KNOWN_BY[bar.known_by] + (f" ({bar.source})" if bar.source else "")
         rows.append([bar.name, known, bar.shown(1), "" if bar.share is None else units.percent(bar.share)])
-    title = screen.prose(f"{named(found)}: {speed_of(parts)}", 2, "heading")
+    title = screen.prose(f"{named(explanation)}: {speed_of(parts)}", 2, "heading")
     lines = [title, "", columns(header, rows, left=2, screen=screen)]
-    lines += ["", *(screen.prose(one, 2) for one in advised(found, unit))]
-    lines += against_lines(found.against, screen) if found.against else []
-    if found.trace is not None:
+    lines += ["", *(screen.prose(one, 2) for one in advised(explanation, unit))]
+    lines += against_lines(explanation.against, screen) if explanation.against else []
+    if explanation.trace is not None:
         kernels = [
             [one.name if len(one.name) <= WIDEST_NAME else f"{one.name[: WIDEST_NAME - 1]}…", units.seconds(one.seconds)]
-            for one in found.trace.top
+            for one in explanation.trace.top
         ]
         lines += ["", columns(["kernel", "a step"], kernels, screen=screen)]
     return "\n".join(lines)
 
 
-def against_lines(found: Against, screen: Screen) -> list[str]:
+def against_lines(against: Against, screen: Screen) -> list[str]:
     """Format what two sides differ in, what it is worth, and what is left."""
-    title = f"{found.here / 1e12:,.0f} against {found.there / 1e12:,.0f} TFLOP/s/GPU of {found.name}"
+    title = f"{against.here / 1e12:,.0f} against {against.there / 1e12:,.0f} TFLOP/s/GPU of {against.name}"
     body = [
-        [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops / 1e12)] for one in found.apart
+        [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops / 1e12)] for one in against.apart
     ]
-    body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in found.parts.items()]
+    body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in against.parts.items()]
     header = ["difference", "here", "there", "TFLOP/s/GPU"]
     lines = ["", screen.prose(title, 2, "heading"), "", columns(header, body, left=3, screen=screen)]
-    if found.low is not None and found.high is not None:
-        usual, low, high = (value / 1e12 for value in (found.here - found.parts.get("rest", 0.0), found.low, found.high))
+    if against.low is not None and against.high is not None:
+        usual, low, high = (value / 1e12 for value in (against.here - against.parts.get("rest", 0.0), against.low, against.high))
         lines += ["", f"expected: {usual:,.0f} TFLOP/s/GPU, nine of ten from {low:,.0f} to {high:,.0f}"]
     return lines
 
 
-def advised(found: Explanation, asked: Unit = "tflops") -> list[str]:
+def advised(explanation: Explanation, asked: Unit = "tflops") -> list[str]:
     """Say what would make the largest parts smaller, and what the run would gain by prediction."""
-    unit, lines = unit_of(found.parts, asked), []
-    for advice in found.advice:
-        loss = next(one for one in found.parts.losses if one.name == advice.name)
-        size = f"{amount(found.parts, loss, unit):,.0f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
+    unit, lines = unit_of(explanation.parts, asked), []
+    for advice in explanation.advice:
+        loss = next(one for one in explanation.parts.losses if one.name == advice.name)
+        size = f"{amount(explanation.parts, loss, unit):,.0f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
         gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted)"
         lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {advice.words}{gain}")
     return lines
 
 
-def document(found: Explanation) -> dict[str, Any]:
+def document(explanation: Explanation) -> dict[str, Any]:
     """Return a waterfall as data, in seconds and FLOP/s."""
-    whole = as_document(found.parts)
-    for row, loss in zip(whole["losses"], found.parts.losses, strict=True):
-        row["flops"] = found.parts.flops_of(loss)
+    whole = as_document(explanation.parts)
+    for row, loss in zip(whole["losses"], explanation.parts.losses, strict=True):
+        row["flops"] = explanation.parts.flops_of(loss)
     return {
-        "run_id": found.measured.result.run.run_id,
-        "path": str(found.measured.result.path),
+        "run_id": explanation.measured.result.run.run_id,
+        "path": str(explanation.measured.result.path),
         **whole,
-        "advice": [as_document(one) for one in found.advice],
-        "against": None if found.against is None else as_document(found.against),
-        "trace": None if found.trace is None else as_document(found.trace),
+        "advice": [as_document(one) for one in explanation.advice],
+        "against": None if explanation.against is None else as_document(explanation.against),
+        "trace": None if explanation.trace is None else as_document(explanation.trace),
     }

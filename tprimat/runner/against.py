@@ -53,16 +53,16 @@ class Side:
     known: Workload
     full: FullWorkload | None
     rates: Rates | None
-    found: Explanation | None = None
+    explanation: Explanation | None = None
     """Of a run."""
 
 
-def against(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Against:
+def against(explanation: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Against:
     """Return how a run differs from another: a path of results, the id of a published row, or `published` for the nearest row.
 
     Raises UserError: there is no such run or row, or it has no FLOP/s.
     """
-    return compared(_side(found), _other(found, other, probes))
+    return compared(_side(explanation), _other(explanation, other, probes))
 
 
 def compared(here: Side, there: Side) -> Against:
@@ -70,14 +70,14 @@ def compared(here: Side, there: Side) -> Against:
     apart = [*_worths(here, there), *_of_machines(here, there)]
     usual = there.flops + sum(one.flops or 0.0 for one in apart)
     parts: dict[str, float] = {}
-    if there.found is not None:
+    if there.explanation is not None:
         alike = all(one.flops is None for one in apart)
         names = [name for name in LOSSES if name != "rest"] if alike else MEASURED
         parts = {name: size for name in names if (size := _part(name, here, there))}
     if here.flops:
         parts |= {"rest": here.flops - usual - sum(parts.values())}
     difference = Against(name=there.name, here=here.flops or usual, there=there.flops, apart=tuple(apart), parts=parts)
-    if there.found or here.full is None or here.rates is None or there.full is None:
+    if there.explanation or here.full is None or here.rates is None or there.full is None:
         return difference
     step = _usual_step(here.full, here.rates)
     return replace(difference, low=usual * step.step_seconds / step.high, high=usual * step.step_seconds / step.low)
@@ -94,7 +94,7 @@ def _part(name: str, here: Side, there: Side) -> float:
     """Return the FLOP/s that a part contributes to the difference; of two steps of the same work all add up."""
     shares = []
     for side in (here, there):
-        parts = side.found.parts if side.found else None
+        parts = side.explanation.parts if side.explanation else None
         shares.append(sum(loss.seconds for loss in parts.losses if loss.name == name) / parts.step_seconds if parts else 0.0)
     return here.flops * shares[1] - there.flops * shares[0]
 
@@ -104,9 +104,9 @@ def _of_machines(here: Side, there: Side) -> Iterator[Apart]:
     if here.known.routing != there.known.routing:
         routes = str(here.known.routing), str(there.known.routing)
         yield Apart(name="routing", here=routes[0], there=routes[1], flops=_part("uneven", here, there))
-    if here.found is None or there.found is None:
+    if here.explanation is None or there.explanation is None:
         return
-    one, other = (side.found.measured.result.run for side in (here, there) if side.found)
+    one, other = (side.explanation.measured.result.run for side in (here, there) if side.explanation)
     limits = one.machine.power_limit_watts, other.machine.power_limit_watts
     if None not in limits and limits[0] != limits[1]:
         yield Apart(name="power limit", here=f"{limits[0]:.0f} W", there=f"{limits[1]:.0f} W", flops=_part("clock", here, there))
@@ -116,25 +116,27 @@ def _of_machines(here: Side, there: Side) -> Iterator[Apart]:
             yield Apart(name=name, here=versions[0], there=versions[1], flops=None)
 
 
-def _side(found: Explanation) -> Side:
-    run = found.measured.result.run
-    if found.parts.flops is None:
-        why = found.measured.metrics.mfu_absent_because if found.measured.metrics else None
-        raise ConfigError("There is no FLOP/s to compare.", where=str(found.measured.result.path), why=why)
-    name, flops = f"{named(found)}: {speed_of(found.parts)}", found.parts.flops
-    return Side(name=name, flops=flops, known=run.ran, full=found.workload, rates=found.rates, found=found)
+def _side(explanation: Explanation) -> Side:
+    run = explanation.measured.result.run
+    if explanation.parts.flops is None:
+        why = explanation.measured.metrics.mfu_absent_because if explanation.measured.metrics else None
+        raise ConfigError("There is no FLOP/s to compare.", where=str(explanation.measured.result.path), why=why)
+    name, flops = f"{named(explanation)}: {speed_of(explanation.parts)}", explanation.parts.flops
+    return Side(
+        name=name, flops=flops, known=run.ran, full=explanation.workload, rates=explanation.rates, explanation=explanation
+    )
 
 
-def _other(found: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Side:
+def _other(explanation: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Side:
     if other != "published" and Path(other).exists():
         measured = newest(read_results([Path(other)], MetricOptions(), {}).measured, Path(other))
-        trace = trace_of_run(measured.result.run, measured.result.path) if found.trace else None
+        trace = trace_of_run(measured.result.run, measured.result.path) if explanation.trace else None
         return _side(explained(measured, probes, trace))
-    return published_side(_nearest(found) if other == "published" else published_named(other))
+    return published_side(_nearest(explanation) if other == "published" else published_named(other))
 
 
-def _nearest(found: Explanation) -> PublishedResult:
-    near = [neighbour for one in nearest_published(group_runs([found.measured])) for neighbour in one.neighbours]
+def _nearest(explanation: Explanation) -> PublishedResult:
+    near = [neighbour for one in nearest_published(group_runs([explanation.measured])) for neighbour in one.neighbours]
     for neighbour in near:
         if not {"model", "accelerator", "dtype"} & {difference.name for difference in neighbour.differences}:
             return neighbour.result
@@ -209,7 +211,7 @@ def _worths(here: Side, there: Side) -> Iterator[Apart]:
             words = [", ".join(_shown(one, side) for one in waiting) for side in (here.full, there.full)]
             yield Apart(name=", ".join(waiting), here=words[0], there=words[1], flops=worth)
             before, waiting = now, []
-    if there.found is None:
+    if there.explanation is None:
         steps = [_usual_step(full, rates).step_seconds for full, rates in ((now, here.rates), (there.full, there.rates))]
         whole = there.flops + scale * (flops_of(now, here.rates) - flops_of(there.full, there.rates))
         words = [units.signed_percent(step - 1) for step in steps]

@@ -49,14 +49,14 @@ def explained(measured: Measured, probes: Sequence[ProbeRecord], trace: ProfileS
     run = measured.result.run
     workload, rates = recorded_workload(run), _rates(run, probes)
     parts = waterfall(measured.result, measured.metrics, trace, _expected(run, workload, rates, measured.metrics.rank_load))
-    found = Explanation(measured=measured, parts=parts, trace=trace, workload=workload, rates=rates)
-    return replace(found, advice=_advice(found))
+    explanation = Explanation(measured=measured, parts=parts, trace=trace, workload=workload, rates=rates)
+    return replace(explanation, advice=_advice(explanation))
 
 
 def fastest_explained(rankings: Sequence[Ranking], probes: Sequence[ProbeRecord]) -> list[Explanation]:
     """Return where the time of the fastest configuration of the first workloads went; of those without a peak nothing."""
-    found = [explained(ranking.best.runs[0], probes) for ranking in rankings[:MOST_EXPLAINED]]
-    return [one for one in found if one.parts.peak_flops]
+    explanations = [explained(ranking.best.runs[0], probes) for ranking in rankings[:MOST_EXPLAINED]]
+    return [one for one in explanations if one.parts.peak_flops]
 
 
 def _rates(run: RunRecord, probes: Sequence[ProbeRecord]) -> Rates | None:
@@ -134,9 +134,9 @@ GRAPHS = "--set platform_optimizations.nvidia.engine_options.cuda_graphs=true la
 LEAST_GAIN = 0.005
 
 
-def _advice(found: Explanation) -> tuple[Advice, ...]:
+def _advice(explanation: Explanation) -> tuple[Advice, ...]:
     """Return what would make each of the largest parts smaller: what gains most by prediction and fits, else where to look."""
-    run, work, rates = found.measured.result.run, found.workload, found.rates
+    run, work, rates = explanation.measured.result.run, explanation.workload, explanation.rates
     accelerator = find_accelerator(run.machine.accelerator)
     gains: list[tuple[float, tuple[LossName, ...], str]] = []
     if work is not None and rates is not None and accelerator is not None:
@@ -145,10 +145,10 @@ def _advice(found: Explanation) -> tuple[Advice, ...]:
             if predict_memory(other).fit(accelerator.usable_bytes) == "fits":
                 gains.append((predict_time(other, rates).tokens_per_second_per_gpu / now - 1, names, words))
     advice = []
-    for loss in largest(found.parts):
+    for loss in largest(explanation.parts):
         gain, _, words = max((one for one in gains if loss.name in one[1]), default=(0.0, (), ""))
         if gain < LEAST_GAIN:
-            words = LOOKS.get(loss.name, PROFILE if found.trace is None else KERNELS)
+            words = LOOKS.get(loss.name, PROFILE if explanation.trace is None else KERNELS)
             words = GRAPHS if loss.name == "host" and _could_launch_graphs(run) else words
         advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= LEAST_GAIN else None))
     return tuple(advice)

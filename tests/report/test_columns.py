@@ -9,7 +9,7 @@ import termios
 
 import pytest
 
-from tprimat.report.tables import PLAIN, Painted, Screen, columns, screen_of
+from tprimat.report.tables import PLAIN, Screen, columns, screen_of
 
 
 def test_names_stand_left_and_numbers_right():
@@ -53,28 +53,17 @@ def test_names_break_between_words_and_numbers_never():
     assert lines[3] == "is long"
 
 
-def test_a_pipe_gets_every_column_and_no_colour(capsys):
-    assert screen_of(sys.stdout) == PLAIN
-    assert "\x1b" not in columns(["a"], [[Painted("won", "winner")]], screen=PLAIN)
-    assert "\x1b[1;32mwon\x1b[0m" in columns(["a"], [[Painted("won", "winner")]], screen=Screen(colour=True))
-
-
 def test_a_pipe_gets_one_line_for_each_row():
     figures = [letter * 90 for letter in "abcd"]
     assert len(columns(["name", *figures], [["a name of several words " * 9, "1", "2", "3", "4"]]).splitlines()) == 3
 
 
-@pytest.mark.parametrize(
-    ("variables", "coloured"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
-)
-def test_a_terminal_is_asked_what_it_can_show(variables, coloured, monkeypatch):
-    """NO_COLOR and TERM=dumb switch colour off. A narrow terminal counts as one of 80 columns."""
-    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_a_terminal_is_asked_how_wide_it_is_and_a_pipe_gets_every_column(capsys, monkeypatch):
+    """A narrow terminal counts as one of 80 columns."""
+    assert screen_of(sys.stdout) == PLAIN
+    monkeypatch.delenv("COLUMNS", raising=False)
     leader, follower = pty.openpty()
     with os.fdopen(leader), os.fdopen(follower, "w") as terminal:
         for columns_there, width in ((100, 100), (40, 80)):
             fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns_there, 0, 0))
-            assert screen_of(terminal) == Screen(width=width, colour=coloured)
+            assert screen_of(terminal) == Screen(width=width)

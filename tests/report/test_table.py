@@ -129,13 +129,6 @@ def test_a_comparison_fits_the_terminal_and_breaks_no_number(width):
     assert ("not shown here: " in fitted) == (width < 160)
 
 
-def test_colour_marks_the_winner_and_changes_no_text():
-    comparison = comparison_of(ENGINE.parent / "repeated")
-    coloured = text(comparison, Screen(colour=True))
-    assert "\x1b[1;32mdp_mbs4 is fastest" in coloured
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text(comparison)
-
-
 @pytest.mark.parametrize(
     ("text", "written"),
     [

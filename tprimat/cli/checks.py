@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tprimat.hardware.health import Check
-    from tprimat.report.tables import Meaning
-
-STATUS: "dict[str, Meaning]" = {"ok": "winner", "absent": "quiet", "problem": "refused"}
 
 
 class Doctor:
@@ -54,14 +51,13 @@ class Doctor:
 
 
 def show_checks(checks: "Iterable[Check]") -> None:
-    """Print checks: status (in colour on a terminal), name and finding, and what to do below it."""
+    """Print checks: status, name and finding, and what to do below it."""
     from tprimat.report.tables import screen_of
 
     screen = screen_of(sys.stdout)
     for check in checks:
         name = f"{check.status:<8} {check.name:<19} "
-        text = screen.prose(name + check.finding, len(name))
-        print(screen.paint(check.status, STATUS[check.status]) + text[len(check.status) :])
+        print(screen.prose(name + check.finding, len(name)))
         if check.fix:
             print(screen.prose(f"{'':<{len(name)}}try: {check.fix}", len(name) + len("try: ")))
 
@@ -107,13 +103,13 @@ class Validate:
                     said += f", {gibibytes(need.expected_device_bytes)}, at most {gibibytes(need.device_bytes)}"
                     said += f" of {gibibytes(room)}{fit}"
                 too_large += [cell.machine.accelerator or ""] if large and cell.machine else []
-                print(screen.prose(name + said, len(name), "warning" if large else None))
+                print(screen.prose(name + said, len(name)))
             elif isinstance(plan, MissingLayoutError):
                 left_out += 1
                 print(screen.prose(f"{name}left out: {plan.what}", len(name)))
             else:
                 alike.setdefault((plan.what, plan.why, plan.fix), []).append(plan)
-                print(screen.prose(f"{name}not valid: {plan.what}", len(name), "refused"))
+                print(screen.prose(f"{name}not valid: {plan.what}", len(name)))
         for errors in alike.values():
             more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
             print(f"\nerror: {errors[0]}{more}", file=sys.stderr)

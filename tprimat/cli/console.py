@@ -19,10 +19,10 @@ PATIENCE_SECONDS = 0.1
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command as an exception, so that its temporary files go."""
 ESCAPES = re.compile(
-    r"\x1b(?!\[[0-9;]*m|\[2K)(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?"
+    r"\x1b(?!\[2K)(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?"
     r"|\r(?!\n|\x1b\[2K)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
 )
-"""Control characters and sequences, except colours and those of our own live line: logs and files of others may hold any."""
+"""Control characters and sequences, except those of our own live line: logs and files of others may hold any."""
 
 
 class Stream:

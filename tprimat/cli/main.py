@@ -154,8 +154,7 @@ def _complain(error: UserError) -> None:
     from tprimat.report.tables import screen_of
 
     screen = screen_of(sys.stderr)
-    first, *rest = (screen.prose(line, 8) for line in f"error: {error}".split("\n"))
-    print("\n".join([first.replace("error:", screen.paint("error:", "refused"), 1), *rest]), file=sys.stderr)
+    print("\n".join(screen.prose(line, 8) for line in f"error: {error}".split("\n")), file=sys.stderr)
 
 
 NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
@@ -173,11 +172,8 @@ NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
 
 
 def _suggest(name: str, options: argparse.Namespace) -> None:
-    from tprimat.report.tables import screen_of
-
     if name in NEXT and (words := NEXT[name](options)):
-        line = f"next: python3 -m tprimat {shlex.join(map(str, words))}"
-        print(f"\n{screen_of(sys.stderr).paint(line, 'quiet')}", file=sys.stderr)
+        print(f"\nnext: python3 -m tprimat {shlex.join(map(str, words))}", file=sys.stderr)
 
 
 def command_named(name: str) -> Any:

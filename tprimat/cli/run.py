@@ -187,7 +187,7 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
     together = combined(runs, screen, question)
     print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs], screen, brief=bool(together)))
     for line in lost_most(runs[0].lost) if len(runs) == 1 and runs[0].lost else ():
-        print(screen.paint(line, "quiet"))
+        print(line)
     if together:
         print("\n" + together)
     if written := dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file):

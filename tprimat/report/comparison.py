@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from tprimat.analyze.compare import QUESTION, Outcome, Question, Ranking, Verdict
+from tprimat.analyze.compare import QUESTION, Question, Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured, findings
 from tprimat.analyze.published import Neighbourhood
 from tprimat.core import units
@@ -13,7 +13,7 @@ from tprimat.records.store import as_document
 from tprimat.report import words
 from tprimat.report.catalogue import MFU, Metric, heading_of, shown_columns, tera
 from tprimat.report.names import heading, short_names
-from tprimat.report.tables import PLAIN, Meaning, Painted, Screen, columns, escaped, table, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, escaped, table, with_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +32,6 @@ class Comparison:
     question: Question = QUESTION
 
 
-MEANINGS: dict[Outcome, Meaning] = {
-    "faster": "winner",
-    "refused": "refused",
-    "slower": "warning",
-    "other loss": "warning",
-    "held back": "warning",
-}
-"""Of a verdict's outcome."""
 REPEAT = "./benchmark.py --resume repeats such runs."
 """What to do where no run counts."""
 
@@ -57,9 +49,9 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     if comparison.groups:
         lines += [blocks(comparison.rankings, screen, say_apart=not comparison.asked), ""]
         if comparison.asked:
-            lines += [screen.prose(words.sentence(one), 2, MEANINGS.get(one.outcome)) for one in comparison.verdicts] + [""]
-        lines += [screen.prose(line, 2, "quiet") for line in _caveats(comparison)]
-    lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
+            lines += [screen.prose(words.sentence(one), 2) for one in comparison.verdicts] + [""]
+        lines += [screen.prose(line, 2) for line in _caveats(comparison)]
+    lines += [screen.prose(line, 2) for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
         lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
     return "\n".join(lines) + "\n"
@@ -168,7 +160,7 @@ def cells(ranking: Ranking, metrics: Sequence[Metric]) -> list[list[Cell]]:
         change = None if verdict is None or verdict.ratio is None else verdict.ratio.value - 1
         rows.append([(_vs_fastest(verdict), change), *((one.text(group), one.value(group)) for one in metrics)])
     if len(rows) > 1:
-        rows[0][0] = (Painted("fastest", "winner") if words.proven(ranking) else "first", 0.0)
+        rows[0][0] = ("fastest" if words.proven(ranking) else "first", 0.0)
     return rows
 
 
@@ -192,15 +184,13 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         header = ["configuration", VS_FASTEST, *(heading_of(metric, ranking.groups) for metric in metrics)]
         made = zip(ranking.groups, cells(ranking, metrics), strict=True)
         rows = [[names[id(group)], *(text for text, _ in row)] for group, row in made]
-        rows[0][0] = Painted(rows[0][0], "winner") if words.proven(ranking) else rows[0][0]
-        lines = [screen.prose(heading(ranking), meaning="heading")]
-        lines += [screen.prose(line, 2, "winner" if words.proven(ranking) else None) for line in words.headline(ranking)]
-        lines += [screen.prose(line, 2) for line in words.differing(ranking)]
+        lines = [screen.prose(heading(ranking))]
+        lines += [screen.prose(line, 2) for line in (*words.headline(ranking), *words.differing(ranking))]
         path = best.runs[0].result.path
         if (
             MFU.value(best) is not None and path.exists() and str(path).isprintable()
         ):  # a caveat says why there is none; inside an archive nothing explains
             lines.append(screen.prose(f"Where the rest went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
-        lines += [screen.prose(reason, 2, "quiet") for reason in words.apart(rankings[:number], ranking) if say_apart]
+        lines += [screen.prose(reason, 2) for reason in words.apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)

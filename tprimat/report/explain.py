@@ -161,7 +161,7 @@ def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     for bar in bars(parts, unit):
         known = KNOWN_BY[bar.known_by] + (f" ({bar.source})" if bar.source else "")
         rows.append([bar.name, known, bar.shown(1), "" if bar.share is None else units.percent(bar.share)])
-    title = screen.prose(f"{named(explanation)}: {speed_of(parts)}", 2, "heading")
+    title = screen.prose(f"{named(explanation)}: {speed_of(parts)}", 2)
     lines = [title, "", columns(header, rows, left=2, screen=screen)]
     lines += ["", *(screen.prose(one, 2) for one in advised(explanation, unit))]
     lines += against_lines(explanation.against, screen) if explanation.against else []
@@ -182,7 +182,7 @@ def against_lines(against: Against, screen: Screen) -> list[str]:
     ]
     body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in against.parts.items()]
     header = ["difference", "here", "there", "TFLOP/s/GPU"]
-    lines = ["", screen.prose(title, 2, "heading"), "", columns(header, body, left=3, screen=screen)]
+    lines = ["", screen.prose(title, 2), "", columns(header, body, left=3, screen=screen)]
     if against.low is not None and against.high is not None:
         usual, low, high = (value / 1e12 for value in (against.here - against.parts.get("rest", 0.0), against.low, against.high))
         lines += ["", f"expected: {usual:,.0f} TFLOP/s/GPU, nine of ten from {low:,.0f} to {high:,.0f}"]

@@ -91,7 +91,7 @@ def text_of(counts: Sequence[Row], sheets: Sequence[Row], screen: Screen = PLAIN
         ),
     )
     return "\n\n".join(
-        f"{screen.prose(title, meaning='heading')}\n\n{columns(header, rows, screen=screen, drop=[*flops[1:], *dropped])}"
+        f"{screen.prose(title)}\n\n{columns(header, rows, screen=screen, drop=[*flops[1:], *dropped])}"
         for title, header, rows in tables
         if rows
     )

@@ -79,17 +79,16 @@ def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> s
     parts = [_overall(analysis, screen), *_tables(analysis, show_all, screen)]
     parts += [*_projection(analysis, screen), *_conventions(analysis, screen)]
     if remarks := [screen.prose(line, 2) for line in _remarks(analysis)]:
-        parts.append(_section("Remarks", "\n".join(remarks), screen))
+        parts.append(_section("Remarks", "\n".join(remarks)))
     left_out = [f"{run_name(item)}: {not_counted_words(item)}" for item in analysis.not_counted]
     left_out += [f"{label}: no throughput, since its tokens or its GPUs are not recorded" for label in analysis.without_rate]
     if left_out:
-        lines = [screen.prose(line, 2, "refused") for line in left_out]
-        parts.append(_section("Not counted", "\n".join(lines), screen))
+        parts.append(_section("Not counted", "\n".join(screen.prose(line, 2) for line in left_out)))
     return "\n\n".join(parts) + "\n"
 
 
-def _section(title: str, body: str, screen: Screen) -> str:
-    return f"{screen.paint(title, 'heading')}\n{'=' * len(title)}\n{body}"
+def _section(title: str, body: str) -> str:
+    return f"{title}\n{'=' * len(title)}\n{body}"
 
 
 def _remarks(analysis: PeakAnalysis) -> list[str]:
@@ -105,7 +104,7 @@ def _remarks(analysis: PeakAnalysis) -> list[str]:
 def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if not analysis.peaks:
         way_out = f" {REPEAT}" if analysis.not_counted else ""
-        return _section("Overall peak throughput", screen.prose(f"None: no run counts.{way_out}", 2), screen)
+        return _section("Overall peak throughput", screen.prose(f"None: no run counts.{way_out}", 2))
     best = best_of_models(analysis.peaks)
     body = "\n\n".join(_best(analysis, entry, screen) for entry in best[:MOST_MODELS])
     words = [CPU_CAUTION] if any(on_cpu([entry.group]) for entry in analysis.entries) else []
@@ -113,7 +112,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         more = f" {plural(len(best) - MOST_MODELS, 'more model')} in the table." if len(best) > MOST_MODELS else ""
         words.append(f"Models do not compare by tokens/s: these are the best of each.{more}")
     words.append(counted_as(analysis.options))
-    return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]), screen)
+    return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]))
 
 
 def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
@@ -135,8 +134,7 @@ def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
         "mean step time": f"{step} over {best.steps} steady steps, {plural(len(group.runs), 'run')}",
         "in 24 hours": "" if on_cpu([group]) else _day(best),
     }
-    lines = [screen.prose(f"  {label:<20}{value}", 22) for label, value in rows.items() if value]
-    return "\n".join([screen.paint(lines[0], "winner"), *lines[1:]])
+    return "\n".join(screen.prose(f"  {label:<20}{value}", 22) for label, value in rows.items() if value)
 
 
 def _day(entry: Entry) -> str:
@@ -162,7 +160,7 @@ def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]
     rows = [[entry.platform, entry.model, called[id(entry.group)], *(cell(entry) for _, cell in FIGURES)] for entry in entries]
     rest = len(analysis.entries) - len(entries)
     more = f"\n({plural(rest, 'more configuration')}: --show-all)" if rest else ""
-    return [_section(title, columns(header, rows, left=3, screen=screen) + more, screen)]
+    return [_section(title, columns(header, rows, left=3, screen=screen) + more)]
 
 
 def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
@@ -183,7 +181,7 @@ def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
     measured = plural(best.run.machine.nodes or 1, "node")
     source = f"Assumed, not measured, beyond {measured}; python3 -m tprimat scaling judges measured runs."
     body = f"{columns(header, rows, left=0, screen=screen)}\n{screen.prose(source)}"
-    return [_section(f"More nodes: {best.model} on {best.platform}", body, screen)]
+    return [_section(f"More nodes: {best.model} on {best.platform}", body)]
 
 
 def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
@@ -195,7 +193,7 @@ def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
         if row.flops_per_gpu and row.utilization and (share := units.percent(row.utilization.value))
     ]
     title = "The same runs by other conventions"
-    return [_section(title, columns(header, rows, left=3, screen=screen), screen)] if rows else []
+    return [_section(title, columns(header, rows, left=3, screen=screen))] if rows else []
 
 
 def as_document(analysis: PeakAnalysis) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tprimat.predict.memory import PARTS, Part
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, Question, other_routing, reason
 from tprimat.predict.time import TIME_PARTS
-from tprimat.report.tables import Painted, Screen, columns, plural
+from tprimat.report.tables import Screen, columns, plural
 
 SHOWN = 3
 """Layouts of a short answer."""
@@ -135,7 +135,7 @@ def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, 
         parts.append(_table(shown, question, screen))
         parts.append("\n".join(_next(rated, len(shown), screen, wishes)))
     else:
-        parts.append(screen.prose(f"Nothing fits {units.gibibytes(question.memory_bytes)} a GPU.", meaning="refused"))
+        parts.append(screen.prose(f"Nothing fits {units.gibibytes(question.memory_bytes)} a GPU."))
         parts += [screen.prose(_enough(enough, question))] if enough else []
     if wishes.whole and layouts:
         parts.append(_bars(layouts[0], screen))
@@ -194,7 +194,7 @@ def _question(question: Question, rates: Rates, screen: Screen) -> str:
     work += f", {ROUTING_NAMES[asked.routing]}" if asked.routing in ROUTING_NAMES and asked.shape.experts else ""
     device = f"{rates.accelerator}, {units.gibibytes(question.memory_bytes)} each"
     runs = "engine megatron" if asked.code.name == EMBEDDED.name else asked.code.name  # as --engine names it
-    return screen.prose(f"{asked.shape.name} on {where} ({device}): {work}, {runs}", meaning="heading")
+    return screen.prose(f"{asked.shape.name} on {where} ({device}): {work}, {runs}")
 
 
 def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishes) -> list[str]:
@@ -251,7 +251,7 @@ def _table(layouts: Sequence[Candidate], question: Question, screen: Screen) -> 
         ends = "" if low is None or high is None else f" [{units.count(low)}, {units.count(high)}]"
         rows.append(
             [
-                Painted(layout_name(work), "winner") if candidate is best else layout_name(work),
+                layout_name(work),
                 "fastest" if candidate is best else reason(candidate, best),
                 str(work.micro_batch),
                 "" if again == "none" else again,

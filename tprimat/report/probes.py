@@ -240,7 +240,7 @@ def on_a_screen(probes: Probes, screen: Screen) -> str:
         header, rows, left = section.table(newest)
         if rows:
             shown = columns(header, rows, left=left, screen=screen, drop=LESS_IMPORTANT)
-            parts.append(f"{screen.paint(section.title, 'heading')}\n{shown}")
+            parts.append(f"{section.title}\n{shown}")
     return "\n\n".join([*parts, *(screen.prose(f"not measured: {line}", 2) for line in refusals(newest))])
 
 

@@ -63,7 +63,7 @@ def text(all_series: Sequence[Series], screen: Screen = PLAIN) -> str:
         header, *rows = ([on_ranks(cell, series) for cell in line] for line in (HEADER, *map(_cells, series.rows)))
         table = columns(header, rows, screen=screen, drop=[on_ranks(name, series) for name in DROP])
         notes = [screen.prose(line, 2) for line in remarks(series)]
-        blocks.append("\n".join([screen.prose(series.name, meaning="heading"), table, *notes]))
+        blocks.append("\n".join([screen.prose(series.name), table, *notes]))
     return "\n\n".join(blocks) + "\n"
 
 

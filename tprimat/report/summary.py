@@ -12,23 +12,15 @@ from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.records.store import as_document
 from tprimat.report import catalogue
 from tprimat.report.catalogue import FLOPS, MATMUL_RATE, MEMORY_ERROR, MFU, STEP_ERROR, STEP_TIME, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.tables import PLAIN, Meaning, Screen
+from tprimat.report.tables import PLAIN, Screen
 from tprimat.report.words import finding_words
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
 """A run, its metrics or the reason why there are none, and its log."""
 VALUES = 17
 """Column in which values begin."""
-MEANINGS: dict[str, Meaning] = {
-    "outcome": "refused",
-    "cause": "refused",
-    "not counted": "refused",
-    "no speed": "warning",
-    "note": "quiet",
-    "start": "quiet",
-    "steady steps": "quiet",
-}
-"""Of a line, by its label. Quiet ones say how a run went."""
+QUIET = ("note", "start", "steady steps")
+"""Labels of lines that say how a run went."""
 Lines = list[tuple[str, str | None]]
 """Label and text of each line of a run; one without a text is left out."""
 
@@ -40,11 +32,10 @@ def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False)
     """
     blocks = []
     for run, metrics, log in rows:
-        lines = [screen.prose(_heading(run), 2, "heading" if run.counts else "refused")]
+        lines = [screen.prose(_heading(run), 2)]
         for label, text in _block(run, metrics, log):
-            meaning: Meaning | None = "winner" if label == "throughput" and run.counts else MEANINGS.get(label)
-            if text and not (brief and run.counts and meaning == "quiet"):
-                lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES, meaning))
+            if text and not (brief and run.counts and label in QUIET):
+                lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

@@ -6,29 +6,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal, TextIO
+from typing import TextIO
 
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 
-Meaning = Literal["winner", "refused", "warning", "quiet", "heading"]
-STYLES: dict[Meaning, str] = {"winner": "1;32", "refused": "31", "warning": "33", "quiet": "2", "heading": "1"}
-"""Codes of ANSI's select graphic rendition."""
 NARROWEST = 80
 """Columns for which tables are made; a narrower terminal wraps them."""
-
-
-class Painted(str):
-    """Text of a table with a meaning, which a screen with colour shows."""
-
-    __slots__ = ("meaning",)
-    meaning: Meaning
-
-    def __new__(cls, text: str, meaning: Meaning) -> "Painted":
-        """Return the text with its meaning."""
-        made = super().__new__(cls, text)
-        made.meaning = meaning
-        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +21,14 @@ class Screen:
 
     width: int | None = None
     """Columns; None for a pipe or a file, which hold everything."""
-    colour: bool = False
 
-    def paint(self, text: str, meaning: Meaning) -> str:
-        """Colour a text by what it means."""
-        return f"\x1b[{STYLES[meaning]}m{text}\x1b[0m" if self.colour and text else text
-
-    def prose(self, text: str, indent: int = 0, meaning: Meaning | None = None) -> str:
+    def prose(self, text: str, indent: int = 0) -> str:
         """Break a line between words; lines after the first are indented. Paths and commands stay whole."""
-        lines = [text]
-        if self.width is not None:
-            lines = textwrap.wrap(
-                text, self.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-            )
-        return "\n".join(lines if meaning is None else (self.paint(line, meaning) for line in lines))
+        if self.width is None:
+            return text
+        return "\n".join(
+            textwrap.wrap(text, self.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+        )
 
 
 PLAIN = Screen()
@@ -64,8 +42,7 @@ def screen_of(stream: TextIO | None) -> Screen:
         width = os.get_terminal_size(stream.fileno()).columns
     except OSError:
         width = NARROWEST
-    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
-    return Screen(width=max(width, NARROWEST), colour=colour)
+    return Screen(width=max(width, NARROWEST))
 
 
 MARKS = re.compile(r"[\\|]|<(?=[A-Za-z/!?])|\](?=[(\[:])|(?<=:)/(?=/)|(?<=www)\.")
@@ -97,15 +74,18 @@ def columns(
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
     if screen.width is not None:
         _fit(widths, cells, left, screen.width, drop)
-    broken = {index: [_lines(cell, width) for cell in cells[index]] for index, width in widths.items()}
+    broken = {
+        index: [[cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False) for cell in cells[index]]
+        for index, width in widths.items()
+    }
     lines = []
     for number in range(len(rows) + 1):
         for row in zip_longest(*(column[number] for column in broken.values()), fillvalue=""):
-            padded = [_padded(cell, index, widths[index], left, screen) for cell, index in zip(row, widths, strict=True)]
+            padded = (f"{cell:{'<' if index < left else '>'}{widths[index]}}" for cell, index in zip(row, widths, strict=True))
             lines.append("  ".join(padded).rstrip())
         lines += ["  ".join("-" * width for width in widths.values())] if number == 0 else []
     if missing := dict.fromkeys(column[0] for index, column in enumerate(cells) if index not in widths):
-        lines.append(screen.prose(f"not shown here: {', '.join(missing)}", 2, "quiet"))
+        lines.append(screen.prose(f"not shown here: {', '.join(missing)}", 2))
     return "\n".join(lines)
 
 
@@ -122,19 +102,6 @@ def _fit(widths: dict[int, int], cells: Sequence[Sequence[str]], left: int, limi
         del widths[order.pop(0)]
     for index in sorted(least.keys() & widths.keys(), key=lambda index: -widths[index]):
         widths[index] = max(least[index], widths[index] - max(0, over()))
-
-
-def _lines(cell: str, width: int) -> list[str]:
-    if len(cell) <= width:
-        return [cell]
-    lines = textwrap.wrap(cell, width, break_on_hyphens=False)
-    return [Painted(line, cell.meaning) for line in lines] if isinstance(cell, Painted) else lines
-
-
-def _padded(cell: str, index: int, width: int, left: int, screen: Screen) -> str:
-    space = " " * (width - len(cell))
-    text = screen.paint(cell, cell.meaning) if isinstance(cell, Painted) else cell
-    return text + space if index < left else space + text
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -19,7 +19,7 @@ from tprimat.records.store import as_document
 from tprimat.report.catalogue import MFU, TOKENS, per_rank
 from tprimat.report.comparison import blocks
 from tprimat.report.names import heading
-from tprimat.report.tables import PLAIN, Painted, Screen, columns, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, with_interval
 from tprimat.report.words import caveats, sentence
 from tprimat.runner.request import BEST, RunRequest
 from tprimat.runner.run import TrainingRun, renamed
@@ -159,14 +159,14 @@ def table(entries: Sequence[Entry], results: Sequence[CellResult], screen: Scree
     for row in rows:
         if row[-1] != units.ABSENT:
             reasons.setdefault(row[-1], []).append(f"{row[1]} {row[2]}")
-    lines += [screen.prose(f"{', '.join(names)}: {why}", 2, "warning") for why, names in reasons.items()]
+    lines += [screen.prose(f"{', '.join(names)}: {why}", 2) for why, names in reasons.items()]
     return "\n".join(lines)
 
 
 def _rows(entry: Entry, by_id: Mapping[str, CellResult]) -> list[tuple[str, ...]]:
     head = (entry.label, entry.model, entry.strategy)
     if entry.refusal is not None:
-        outcome = Painted("left out" if entry.left_out else "cannot run here", "quiet")
+        outcome = "left out" if entry.left_out else "cannot run here"
         return [(*head, units.ABSENT, outcome, units.ABSENT, entry.refusal.what)]
     return [(*head, *_outcome(cell, by_id.get(cell.plan.run_id))) for cell in entry.cells]
 
@@ -177,12 +177,12 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
     layout = f"TP{degrees.tensor} PP{degrees.pipeline} DP{degrees.data}"
     if result is None or result.run is None:
         cause = "the sweep was stopped" if result is None else result.cause or units.ABSENT
-        return layout, Painted("not started", "refused"), units.ABSENT, cause
+        return layout, "not started", units.ABSENT, cause
     record, metrics = result.run.record, result.run.metrics
     rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant)
     why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured or result.cause
     outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
-    return layout, outcome if result.counts else Painted(outcome, "refused"), rate, why or units.ABSENT
+    return layout, outcome, rate, why or units.ABSENT
 
 
 # The runs of one call summed up: repetitions into their mean, several configurations into a ranking.
@@ -204,7 +204,7 @@ def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Ques
     if sum(len(group.runs) for group in groups) < 2:
         return ""
     ranked = rankings(groups, question)
-    lines = [screen.prose(line, 2, "quiet") for line in caveats(ranked, findings(groups, _name, _more))]
+    lines = [screen.prose(line, 2) for line in caveats(ranked, findings(groups, _name, _more))]
     repeated = [ranking for ranking in ranked if sum(len(group.runs) for group in ranking.groups) > 1]
     if repeated:
         lines = [blocks(repeated, screen, say_apart=False), "", *lines]

@@ -85,9 +85,9 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
     name = f"  {record.model} {record.strategy}: "
     if record.counts and metrics is not None:
         speed = f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, {STEP_TIME.in_full(metrics)} a step"
-        return screen.prose(f"{name}completed, {speed}", 4, "winner")
+        return screen.prose(f"{name}completed, {speed}", 4)
     why = record.cause or "; ".join(record.mismatches) or "no metrics"
-    return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4, "refused")
+    return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4)
 
 
 def step_line(plan: RunPlan, step: StepRecord, rates: StepRates, screen: Screen = PLAIN) -> str:

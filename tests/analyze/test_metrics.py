@@ -12,7 +12,7 @@ from tprimat.records.discover import read_result
 from tprimat.records.schema import NodeRecord, RunPrediction, StepRecord, TelemetrySample
 from tprimat.records.store import RunDirectory
 from tprimat.report.summary import summary
-from tprimat.report.words import finding_words
+from tprimat.report.words import finding_words, without_mfu
 
 RUN = a_run("r1", evidence=None)
 MIXTURE = replace(RUN, model="mixtral", shape=model_shape("mixtral-8x7b"))
@@ -67,7 +67,7 @@ def test_dropped_choices_of_experts_are_no_work():
 def test_without_the_dropped_share_there_is_no_flop():
     unknown = run_metrics(replace(MIXTURE, expert_capacity=1.25), steps_of([4.0] * 3), options=KEEP)
     assert (unknown.flop_per_token, unknown.mfu) == (None, None)
-    assert "full at a capacity of 1.25" in unknown.mfu_absent_because
+    assert "full at a capacity of 1.25" in without_mfu(unknown)
     assert run_metrics(replace(MIXTURE, expert_capacity="unlimited"), steps_of([4.0] * 3), options=KEEP).mfu
 
 
@@ -146,7 +146,7 @@ def test_conventions_order_as_their_definitions_do():
 def test_mfu_is_absent_with_its_reason(run, reason):
     metrics = run_metrics(run, steps_of([4.0] * 3), options=KEEP)
     assert metrics.mfu is None
-    assert reason in metrics.mfu_absent_because
+    assert reason in without_mfu(metrics)
 
 
 def test_one_step_has_a_value_without_an_interval():

@@ -8,6 +8,7 @@ from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import against_the_best, analyse_peaks, by_convention, peaks, project
 from tprimat.records.discover import load_results
+from tprimat.report.words import without_mfu
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -49,7 +50,7 @@ def test_a_processor_has_tokens_but_neither_flops_nor_utilization():
     assert made.tokens_per_second > 0
     assert made.flops is None
     assert made.utilization is None
-    assert "CPU" in made.utilization_absent_because
+    assert "CPU" in without_mfu(made.group.runs[0].metrics)
 
 
 def test_efficiency_counts_only_beyond_the_measured_nodes():

@@ -313,8 +313,7 @@ def findings(
     groups = list(groups)
     alike: dict[tuple[str, tuple[str, ...]], list[tuple[Finding, str]]] = {}
     for group in groups:
-        if (metrics := group.runs[0].metrics) and metrics.mfu_absent_because:
-            absent = Finding(kind="no MFU", subjects=(metrics.mfu_absent_because,))
+        if (metrics := group.runs[0].metrics) and (absent := metrics.mfu_absent_because):
             alike.setdefault((absent.kind, absent.subjects), []).append((absent, group.label))
     for item in (item for group in groups for item in group.runs):
         for one in (*(item.metrics.warnings if item.metrics else ()), *more(item)):

@@ -82,7 +82,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     per_gpu = scaled(rate, 1 / gpus, len(steady)) if rate and gpus else None
     flops = scaled(rate, flop / gpus, len(steady)) if rate and gpus and flop else None
     mfu = scaled(flops, 1 / peak, len(steady)) if flops and peak else None
-    no_rate = "the tokens of a step are not recorded" if rate is None else "the number of GPUs is not recorded"
+    no_rate = Finding(kind="no MFU: not recorded", subjects=("tokens of a step" if rate is None else "number of GPUs",))
     energy, of_energy = _joules_per_token(options, steady, window, gpus)
     prediction = None if drops_choices(run, dropped) else run.prediction
     clocks = held_back(options.telemetry, steady) if options.telemetry else options.stated.held_back
@@ -167,37 +167,36 @@ def scaled(interval: Interval | Estimate, factor: float, samples: int) -> Estima
 # FLOP and peak: each a number, or why there is none.
 
 
-def _flop_per_token(run: RunRecord, convention: FlopConvention, dropped: float | None) -> tuple[float | None, str | None]:
+def _flop_per_token(run: RunRecord, convention: FlopConvention, dropped: float | None) -> tuple[float | None, Finding | None]:
     if run.ran.shape is None:
-        return None, f"the shape of model {run.model!r} is not recorded"
+        return None, Finding(kind="no MFU: not recorded", subjects=(f"shape of model {run.model!r}",))
     if run.engine == "torchtune":
-        return None, "torchtune's log does not tell which weights it trains (LoRA: few), nor where attention ends"
+        return None, Finding(kind="no MFU: weights of torchtune")
     if run.ran.sequence_tokens is None:
-        return None, "the sequence length is not recorded"
+        return None, Finding(kind="no MFU: not recorded", subjects=("sequence length",))
     if dropped is None and drops_choices(run, None):
-        capacity = f"{run.ran.expert_capacity:g}"
-        return None, f"experts are full at a capacity of {capacity}, but how many choices they dropped is not recorded"
+        return None, Finding(kind="no MFU: dropped choices", subjects=(f"{run.ran.expert_capacity:g}",))
     return flop_per_token(run.ran.shape, run.ran.sequence_tokens, convention, dropped or 0.0), None
 
 
-def _seed_flop(run: RunRecord) -> tuple[float | None, str | None]:
+def _seed_flop(run: RunRecord) -> tuple[float | None, Finding | None]:
     flop = None if run.ran.shape is None else SEED_FLOP_PER_TOKEN.get(run.ran.shape.name)
-    return flop, None if flop else f"the first TPrimat had no FLOP count for model {run.model!r}"
+    return flop, None if flop else Finding(kind="no MFU: first TPrimat", subjects=(run.model,))
 
 
-def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | None]:
+def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, Finding | None]:
     """Return the peak FLOP/s of one GPU, or why there is none. Never the peak of another GPU."""
     kind, dtype = options.peak, run.ran.matmul_dtype
     if options.seed_conventions:
         kind, dtype = ("sparse" if run.machine.platform == "cuda" else "dense"), "bf16"
     if run.machine.platform == "cpu":
-        return None, "a CPU has no published matrix peak to compare with"
-    if run.machine.accelerator is None:
-        return None, "the accelerator is not recorded"
-    if dtype is None:
-        return None, "the dtype that ran is not known"
+        return None, Finding(kind="no MFU: CPU")
+    if run.machine.accelerator is None or dtype is None:
+        return None, Finding(
+            kind="no MFU: not recorded", subjects=("dtype that ran" if run.machine.accelerator else "accelerator",)
+        )
     peak = (peak_dense_flops if kind == "dense" else peak_sparse_flops)(run.machine.accelerator, dtype)
-    return peak, None if peak else f"no {kind} {dtype} peak is known for {run.machine.accelerator}"
+    return peak, None if peak else Finding(kind="no MFU: no peak", subjects=(kind, dtype, run.machine.accelerator))
 
 
 # Energy.

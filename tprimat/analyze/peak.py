@@ -40,7 +40,6 @@ class Entry:
     flops_per_gpu: Estimate | None
     """Model FLOP/s of one GPU; None on a CPU, where toy models make them meaningless, and where FLOP cannot be counted."""
     utilization: Estimate | None
-    utilization_absent_because: str | None
     peak_flops: float | None
     """FLOP/s of one GPU that utilization is a share of."""
     mean_step: Estimate
@@ -77,7 +76,6 @@ def entry_of(group: Group) -> Entry | None:
         flops=None if flops is None else flops.value * gpus,
         flops_per_gpu=flops,
         utilization=group_estimate(group, lambda one: one.mfu),
-        utilization_absent_because=metrics[0].mfu_absent_because,
         peak_flops=metrics[0].peak_dense_flops,
         mean_step=_mean_step(metrics, per_gpu),
     )

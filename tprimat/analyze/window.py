@@ -1,4 +1,4 @@
-"""Find the steady steps of a run, by a rule that every result states in words."""
+"""Find the steady steps of a run, by a rule that every result states."""
 
 import math
 from bisect import bisect_right
@@ -32,36 +32,29 @@ def steady_window(
     left = [step for step in steps if step.step not in profiled and step.step > usual]
     slowed = [step.step for step in steps if step.step in profiled]
     seconds = np.array([step.step_seconds for step in left])
-    if not left:
-        skipped, rule = 0, "every step was before the CUDA graphs, or profiled" if usual else "every step was profiled"
-    else:
-        skipped, rule = _auto(left, seconds) if warmup == "auto" else _fixed(left, warmup)
-    if usual and left:
-        early = f"{_ranges(range(1, usual + 1))}: before the CUDA graphs"
-        rule = f"{rule}; {early}" if skipped else f"excluded {early}"
-    if slowed and left:
-        rule += f"; {_ranges(slowed)}: profiled"
+    skipped, reason = _warm_up(left, seconds) if warmup == "auto" else (bisect_right(left, warmup, key=_number), "as requested")
     if skipped == len(left):
         warm = len(steps) - len(left) - len(slowed) + skipped
         raise MetricError(
             f"No steady step is left: {len(steps)} measured, {warm} of them warm-up, {len(slowed)} profiled.",
-            why=rule,
             fix="run more steps, or leave out fewer (warm-up 0 keeps all" + ("; profiling off)" if slowed else ")"),
         )
-    return _window(left[skipped].step, left[-1].step, seconds[skipped:], rule, slowed)
-
-
-def _window(first: int, last: int, seconds: Array, rule: str, slowed: Sequence[int]) -> Window:
-    slope, p_value = drift(seconds)
+    excluded = {reason: [*map(_number, left[:skipped])], "before the CUDA graphs": range(1, usual + 1), "profiled": slowed}
+    first, last = left[skipped].step, left[-1].step
+    slope, p_value = drift(seconds[skipped:])
     return Window(
         first_step=first,
         last_step=last,
-        steps=len(seconds),
-        outliers=outliers(seconds),
-        rule=rule,
-        drift_per_step=slope / median(seconds) if p_value < 0.05 else None,
+        steps=len(left) - skipped,
+        outliers=outliers(seconds[skipped:]),
+        rule={reason: _ranges(numbers) for reason, numbers in excluded.items() if numbers},
+        drift_per_step=slope / median(seconds[skipped:]) if p_value < 0.05 else None,
         left_out=tuple(step for step in slowed if first < step < last),
     )
+
+
+def _number(step: StepRecord) -> int:
+    return step.step
 
 
 def steady_steps(steps: Sequence[StepRecord], window: Window) -> tuple[StepRecord, ...]:
@@ -71,15 +64,14 @@ def steady_steps(steps: Sequence[StepRecord], window: Window) -> tuple[StepRecor
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Write rising numbers briefly: 'steps 2-8, 12'."""
+    """Write rising numbers briefly: '2-8, 12'."""
     stretches: list[list[int]] = []
     for number in numbers:
         if stretches and number == stretches[-1][-1] + 1:
             stretches[-1].append(number)
         else:
             stretches.append([number])
-    words = [f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in stretches]
-    return f"step{'s' if len(numbers) > 1 else ''} {', '.join(words)}"
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in stretches)
 
 
 def _check(steps: Sequence[StepRecord]) -> None:
@@ -99,22 +91,11 @@ def _check(steps: Sequence[StepRecord]) -> None:
             )
 
 
-def _fixed(left: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
-    skipped = bisect_right(left, warmup, key=lambda step: step.step)
-    return skipped, f"excluded steps up to {warmup}: as requested" if warmup > 0 else "excluded none: as requested"
-
-
-def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
-    startup = int(left[0].step == 1)
+def _warm_up(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
+    """Return how many of the first steps are not like those that follow, and why."""
+    startup = int(bool(left) and left[0].step == 1)
     count, faster = unsteady_prefix(seconds[startup:])
-    if count == 0:
-        if startup:
-            return 1, "excluded step 1: start-up"
-        return 0, f"excluded none: the record starts at step {left[0].step}, and no stretch of another speed follows"
-    excluded = _ranges([step.step for step in left[: startup + count]])
-    if faster:
-        return startup + count, f"excluded {excluded}: faster than what follows, and not sustained"
-    return startup + count, f"excluded {excluded}: warm-up"
+    return startup + count, ("faster, not sustained" if faster else "warm-up") if count else "start-up"
 
 
 def ran_from_graphs(run: RunRecord) -> bool:

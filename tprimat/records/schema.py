@@ -340,8 +340,8 @@ class Window(RefuseUnknownKeys):
     steps: int
     outliers: int
     """Steps inside the window more than 3 scaled MAD from the median. Throughput includes them."""
-    rule: str
-    """Why the window starts where it does, in words."""
+    rule: str | dict[str, str]
+    """Why steps do not count, such as warm-up -> which, such as '1-8, 12'; a sentence in older files."""
     drift_per_step: float | None = None
     """Relative change of step time per step where a trend test is significant at 5 %, else None."""
     left_out: tuple[int, ...] = ()
@@ -377,7 +377,8 @@ class RunMetrics(RefuseUnknownKeys):
     model_flops_per_second_per_gpu: Estimate | None
     peak_dense_flops: float | None
     mfu: Estimate | None
-    mfu_absent_because: str | None
+    mfu_absent_because: Finding | None
+    """A sentence in older files."""
     share_of_measured_gemm: float | None = None
     measured_gemm_flops: float | None = None
     """FLOP/s of one accelerator: the fastest matmul probed there in the run's dtype."""

@@ -14,7 +14,7 @@ from tprimat.analyze.metrics import watts_per_gpu
 from tprimat.analyze.traits import processors, tokens_per_step
 from tprimat.core.flops import parameters
 from tprimat.report.tables import csv_cell
-from tprimat.report.words import finding_words, not_counted_words
+from tprimat.report.words import finding_words, not_counted_words, without_mfu
 
 Value = bool | int | float | str | None
 Row = dict[str, Value]
@@ -67,7 +67,7 @@ COLUMNS: dict[str, Pick] = {
     **_interval("model_flops_per_second_per_gpu"),
     **_of("metrics", "flops_convention"),
     **_interval("mfu"),
-    **_of("metrics", "mfu_absent_because"),
+    "mfu_absent_because": lambda item: without_mfu(item.metrics) or None,
     **_interval("step_seconds"),
     **_of("metrics", "mean_step_seconds step_seconds_mad peak_memory_bytes peak_reserved_bytes"),
     **_of("metrics", "predicted_memory_error predicted_step_error final_loss joules_per_token"),

@@ -28,7 +28,7 @@ from tprimat.report.catalogue import (
 from tprimat.report.comparison import REPEAT
 from tprimat.report.names import configurations
 from tprimat.report.tables import PLAIN, Screen, columns, flat, plural, with_interval
-from tprimat.report.words import headline, not_counted_words, run_name, sentence, told
+from tprimat.report.words import headline, not_counted_words, run_name, sentence, told, without_mfu
 
 MOST_MODELS = 3
 """Models whose best configuration is described in full; the table has them all."""
@@ -257,6 +257,6 @@ def _figures(entry: Entry) -> dict[str, Any]:
         "flops_per_second_per_gpu": flops.value if flops else None,
         "peak_flops_per_gpu": entry.peak_flops,
         "utilization": share.value if share else None,
-        "utilization_absent_because": entry.utilization_absent_because,
+        "utilization_absent_because": without_mfu(entry.group.runs[0].metrics) or None,
         **{metric.key: metric.value(entry.group) for metric in (MATMUL_SHARE, MATMUL_RATE)},
     }

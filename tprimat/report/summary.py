@@ -13,7 +13,7 @@ from tprimat.records.store import as_document
 from tprimat.report import catalogue
 from tprimat.report.catalogue import FLOPS, MATMUL_RATE, MEMORY_ERROR, MFU, STEP_ERROR, STEP_TIME, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.tables import PLAIN, Screen
-from tprimat.report.words import finding_words
+from tprimat.report.words import finding_words, rule_words, without_mfu
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
 """A run, its metrics or the reason why there are none, and its log."""
@@ -76,7 +76,7 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
         ("median step", step + several),
         ("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, {per_gpu}"),
         ("compute", None if on_cpu else f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})"),
-        ("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})" if metrics.mfu_absent_because else None),
+        ("MFU", f"{units.ABSENT} ({absent})" if (absent := without_mfu(metrics)) else None),
     ]
     allocated = metrics.peak_memory_bytes is not None
     memory = catalogue.PEAK_MEMORY if allocated else catalogue.RESERVED_MEMORY
@@ -100,7 +100,7 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
         *lines,
         ("predicted", _predicted(run, metrics)),
         ("start", f"{units.seconds(max(run.start_up.values()))} before the first step" if run.start_up else None),
-        ("steady steps", metrics.window.rule),
+        ("steady steps", rule_words(metrics.window)),
         *(("note", note) for note in notes),
     ]
 

@@ -11,7 +11,7 @@ from tprimat.core import units
 from tprimat.core.errors import printable
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
-from tprimat.records.schema import Estimate, Finding
+from tprimat.records.schema import Estimate, Finding, RunMetrics, Window
 from tprimat.records.sharing import without_secrets
 from tprimat.report.catalogue import CPU_CAUTION, MFU, per_rank
 from tprimat.report.names import Workload, engine_name, heading, short_names
@@ -294,7 +294,14 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
 }
 """How a number of a finding is shown, by the name that stands in its sentence."""
 FINDINGS = {
-    "no MFU": "no MFU, since {}",
+    "no MFU: not recorded": "no MFU, since the {} is not recorded",
+    "no MFU: weights of torchtune": "no MFU, since torchtune's log does not tell which weights it trains (LoRA: few), nor where "
+    "attention ends",
+    "no MFU: dropped choices": "no MFU, since experts are full at a capacity of {}, but how many choices they dropped is not "
+    "recorded",
+    "no MFU: first TPrimat": "no MFU, since the first TPrimat had no FLOP count for model {!r}",
+    "no MFU: CPU": "no MFU, since a CPU has no published matrix peak to compare with",
+    "no MFU: no peak": "no MFU, since no {} {} peak is known for {}",
     "few steps": "only {} steady steps; 10 or more make an interval trustworthy",
     "drift": "step time drifts by {:signed} over the steady steps (Mann-Kendall, p < 0.05)",
     "outliers": "outliers (3 scaled MAD): {} of {} steady steps; throughput includes them, and its interval may be too narrow",
@@ -364,6 +371,20 @@ def finding_words(finding: Finding | Shared) -> str:
     return FINDINGS[finding.kind].format(*subjects, *map(Span, least, most)).rstrip(".")
 
 
+def without_mfu(metrics: RunMetrics | None) -> str:
+    """Say why a run has no MFU; empty if it has one."""
+    absent = None if metrics is None else metrics.mfu_absent_because
+    return "" if absent is None else finding_words(absent).removeprefix("no MFU, since ")
+
+
+def rule_words(window: Window) -> str:
+    """Say which steps do not count, and why."""
+    if isinstance(window.rule, str):
+        return window.rule
+    parts = [f"{'step' if steps.isdecimal() else 'steps'} {steps}: {reason}" for reason, steps in window.rule.items()]
+    return f"excluded {'; '.join(parts) or 'none'}"
+
+
 def not_counted_words(item: Measured) -> str:
     """Say why a run does not count; empty if it does."""
     text = "; ".join(map(finding_words, item.not_counted))
@@ -390,7 +411,9 @@ def run_name(item: Measured) -> str:
 
 def told(shared: Sequence[Shared]) -> list[str]:
     """Put findings into a line each, with what they are about."""
-    texts = [(finding_words(one), _places(one.places, "configurations" if one.kind == "no MFU" else "runs")) for one in shared]
+    texts = [
+        (finding_words(one), _places(one.places, "configurations" if one.kind.startswith("no MFU") else "runs")) for one in shared
+    ]
     return [f"{text[:1].upper()}{text[1:]}: {places}" for text, places in texts]
 
 

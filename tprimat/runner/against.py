@@ -22,6 +22,7 @@ from tprimat.predict.time import predict_time
 from tprimat.records.schema import ProbeRecord
 from tprimat.report.explain import Against, Apart, Explanation, named, speed_of
 from tprimat.report.plan import layout_name
+from tprimat.report.words import without_mfu
 from tprimat.runner.analysis import read_results
 from tprimat.runner.explain import explained, newest, trace_of_run
 
@@ -119,7 +120,7 @@ def _of_machines(here: Side, there: Side) -> Iterator[Apart]:
 def _side(explanation: Explanation) -> Side:
     run = explanation.measured.result.run
     if explanation.parts.flops is None:
-        why = explanation.measured.metrics.mfu_absent_because if explanation.measured.metrics else None
+        why = without_mfu(explanation.measured.metrics) or None
         raise ConfigError("There is no FLOP/s to compare.", where=str(explanation.measured.result.path), why=why)
     name, flops = f"{named(explanation)}: {speed_of(explanation.parts)}", explanation.parts.flops
     return Side(

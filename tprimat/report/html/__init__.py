@@ -25,7 +25,7 @@ from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.waterfall import svg
-from tprimat.report.words import caveats, run_name, subtitle
+from tprimat.report.words import caveats, rule_words, run_name, subtitle
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 
@@ -106,7 +106,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(evidence_fields=sections.evidence_fields)
+    environment.filters.update(evidence_fields=sections.evidence_fields, rule_words=rule_words)
     environment.globals.update(ABSENT=units.ABSENT)
     environment.tests.update(incomplete=lambda command: any(mark in command for mark in LEFT_HERE))
     return environment

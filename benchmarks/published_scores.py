@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from tprimat.core.accelerators import Accelerator, find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import Accelerator, find_accelerator, peak_flops
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_TUNED, TRANSFORMER_ENGINE, Implementation
@@ -179,7 +179,7 @@ def guesses() -> tuple[tuple[PublishedResult, float, Guess], ...]:
             guess = guess_of(result)
         except RecordError:
             continue
-        peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype) or math.inf
+        peak = peak_flops(result.accelerator, result.workload.matmul_dtype) or math.inf
         whole = 0.0 if measured is None else measured * flop_per_token(guess.workload.shape, guess.workload.sequence_tokens)
         if measured is not None and whole < peak:  # else the source contradicts itself
             answered.append((result, measured, guess))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tprimat.core.accelerators import accelerators, find_accelerator, peak_dense_flops, resembling
+from tprimat.core.accelerators import accelerators, find_accelerator, peak_flops, resembling
 
 DATA_SHEET_TERAFLOPS = [
     ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
@@ -29,7 +29,7 @@ DATA_SHEET_TERAFLOPS = [
 
 @pytest.mark.parametrize(("device_name", "dtype", "teraflops"), DATA_SHEET_TERAFLOPS)
 def test_the_dense_peak_of_a_device_is_its_data_sheets(device_name, dtype, teraflops):
-    assert peak_dense_flops(device_name, dtype) == pytest.approx(teraflops * 1e12, rel=1e-9)
+    assert peak_flops(device_name, dtype) == pytest.approx(teraflops * 1e12, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_dense_peak_of_a_device_is_its_data_sheets(device_name, dtype, teraf
 )
 def test_an_unknown_or_ambiguous_name_is_no_accelerator(device_name):
     assert find_accelerator(device_name) is None
-    assert peak_dense_flops(device_name, "bf16") is None
+    assert peak_flops(device_name, "bf16") is None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_an_unknown_or_ambiguous_name_is_no_accelerator(device_name):
 )
 def test_a_dtype_that_a_chip_lacks_has_no_peak(device_name, dtype):
     assert find_accelerator(device_name) is not None
-    assert peak_dense_flops(device_name, dtype) is None
+    assert peak_flops(device_name, dtype) is None
 
 
 @pytest.mark.parametrize("accelerator", accelerators(), ids=lambda accelerator: accelerator.name)

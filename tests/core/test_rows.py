@@ -7,7 +7,7 @@ import pytest
 
 from tprimat.cli.main import start
 from tprimat.core import accelerators, models, published, rows
-from tprimat.core.accelerators import find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import find_accelerator, peak_flops
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape
@@ -90,7 +90,7 @@ def test_an_accelerator_is_one_row(data, capsys):
     append(data / "accelerators.yaml", ACCELERATOR)
     found = find_accelerator("amd instinct x9000-oam")
     assert (found.name, found.backend, found.memory_bytes, found.date) == ("X9000", "rocm", 512 * 2**30, "2026")
-    assert peak_dense_flops("X9000", "bf16") == pytest.approx(5000.5e12)
+    assert peak_flops("X9000", "bf16") == pytest.approx(5000.5e12)
     assert start("models", "tprimat models", []) == 0
     assert "X9000" in capsys.readouterr().out
 

@@ -53,7 +53,6 @@ THEIRS = "o.layers=transformer_engine"
             "accumulate_weight_gradients is on",
             "accumulate_weight_gradients: auto",
         ),
-        ("overlap_tensor_parallel", [THEIRS], "layers is transformer_engine", "layers: local"),
         ("cuda_graphs", [PIPELINE], "the layout has pipeline parallelism", "a --parallel with PP1"),
         ("cuda_graphs", ["l.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
         ("cuda_graphs", ["p.recompute=full"], "recompute is full", "recompute: none"),

@@ -15,7 +15,6 @@ from tprimat.megatron import graphs, linear, module, training  # noqa: E402
 from tprimat.plan.graphs import launches_graphs  # noqa: E402
 
 module.CudaRecorder, linear.exchange_of = RepeatingRecorder, CollectiveExchange  # what a CPU lacks
-training._refuse_exchanges = lambda plan: None
 
 environment.software_versions()
 store.adapter(schema.RunRecord)
@@ -23,6 +22,7 @@ startup.resume_garbage_collection()  # so that no rank searches what was importe
 
 
 def train(plan):
+    training.can_overlap = lambda ranks, gpus: plan.engine_options.overlap_tensor_parallel is True  # a CPU never can
     training.fit(plan, redirected)
     # NCCL waits for the graphs that hold its kernels.
     recorded = launches_graphs(plan) and plan.steps > graphs.STEPS_BEFORE

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tprimat.analyze.window import Warmup, ran_from_graphs, steady_steps, steady_window, steps_without_graphs, tensor_memory
-from tprimat.core.accelerators import peak_dense_flops, peak_sparse_flops
+from tprimat.core.accelerators import peak_flops
 from tprimat.core.flops import SEED_FLOP_PER_TOKEN, FlopConvention, flop_per_token
 from tprimat.core.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
@@ -195,7 +195,7 @@ def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, Finding
         return None, Finding(
             kind="no MFU: not recorded", subjects=("dtype that ran" if run.machine.accelerator else "accelerator",)
         )
-    peak = (peak_dense_flops if kind == "dense" else peak_sparse_flops)(run.machine.accelerator, dtype)
+    peak = peak_flops(run.machine.accelerator, dtype, sparse=kind == "sparse")
     return peak, None if peak else Finding(kind="no MFU: no peak", subjects=(kind, dtype, run.machine.accelerator))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tprimat.analyze.metrics import MetricOptions, scaled
-from tprimat.core.accelerators import find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import find_accelerator, peak_flops
 from tprimat.core.statistics import median, median_interval
 from tprimat.records.schema import Estimate, Machine, ProbeRecord, RunRecord
 
@@ -54,7 +54,7 @@ def bus_bandwidth(probe: ProbeRecord) -> float | None:
 
 def share_of_peak(probe: ProbeRecord) -> float | None:
     """Return the share of all ranks' dense peak in the probe's dtype; None where the data sheet is not known."""
-    rate, peak = flop_rate(probe), peak_dense_flops(probe.machine.accelerator, probe.dtype)
+    rate, peak = flop_rate(probe), peak_flops(probe.machine.accelerator, probe.dtype)
     return None if rate is None or peak is None else rate / peak / (probe.machine.gpus or 1)
 
 
@@ -128,15 +128,10 @@ PRODUCTS = ("gemm", "model_gemm")
 """Kinds measured at full effort; brief candidates of a search, which older records have, do not count."""
 
 
-def fastest_product(probes: Sequence[ProbeRecord], dtype: str) -> ProbeRecord | None:
-    """Return the fastest matrix product in a dtype, the reference for training in it."""
-    return fastest([probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == dtype])
-
-
 def share_of_fastest_product(step: ProbeRecord, probes: Sequence[ProbeRecord]) -> float | None:
     """Return a training step's rate on one device over the fastest product in its dtype and setting."""
     alike = [probe for probe in probes if setting_of(probe.machine, probe.software) == setting_of(step.machine, step.software)]
-    rate, best = flop_rate(step), fastest_product(alike, step.dtype)
+    rate, best = flop_rate(step), fastest([probe for probe in alike if probe.kind in PRODUCTS and probe.dtype == step.dtype])
     ceiling = flop_rate(best) if best else None
     on_cpu = step.machine.platform == "cpu"
     return None if rate is None or ceiling is None or on_cpu else rate / (step.machine.gpus or 1) / ceiling

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.models import family_of, models
+from tprimat.core.workload import Workload
 from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import RunRecord
@@ -16,15 +17,18 @@ def tokens_per_step(run: RunRecord) -> int | None:
     """Return the tokens of a step: observed where there is evidence, else batch times sequence length."""
     if run.evidence is not None and run.evidence.tokens_per_step is not None:
         return run.evidence.tokens_per_step
-    if run.ran.global_batch_sequences is None or run.ran.sequence_tokens is None:
-        return None
-    return run.ran.global_batch_sequences * run.ran.sequence_tokens
+    return run.ran.tokens_per_step
+
+
+def _seen(run: RunRecord) -> Workload:
+    """Return what was seen to run; nothing of a record without evidence."""
+    return Workload() if run.evidence is None else run.evidence.workload
 
 
 def sequence_words(run: RunRecord) -> str | None:
     """Return the tokens of a sequence, and whether documents are packed or padded to fill it: '8,192 packed'."""
-    filled = None if run.evidence is None else run.evidence.workload.documents
-    return None if run.ran.sequence_tokens is None else f"{run.ran.sequence_tokens:,}" + (f" {filled}" if filled else "")
+    filled, tokens = _seen(run).documents, run.ran.sequence_tokens
+    return None if tokens is None else f"{tokens:,}" + (f" {filled}" if filled else "")
 
 
 def work_words(run: RunRecord) -> list[str]:
@@ -100,10 +104,11 @@ def dtype_that_ran(run: RunRecord) -> str | None:
     """Return what the matrix units ran, such as bf16, and where in the model fp8 or fp4 differs from the usual recipes."""
     if run.ran.matmul_dtype not in {"fp8", "fp4"} or run.evidence is None:
         return run.ran.matmul_dtype
-    seen = (("output layer", run.evidence.workload.output_layer_dtype), ("attention", run.evidence.workload.attention_dtype))
-    besides, layers = " and ".join(part for part, dtype in seen if dtype == "fp8"), run.ran.layers_in_bf16 or 0
+    seen = _seen(run)
+    also = (("output layer", seen.output_layer_dtype), ("attention", seen.attention_dtype))
+    besides, layers = " and ".join(part for part, dtype in also if dtype == "fp8"), run.ran.layers_in_bf16 or 0
     mixture = run.ran.shape is None or run.ran.shape.experts is not None
-    parts = [part for part in run.evidence.workload.wider_parts or () if mixture or part != EXPERTS]
+    parts = [part for part in seen.wider_parts or () if mixture or part != EXPERTS]
     wider = [f"in {layers} layer{'s' * (layers > 1)}"] * (layers > 0) + [f"in {part}" for part in parts]
     return run.ran.matmul_dtype + (f" with {besides}" if besides else "") + (f" except {' and '.join(wider)}" if wider else "")
 
@@ -169,13 +174,7 @@ def _of_experts(value: Value) -> Value:
 
 def _sequence(run: RunRecord) -> object:
     """Return the tokens of a sequence, in words where documents are packed or padded to fill it."""
-    filled = None if run.evidence is None else run.evidence.workload.documents
-    return sequence_words(run) if filled else run.ran.sequence_tokens
-
-
-def _sequence_parallel(run: RunRecord) -> str | None:
-    seen = None if run.evidence is None else run.evidence.workload.sequence_parallel
-    return None if seen is None else "on" if seen else "off"
+    return sequence_words(run) if _seen(run).documents else run.ran.sequence_tokens
 
 
 OF_THE_SHAPE = (
@@ -199,16 +198,6 @@ def _optimizer_states(run: RunRecord) -> str | None:
     return f"{value or 'unknown dtypes'} ({other})" if other else value
 
 
-def _fp8_scaling(run: RunRecord) -> str | None:
-    """Return how values are scaled to 8 or 4 bits; empty for other dtypes."""
-    return run.ran.fp8_scaling if run.ran.matmul_dtype in {"fp8", "fp4"} else ""
-
-
-def _data(run: RunRecord) -> str | None:
-    data = None if run.evidence is None else run.evidence.workload.data
-    return None if data is None else re.sub(r" \(seed \d+\)", "", data)
-
-
 IN_THE_DTYPE = ("fp8_output_layer", "first_last_layers_bf16")
 """Options that the dtype names: told again as options, they would be a second difference, and one from records before them."""
 LATER_SWITCHES = ("cuda_graphs", "fully_shard")
@@ -224,12 +213,8 @@ def _options(run: RunRecord) -> str | None:
     return words or (None if log else DEFAULT_OPTIONS)
 
 
-def _software(run: RunRecord) -> str | None:
-    return ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or None
-
-
-def _environment(run: RunRecord) -> str | None:
-    return None if run.environment is None else ", ".join(f"{name}={value}" for name, value in run.environment.items())
+def _listed(items: Iterable[tuple[str, str]], between: str) -> str:
+    return ", ".join(f"{name}{between}{value}" for name, value in items)
 
 
 def _nodes(run: RunRecord) -> str | None:
@@ -247,7 +232,13 @@ TRAITS: Mapping[str, Trait] = {
     "engine": Trait("engine", engine_words, "list"),
     "dtype": Trait("dtype that ran", dtype_that_ran, "refuse"),
     "evidence": Trait("evidence of the dtype", lambda run: grade_of(run, "matmul_dtype"), "warn", "dtype {}"),
-    "fp8-scaling": Trait("fp8 scaling", _fp8_scaling, "warn", "{} scaling", "list"),
+    "fp8-scaling": Trait(
+        "fp8 scaling",
+        lambda run: run.ran.fp8_scaling if run.ran.matmul_dtype in {"fp8", "fp4"} else "",
+        "warn",
+        "{} scaling",
+        "list",
+    ),
     "routing": Trait("routing", _of_experts(_ran("routing")), "refuse", "{} routing"),
     "expert-capacity": Trait("expert capacity", _of_experts(_ran("expert_capacity")), "refuse", "expert capacity {}", "warn"),
     "global-batch": Trait("global batch", _ran("global_batch_sequences"), "list", "GBS {}"),
@@ -263,13 +254,23 @@ TRAITS: Mapping[str, Trait] = {
     "optimizer": Trait("optimizer", _ran("optimizer"), "list", "optimizer {}"),
     "weights": Trait("weights", _ran("parameter_dtype"), "list", "weights in {}"),
     "gradients": Trait("gradients", _ran("gradient_dtype"), "warn", "gradients in {}"),
-    "sequence-parallel": Trait("sequence parallel", _sequence_parallel, "list", "sequence parallel {}"),
-    "data": Trait("data", _data, "warn", "data {}"),
+    "sequence-parallel": Trait(
+        "sequence parallel",
+        lambda run: {True: "on", False: "off", None: None}[_seen(run).sequence_parallel],
+        "list",
+        "sequence parallel {}",
+    ),
+    "data": Trait("data", lambda run: re.sub(r" \(seed \d+\)", "", _seen(run).data or "") or None, "warn", "data {}"),
     "power-limit": Trait("power limit", _on_gpu(lambda run: run.machine.power_limit_watts), "warn", "{:.0f} W"),
     "driver": Trait("driver", _on_gpu(lambda run: run.machine.driver), "warn", "driver {}"),
     "processor": Trait("processor", _on_gpu(processors), "warn", "processor {}", "list"),
-    "environment": Trait("environment", _environment, "warn", unknown="list"),
-    "software": Trait("software", _software, "list"),
+    "environment": Trait(
+        "environment",
+        lambda run: None if run.environment is None else _listed(run.environment.items(), "="),
+        "warn",
+        unknown="list",
+    ),
+    "software": Trait("software", lambda run: _listed(sorted(run.software.items()), " ") or None, "list"),
 }
 """What distinguishes configurations, in the order in which a label names it."""
 LISTS = ("options", "environment", "software", "shape")

@@ -204,8 +204,8 @@ class EngineOptions(RefuseUnknownKeys):
     accumulate_weight_gradients: Flag | Literal["auto"] = "auto"
     """Add weight gradients straight into the fp32 buffer; auto: on a GPU whose torch can."""
     overlap_tensor_parallel: Flag | Literal["auto"] = "auto"
-    """Under sequence parallelism, multiply one piece while another travels; auto: on NVIDIA GPUs of one machine
-    that read each other's memory."""
+    """Under sequence parallelism, multiply one piece while another travels, in our own layers on NVIDIA GPUs of one machine that
+    read each other's memory; elsewhere it is off."""
     cuda_graphs: Flag | Literal["auto"] = "auto"
     """Launch the passes of each micro-batch as one CUDA graph, for micro-batches so short that the GPU waits for the host; auto:
     for layouts of which a record shows a gain (data/cuda_graphs.yaml)."""

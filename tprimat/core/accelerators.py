@@ -157,19 +157,13 @@ def _series(spelling: str) -> set[str]:
     return set(re.findall(r"(?<![a-z0-9])([a-z]+)(?=\d)", spelling)) | ({"rtx"} & set(spelling.split()))
 
 
-def peak_dense_flops(device_name: str | None, dtype: str | None) -> float | None:
-    """Return the dense peak in FLOP/s of a device for a matmul dtype (one of DTYPES); None when either is unknown."""
+def peak_flops(device_name: str | None, dtype: str | None, *, sparse: bool = False) -> float | None:
+    """Return the peak in FLOP/s of a device for a matmul dtype (one of DTYPES); None when either is unknown.
+
+    Sparse: as printed with 2:4 sparsity, to read figures that were divided by it.
+    """
     accelerator = find_accelerator(device_name)
-    return None if accelerator is None else _of_dtype(accelerator.dense_flops, dtype)
-
-
-def peak_sparse_flops(device_name: str | None, dtype: str | None) -> float | None:
-    """Return the printed peak in FLOP/s with 2:4 sparsity, to read figures that were divided by it; None if it has none."""
-    accelerator = find_accelerator(device_name)
-    return None if accelerator is None else _of_dtype(accelerator.sparse_flops, dtype)
-
-
-def _of_dtype(peaks: Mapping[Dtype, float], dtype: str | None) -> float | None:
+    peaks = {} if accelerator is None else accelerator.sparse_flops if sparse else accelerator.dense_flops
     return next((flops for name, flops in peaks.items() if name == dtype), None)
 
 

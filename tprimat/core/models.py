@@ -54,11 +54,6 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def listed_divisors(number: int) -> str:
-    """Return the divisors as the fix of an error lists them."""
-    return ", ".join(map(str, divisors(number)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(RefuseUnknownKeys):
     """The dimensions of a decoder-only transformer, refused where they are out of range or contradict each other.
@@ -144,7 +139,7 @@ class ModelShape(RefuseUnknownKeys):
             outside = isinstance(value, int | float) and not least <= value <= most
             yield outside, f"has {key}: {value!s:.20}", f"{key}: {least} to {most:,}"
         divide = f"has {self.heads} heads and {self.kv_heads} key/value heads, which must divide them"
-        yield self.heads % self.kv_heads != 0, divide, f"kv_heads: {listed_divisors(self.heads)}"
+        yield self.heads % self.kv_heads != 0, divide, f"kv_heads: {', '.join(map(str, divisors(self.heads)))}"
         score = f"has router_score: {self.router_score!r:.40}"
         yield self.router_score not in ROUTER_SCORES, score, f"one of {', '.join(ROUTER_SCORES)}"
         biased = self.router_bias and self.router_score != "sigmoid"

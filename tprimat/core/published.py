@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import cache
 
-from tprimat.core.accelerators import find_accelerator, peak_dense_flops
+from tprimat.core.accelerators import find_accelerator, peak_flops
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import FlopConvention, flop_per_token
 from tprimat.core.models import models
@@ -104,7 +104,7 @@ def rebase(result: PublishedResult) -> PublishedResult:
 
     FLOP/s and MFU are None where the source does not say enough.
     """
-    peak = peak_dense_flops(result.accelerator, result.workload.matmul_dtype)
+    peak = peak_flops(result.accelerator, result.workload.matmul_dtype)
     flops, shape, tokens = result.flops_per_second_per_gpu, result.workload.shape, result.workload.sequence_tokens
     if result.convention != "causal" or flops is None:
         rate, flops = result.tokens_per_second_per_gpu, None

@@ -163,15 +163,6 @@ Contradiction = tuple[bool, str, str, str]
 """Whether it is there, and in words what, why it contradicts a switch that is on, and the way out."""
 
 
-def _of_own_layers(plan: RunPlan) -> Iterator[Contradiction]:
-    yield (
-        plan.engine_options.layers != "local",
-        "layers is transformer_engine",
-        "It belongs to our own layers.",
-        "layers: local",
-    )
-
-
 def _of_fully_shard(plan: RunPlan) -> Iterator[Contradiction]:
     options, layout, shape = plan.engine_options, plan.workload.layout, plan.workload.shape
     whole = "It only splits dense models over replicas."
@@ -210,7 +201,6 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
 
 SWITCHES: Mapping[str, Callable[[RunPlan], Iterator[Contradiction]]] = {
     "fully_shard": _of_fully_shard,
-    "overlap_tensor_parallel": _of_own_layers,
     "cuda_graphs": _of_cuda_graphs,
 }
 

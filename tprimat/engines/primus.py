@@ -93,12 +93,6 @@ def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:
             yield ConfigError(f"{key} is decided by the plan.", where=place, fix="the flag or the key of config.yaml")
 
 
-def experiment_text(plan: RunPlan) -> str:
-    """Return the experiment file as text. PyYAML writes every float with a dot; it would read 1e-05 back as a string."""
-    heading = f"# The experiment of run {plan.run_id}, generated from plan.json beside it.\n"
-    return heading + yaml.safe_dump(experiment(plan), sort_keys=False, width=200)
-
-
 def workspace(plan: RunPlan) -> PurePath:
     """Return the folder for Primus's own output."""
     return PurePath(plan.run_directory) / "primus"
@@ -195,9 +189,10 @@ class PrimusEngine(Engine):
         """Return primus-cli with the generated experiment."""
         if plan.primus is None:
             raise LaunchError("The plan does not say which Primus to start.", fix="plan again with --engine primus")
-        experiment = str(PurePath(plan.run_directory) / "primus.yaml")
+        file = str(PurePath(plan.run_directory) / "primus.yaml")
+        heading = f"# The experiment of run {plan.run_id}, generated from plan.json beside it.\n"
         log = str(PurePath(plan.run_directory) / "primus.log")  # the launcher's copy of the console, by default one for all runs
-        words = ("direct", "--log_file", log, "--", "train", "pretrain", "--config", experiment)
+        words = ("direct", "--log_file", log, "--", "train", "pretrain", "--config", file)
         # What Primus would otherwise take from its surroundings, such as an enclosing SLURM job.
         here = {
             "NNODES": "1",
@@ -210,7 +205,8 @@ class PrimusEngine(Engine):
             argv=(plan.primus.program, *words),
             environment={**plan.environment, **here},
             directory=plan.primus.directory,
-            files={experiment: experiment_text(plan)},
+            # PyYAML writes every float with a dot; it would read 1e-05 back as a string.
+            files={file: heading + yaml.safe_dump(experiment(plan), sort_keys=False, width=200)},
         )
 
     def read_line(self, text: str) -> LineFields | None:

@@ -88,7 +88,6 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         kind = PlainAdamW if options.fully_shard or options.optimizer_states == "bf16" else MegatronOptimizer
         self.megatron_optimizer: ScheduledOptimizer = kind(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = self._finalize_gradients
-        self.config.grad_scale_func = self.megatron_optimizer.scale_loss
         if not options.fully_shard:
             functions = [chunk.no_sync for chunk in self.chunks]
             self.config.no_sync_func = functions[0] if len(functions) == 1 else functions
@@ -164,7 +163,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         with averages_later():
             loss, parts = _mean_loss(self._losses_of(chunk, tokens))
             loss = loss * parallel_state.get_context_parallel_world_size() / self.micro_batches_per_step
-            torch.autograd.backward(self.megatron_optimizer.scale_loss(loss))
+            torch.autograd.backward(loss)
         if place.last:
             finalize_model_grads([chunk])
         for exchange in {part.tp_context.exchange for part in chunk.modules() if isinstance(part, ChosenProducts)}:

@@ -164,10 +164,6 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         """Learning rate of the next step."""
         return float(self.param_groups[0]["lr"])
 
-    def scale_loss(self, loss: Tensor) -> Tensor:
-        """Scale a loss before the backward pass, as Megatron's schedule asks; only fp16 needs a factor other than 1."""
-        return loss
-
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip, update, and advance the schedule."""
         if closure is not None:
@@ -206,10 +202,6 @@ class MegatronOptimizer(ScheduledOptimizer):
         for part, optimizer in zip(self.parts, self.compiled, strict=False):
             optimizer.__class__ = CompiledAdamW
             compat.hand_on_gradients(part)
-
-    def scale_loss(self, loss: Tensor) -> Tensor:
-        """Scale as Megatron's optimizer does."""
-        return self.megatron.scale_loss(loss)  # type: ignore[no-any-return]
 
     @property
     def description(self) -> str:

@@ -91,33 +91,21 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
             fix=f"pip install 'transformer-engine[pytorch]', or --set {OPTIONS.format(plan.platform)}.layers=local",
         )
 
-    def on(requested: bool | str, default: bool) -> bool:
-        return default if isinstance(requested, str) else requested
-
-    can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.accumulates_on(device)
-    exchanges = can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
-    if not exchanges:
-        _refuse_exchanges(plan)
+    accumulates = options.accumulate_weight_gradients
+    if accumulates == "auto":
+        accumulates = on_gpu and precision in {"bf16", "fp8"} and not options.fully_shard and wgrad.accumulates_on(device)
     return replace(
         options,
         cuda_graphs=launches_graphs(plan),
-        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
+        accumulate_weight_gradients=accumulates,
         distributed_optimizer=options.distributed_optimizer and options.optimizer_states == "fp32",
-        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
+        overlap_tensor_parallel=options.overlap_tensor_parallel is not False
         and plan.workload.layout.tensor > 1
+        and can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
         and ours
         and precision != "fp8",
         gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
     )
-
-
-def _refuse_exchanges(plan: RunPlan) -> None:
-    if plan.engine_options.overlap_tensor_parallel is True and plan.workload.layout.tensor > 1:
-        raise LaunchError(
-            "overlap_tensor_parallel is on, but the tensor ranks cannot read each other's memory here.",
-            why="Each tensor group needs NVIDIA GPUs of one machine that read each other's memory.",
-            fix=f"--set {OPTIONS.format(plan.platform)}.overlap_tensor_parallel=auto",
-        )
 
 
 # Evidence of what runs, read from the weights, the buffers, the layers and the batches.

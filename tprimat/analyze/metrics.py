@@ -3,14 +3,14 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from tprimat.analyze.window import Warmup, ran_from_graphs, steady_steps, steady_window, steps_without_graphs, tensor_memory
 from tprimat.core.accelerators import peak_flops
 from tprimat.core.flops import SEED_FLOP_PER_TOKEN, FlopConvention, flop_per_token
-from tprimat.core.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
+from tprimat.core.statistics import Array, Interval, TwoStates, median, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import (
@@ -71,20 +71,9 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     """
     window = steady_window(steps, options.warmup, run.profiled_steps, steps_without_graphs(run))
     steady = steady_steps(tensor_memory(run, steps), window)
-    seconds, tokens, gpus = np.array([step.step_seconds for step in steady]), _tokens(steady), run.machine.gpus
+    seconds = np.array([step.step_seconds for step in steady])
     states, dropped = two_states(seconds), _mean(step.dropped for step in steady)
-    if options.seed_conventions and options.stated_tokens_per_second is not None:
-        rate: Interval | None = Interval(value=options.stated_tokens_per_second, low=None, high=None)
-    else:
-        rate = None if tokens is None else _unless(states, ratio_of_sums(tokens, seconds))
-    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention, dropped)
-    peak, no_peak = _peak(run, options)
-    per_gpu = scaled(rate, 1 / gpus, len(steady)) if rate and gpus else None
-    flops = scaled(rate, flop / gpus, len(steady)) if rate and gpus and flop else None
-    mfu = scaled(flops, 1 / peak, len(steady)) if flops and peak else None
-    no_rate = Finding(kind="no MFU: not recorded", subjects=("tokens of a step" if rate is None else "number of GPUs",))
-    energy, of_energy = _joules_per_token(options, steady, window, gpus)
-    prediction = None if drops_choices(run, dropped) else run.prediction
+    energy, of_energy = _joules_per_token(options, steady, window, run.machine.gpus)
     clocks = held_back(options.telemetry, steady) if options.telemetry else options.stated.held_back
     return RunMetrics(
         window=window,
@@ -92,27 +81,13 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         mean_step_seconds=float(seconds.mean()),
         steps_per_second=1 / float(seconds.mean()),
         step_seconds_mad=scaled_mad(seconds),
-        tokens_per_second=rate.value if rate else None,
-        tokens_per_second_per_gpu=per_gpu,
-        flop_per_token=flop,
-        flops_convention="6n" if options.seed_conventions else options.flops_convention,
-        model_flops_per_second_per_gpu=flops,
-        peak_dense_flops=peak,
-        mfu=mfu,
-        mfu_absent_because=None if mfu else no_peak or no_flop or no_rate,
-        share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
+        **_rates(run, options, steady, states, dropped),
         measured_gemm_flops=options.gemm_ceiling_flops,
         peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
         peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
-        predicted_memory_error=_memory_error(prediction, steady),
-        predicted_step_error=prediction.step_seconds / float(np.median(seconds)) - 1
-        if prediction and prediction.step_seconds is not None
-        else None,
+        **_errors_of_prediction(None if drops_choices(run, dropped) else run.prediction, steady),
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
         joules_per_token=energy,
-        cost_per_million_tokens=options.cost_per_gpu_hour / (per_gpu.value * 3600) * 1e6
-        if per_gpu and options.cost_per_gpu_hour is not None
-        else None,
         expert_load=_mean(step.expert_load for step in steady),
         rank_load=_mean(step.rank_load for step in steady),
         dropped=dropped,
@@ -127,18 +102,53 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     )
 
 
+def _rates(
+    run: RunRecord, options: MetricOptions, steady: Sequence[StepRecord], states: TwoStates | None, dropped: float | None
+) -> dict[str, Any]:
+    """Return what is counted by the second, as fields of the metrics: tokens, FLOP, their shares of peaks, and cost."""
+    tokens, gpus, hourly = _tokens(steady), run.machine.gpus, options.cost_per_gpu_hour
+    if options.seed_conventions and options.stated_tokens_per_second is not None:
+        rate: Interval | None = Interval(value=options.stated_tokens_per_second, low=None, high=None)
+    else:
+        seconds = np.array([step.step_seconds for step in steady])
+        rate = None if tokens is None else _unless(states, ratio_of_sums(tokens, seconds))
+    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention, dropped)
+    peak, no_peak = _peak(run, options)
+    per_gpu = scaled(rate, 1 / gpus, len(steady)) if rate and gpus else None
+    flops = scaled(per_gpu, flop, len(steady)) if per_gpu and flop else None
+    mfu = scaled(flops, 1 / peak, len(steady)) if flops and peak else None
+    no_rate = Finding(kind="no MFU: not recorded", subjects=("tokens of a step" if rate is None else "number of GPUs",))
+    return {
+        "tokens_per_second": rate.value if rate else None,
+        "tokens_per_second_per_gpu": per_gpu,
+        "flop_per_token": flop,
+        "flops_convention": "6n" if options.seed_conventions else options.flops_convention,
+        "model_flops_per_second_per_gpu": flops,
+        "peak_dense_flops": peak,
+        "mfu": mfu,
+        "mfu_absent_because": None if mfu else no_peak or no_flop or no_rate,
+        "share_of_measured_gemm": flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
+        "cost_per_million_tokens": hourly / (per_gpu.value * 3600) * 1e6 if per_gpu and hourly is not None else None,
+    }
+
+
 def drops_choices(run: RunRecord, dropped: float | None) -> bool:
     """Whether a run computes less than its prediction, which knows of no full expert. `dropped` is the recorded share."""
     return isinstance(run.ran.expert_capacity, float | int) if dropped is None else dropped > 0
 
 
-def _memory_error(prediction: RunPrediction | None, steady: Sequence[StepRecord]) -> float | None:
-    """Compare the predicted peak with the allocated one; with the reserved one where a framework prints no other."""
+def _errors_of_prediction(prediction: RunPrediction | None, steady: Sequence[StepRecord]) -> dict[str, Any]:
+    """Compare a prediction: its peak with the allocated one, or with the reserved one where a framework prints no other."""
     allocated = _largest(step.peak_allocated_bytes for step in steady)
     reserved = _largest(step.peak_reserved_bytes for step in steady)
-    if prediction is None or not (allocated or reserved):
-        return None
-    return prediction.allocated_bytes / allocated - 1 if allocated else prediction.reserved_bytes / (reserved or 1) - 1
+    errors: dict[str, float] = {}
+    if prediction is not None and allocated:
+        errors["predicted_memory_error"] = prediction.allocated_bytes / allocated - 1
+    elif prediction is not None and reserved:
+        errors["predicted_memory_error"] = prediction.reserved_bytes / reserved - 1
+    if prediction is not None and prediction.step_seconds is not None:
+        errors["predicted_step_error"] = prediction.step_seconds / median(np.array([step.step_seconds for step in steady])) - 1
+    return errors
 
 
 def _unless(states: TwoStates | None, interval: Interval) -> Interval:

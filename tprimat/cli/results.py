@@ -109,8 +109,7 @@ class Explain:
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0."""
         from tprimat.records.store import write_atomically
-        from tprimat.report.explain import document, text
-        from tprimat.report.plots.waterfall import svg
+        from tprimat.report.explain import document, svg, text
         from tprimat.report.tables import screen_of
 
         explanation = explain_newest(read(options, [options.run]), options.run, options.against)

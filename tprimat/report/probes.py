@@ -47,10 +47,6 @@ def rate_of(probe: ProbeRecord) -> str:
     return units.teraflops(figures.flop_rate(probe))
 
 
-def _share(probe: ProbeRecord) -> str:
-    return units.percent(figures.share_of_peak(probe))
-
-
 def _clock(probe: ProbeRecord) -> str:
     read = ((probe.clock_hertz, "Hz"), (probe.power_watts, "W"))
     return ", ".join(units.si(value, unit) for value, unit in read if value is not None) or units.ABSENT

@@ -147,19 +147,24 @@ def _check_data(session: Session) -> None:
         raise ConfigError(f"dataset is {data.dataset!r}.", where=where, why=f"There is no {path}.")
 
 
+def _refuse_too_many(session: Session, request: RunRequest) -> None:
+    """Refuse more runs than a call has, and more processes than a CPU can take."""
+    if request.runs > MOST_RUNS:
+        what, why = f"--runs is {request.runs:,}.", f"There are at most {MOST_RUNS:,} runs of a model in one call."
+        raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
+    _, ranks = count_ranks(session.loaded, session.platform, None)
+    if session.platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
+        what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."
+        fix = f"--gpus {most_cpu_ranks()} at most; --force starts them anyway"
+        raise LaunchError(what, where=session.loaded.where("hardware", "platforms", "cpu", "gpus_per_node"), fix=fix)
+
+
 def _plans(
     session: Session, request: RunRequest, models: list[str], own: str | None, *, elsewhere: bool
 ) -> tuple[list[RunPlan], list[str]]:
     """Return the plans, and for each model that is left out of `all` what its strategy is missing."""
-    if request.runs > MOST_RUNS:
-        what, why = f"--runs is {request.runs:,}.", f"There are at most {MOST_RUNS:,} runs of a model in one call."
-        raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
+    _refuse_too_many(session, request)
     loaded, platform = session.loaded, session.platform
-    _, ranks = count_ranks(loaded, platform, None)
-    if platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
-        what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."
-        fix = f"--gpus {most_cpu_ranks()} at most; --force starts them anyway"
-        raise LaunchError(what, where=loaded.where("hardware", "platforms", "cpu", "gpus_per_node"), fix=fix)
     optimizations = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     here = Here(platform=platform, primus_path=session.choices.primus_path, primus=optimizations.primus)
     strategies = [own] if own else words(request.strategy or session.choices.strategy)

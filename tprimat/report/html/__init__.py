@@ -18,13 +18,12 @@ from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
 from tprimat.records.sharing import LEFT_HERE
-from tprimat.report.explain import Explanation, advised
+from tprimat.report.explain import Explanation, advised, svg
 from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
 from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colours
-from tprimat.report.plots.waterfall import svg
 from tprimat.report.words import caveats, rule_words, run_name, subtitle
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")

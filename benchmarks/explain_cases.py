@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from shallow import write_shallow_config  # noqa: E402
 
-from tprimat.analyze.trace import WANTED, summarise  # noqa: E402
+from tprimat.analyze.trace import WANTED, summarize  # noqa: E402
 from tprimat.core.errors import MetricError  # noqa: E402
 from tprimat.records.schema import StepRecord  # noqa: E402
 from tprimat.records.store import as_document, read_lines, read_trace  # noqa: E402
@@ -192,7 +192,7 @@ def make(case: Case, folder: Path, platform: str) -> bool:
     for file in traces_of(folder, records[-1].parent.name):
         if not small:  # a trace of a CPU holds no kernels
             with contextlib.suppress(MetricError):
-                summary = json.dumps(as_document(summarise(read_trace(file, WANTED))))
+                summary = json.dumps(as_document(summarize(read_trace(file, WANTED))))
                 (records[-1].parent / SUMMARY_FILE).write_text(summary + "\n")
         file.unlink()
     shutil.rmtree(folder / "profiler", ignore_errors=True)

@@ -264,7 +264,7 @@ def config_of(layout: Layout, folder: Path) -> Path | None:
 def make(job: Job, request: RunRequest, *, resume: bool) -> str | None:
     """Run ./benchmark.py once, whose messages pass through; the result is in its records.
 
-    With `resume` it recognises an earlier run of the same plan itself.
+    With `resume` it recognizes an earlier run of the same plan itself.
 
     Returns:
         why it refused the request; None where it did not.

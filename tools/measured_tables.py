@@ -27,7 +27,7 @@ from profile_figures import markdown as profile_table  # noqa: E402
 from profile_figures import read_summary  # noqa: E402
 
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
-from tprimat.analyze.published import Neighbour, nearest_published  # noqa: E402
+from tprimat.analyze.published import Neighbor, nearest_published  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.core.statistics import FEWEST_RUNS  # noqa: E402
 from tprimat.report.catalogue import tera  # noqa: E402
@@ -43,10 +43,10 @@ def table(arguments: str) -> str:
     return without_lone_intervals(markdown(compared(arguments)).split("\n\n")[0]) + "\n"
 
 
-def theirs(neighbour: Neighbour) -> str:
+def theirs(neighbor: Neighbor) -> str:
     """Say what a published result has where it differs from ours."""
-    stated = [f"{one.name} {plain(one.theirs)}" for one in neighbour.differences if one.theirs is not None]
-    silent = [one.name for one in neighbour.differences if one.theirs is None]
+    stated = [f"{one.name} {plain(one.theirs)}" for one in neighbor.differences if one.theirs is not None]
+    silent = [one.name for one in neighbor.differences if one.theirs is None]
     unknown = [f"not stated: {', '.join(silent)}"] if silent else []
     return "; ".join([*([", ".join(stated)] if stated else []), *unknown]) or "nothing that the source states"
 
@@ -105,7 +105,7 @@ def published(arguments: str) -> str:
         flops, share = ours.flops_per_gpu, ours.utilization
         own = [tera(flops.value if flops else None), units.percent(share.value if share else None)]
         rows.append([ours.group.label, units.ABSENT, *own, units.ABSENT, units.ABSENT])
-        for one in nearest.neighbours:
+        for one in nearest.neighbors:
             rate = [tera(one.rebased.flops_per_second_per_gpu), units.percent(one.rebased.mfu)]
             there = "; ".join(filter(None, (theirs(one), one.result.notes)))
             rows.append([one.result.name, one.result.date or units.ABSENT, *rate, f"{one.ratio:.2f} x", there])

@@ -28,7 +28,7 @@ PROMPT_TOKENS = 30
 SPACE = "\u0120"
 """The space before a word in a byte-level vocabulary."""
 PRINTABLE = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
-"""Bytes that a byte-level vocabulary writes as themselves (GPT-2's, on which Qwen3's is modelled)."""
+"""Bytes that a byte-level vocabulary writes as themselves (GPT-2's, on which Qwen3's is modeled)."""
 
 
 def instructions(tokens: int, seed: int) -> Iterator[dict[str, str]]:

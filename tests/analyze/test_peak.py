@@ -6,7 +6,7 @@ import pytest
 
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import against_the_best, analyse_peaks, by_convention, peaks, project
+from tprimat.analyze.peak import against_the_best, analyze_peaks, by_convention, peaks, project
 from tprimat.records.discover import load_results
 from tprimat.report.words import without_mfu
 
@@ -16,7 +16,7 @@ RUNS = Path(__file__).parents[1] / "runs"
 def entries(*folders, **options):
     results, problems = load_results([RUNS / folder for folder in folders])
     assert not problems
-    return analyse_peaks([measure(result, MetricOptions(**options)) for result in results], MetricOptions()).entries
+    return analyze_peaks([measure(result, MetricOptions(**options)) for result in results], MetricOptions()).entries
 
 
 def test_repetitions_rank_by_their_mean_and_not_by_the_luckiest_run():

@@ -21,10 +21,10 @@ def test_a_price_by_short_name_or_device_name_counts_in_the_summary_and_in_a_com
     benchmarking = SimpleNamespace(flops_convention="causal", warmup_steps="auto", cloud_costs=prices)
     loaded = SimpleNamespace(config=SimpleNamespace(benchmarking=benchmarking))
     session = SimpleNamespace(loaded=loaded, output=tmp_path, probes=())
-    summarised, _ = metrics_of(session, RESULT.run, tuple(RESULT.steps))
+    summarized, _ = metrics_of(session, RESULT.run, tuple(RESULT.steps))
     compared = measure(RESULT, MetricOptions(), prices).metrics
     million_tokens_hours = 1e6 / compared.tokens_per_second_per_gpu.value / 3600
-    assert summarised.cost_per_million_tokens == compared.cost_per_million_tokens
+    assert summarized.cost_per_million_tokens == compared.cost_per_million_tokens
     assert compared.cost_per_million_tokens == pytest.approx(2.5 * million_tokens_hours)
 
 

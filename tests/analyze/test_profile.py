@@ -1,6 +1,6 @@
 """Summaries of a CUDA-like trace that is made by hand, so that every figure can be worked out on paper.
 
-What the profiler itself writes is summarised in tests/train/test_profiler.py.
+What the profiler itself writes is summarized in tests/train/test_profiler.py.
 """
 
 import gzip
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.analyze.trace import WANTED, kernel_class, summarise
+from tprimat.analyze.trace import WANTED, kernel_class, summarize
 from tprimat.core.errors import MetricError, RecordError
 from tprimat.records.store import read_trace
 
@@ -76,7 +76,7 @@ def milliseconds(value):
 
 
 def test_exposed_communication_and_idle_time_are_what_one_reads_from_the_timeline():
-    summary = summarise({"traceEvents": cuda_like(), "tprimat": {"model": "llama", "step_of_profiler_step_0": 1}})
+    summary = summarize({"traceEvents": cuda_like(), "tprimat": {"model": "llama", "step_of_profiler_step_0": 1}})
     assert summary.steps == ({"number": 3, "seconds": milliseconds(100)}, {"number": 4, "seconds": milliseconds(80)})
     assert summary.step_seconds == milliseconds(90)
     assert {part.kind: part.seconds for part in summary.classes if part.kind not in {"expert_matmul", "router", "permute"}} == {
@@ -102,7 +102,7 @@ def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_ti
     ]
     symmetric = event("kernel", "c10d::symmetric_memory::barrier_kernel", 40, 45, NETWORK)
     loading = event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 43, 50, "host")
-    summary = summarise(
+    summary = summarize(
         {"traceEvents": [event("kernel", GEMM, 0, 5), *exchanges, symmetric, loading, event("kernel", GEMM, 60, 61)]}
     )
     assert {name: seconds for name, seconds in summary.exchanges.items() if seconds} == {
@@ -115,13 +115,13 @@ def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_ti
 
 
 def test_a_step_in_which_training_failed_does_not_count():
-    summary = summarise({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
+    summary = summarize({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
     assert ([step["number"] for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))
 
 
 def test_a_trace_without_steps_counts_as_one():
     events = [event("kernel", GEMM, 0, 30), event("kernel", REDUCE, 20, 50, NETWORK)]
-    summary = summarise({"traceEvents": events})
+    summary = summarize({"traceEvents": events})
     assert (len(summary.steps), summary.step_seconds, summary.idle_seconds) == (1, milliseconds(50), 0)
     assert summary.exposed_communication_seconds == milliseconds(20)
 
@@ -129,7 +129,7 @@ def test_a_trace_without_steps_counts_as_one():
 def test_a_copy_from_another_gpus_memory_is_communication():
     copies = [event("gpu_memcpy", f"Memcpy {way} (Device -> Device)", 30, 60, NETWORK) for way in ("PtoP", "DtoD")]
     seconds = [
-        {part.kind: part.seconds for part in summarise({"traceEvents": [event("kernel", GEMM, 0, 40), copy]}).classes}
+        {part.kind: part.seconds for part in summarize({"traceEvents": [event("kernel", GEMM, 0, 40), copy]}).classes}
         for copy in copies
     ]
     assert (seconds[0]["communication"], seconds[0]["memory_copy"]) == (milliseconds(20), 0)
@@ -143,13 +143,13 @@ def test_a_kernel_that_runs_into_the_next_step_is_one_call():
         event("kernel", GEMM, 0, 80),
         event("kernel", REDUCE, 30, 50, NETWORK),
     ]
-    summary = summarise({"traceEvents": events})
+    summary = summarize({"traceEvents": events})
     assert {row.name: row.seconds for row in summary.top} == {GEMM: milliseconds(40), REDUCE: milliseconds(10)}
 
 
 def test_a_negative_duration_counts_as_none():
     events = [event("kernel", GEMM, 0, 10), event("kernel", NORM, 8, 2), event("kernel", GEMM, 20, 30)]
-    summary = summarise({"traceEvents": events})
+    summary = summarize({"traceEvents": events})
     assert (summary.step_seconds, summary.idle_seconds) == (milliseconds(30), milliseconds(10))
     assert {part.kind: part.seconds for part in summary.classes if part.seconds} == {"matmul": milliseconds(20)}
 
@@ -162,7 +162,7 @@ def test_a_small_kernel_belongs_to_the_range_that_holds_it_not_to_one_that_ended
         event("kernel", NORM, 80, 90),
         event("kernel", NORM, 80, 90, NETWORK),
     ]
-    busy = {part.kind: part.busy_seconds for part in summarise({"traceEvents": events}).classes if part.busy_seconds}
+    busy = {part.kind: part.busy_seconds for part in summarize({"traceEvents": events}).classes if part.busy_seconds}
     assert busy == {"norm_elementwise": milliseconds(10 + 10), "optimizer": milliseconds(10)}
 
 
@@ -183,7 +183,7 @@ def test_without_ranges_of_the_device_the_launches_tell_whose_work_a_kernel_is()
         *launched(event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 70, 80), 39, 104),
         event("kernel", NORM, 90, 95),  # launched after the steps
     ]
-    summary = summarise({"traceEvents": events})
+    summary = summarize({"traceEvents": events})
     assert summary.steps == ({"number": 1, "seconds": milliseconds(38)}, {"number": 2, "seconds": milliseconds(40)})
     assert summary.idle_seconds == milliseconds(10 / 2)
     assert summary.exposed_communication_seconds == milliseconds(5 / 2)
@@ -196,7 +196,7 @@ def test_without_ranges_of_the_device_the_optimizer_s_small_kernels_are_those_la
         *launched(event("kernel", NORM, 18, 22), 11, 2),
         *launched(event("kernel", GEMM, 22, 30), 12, 3),
     ]
-    summary = summarise({"traceEvents": events})
+    summary = summarize({"traceEvents": events})
     assert {part.kind: part.seconds for part in summary.classes if part.seconds} == {
         "norm_elementwise": milliseconds(8),
         "optimizer": milliseconds(4),
@@ -214,7 +214,7 @@ def test_a_range_of_the_device_that_misses_kernels_of_the_last_step_gives_way_to
         *launched(event("kernel", GEMM, 4, 20), 1, 1),
         *launched(event("kernel", GEMM, 20, 36), 6, 2),
     ]
-    summary = summarise({"traceEvents": events})
+    summary = summarize({"traceEvents": events})
     assert [step["seconds"] for step in summary.steps] == [milliseconds(16), milliseconds(16)]
 
 
@@ -232,7 +232,7 @@ def test_a_range_of_the_device_that_misses_kernels_of_the_last_step_gives_way_to
 )
 def test_a_trace_without_work_has_no_summary(events, what):
     with pytest.raises(MetricError, match=what):
-        summarise({"traceEvents": events})
+        summarize({"traceEvents": events})
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_of_a_trace_in_kineto_s_layout_only_the_events_that_a_summary_uses_are_p
     read = read_trace(path, WANTED)
     assert not {"python_function", "cpu_op"} & {one["cat"] for one in read["traceEvents"]}
     assert (read["traceName"], len(read_trace(path)["traceEvents"])) == ("x", len(document["traceEvents"]))
-    assert summarise(read) == summarise(document)
+    assert summarize(read) == summarize(document)
     path.write_text(text[:-20])
     with pytest.raises(RecordError, match="is not JSON"):
         read_trace(path, WANTED)

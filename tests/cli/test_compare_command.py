@@ -92,9 +92,9 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     assert "Varied dtype that ran (fp8 | bf16)." in done.stdout
     assert "No winner: " in done.stdout
     assert any(word.startswith("No winner: ") for word in words_in(tmp_path / "c.svg"))
-    wrong = compare(*arguments, "--varying", "colour")
+    wrong = compare(*arguments, "--varying", "color")
     assert wrong.returncode == 2
-    assert "There is no trait 'colour'." in wrong.stderr
+    assert "There is no trait 'color'." in wrong.stderr
 
 
 def test_the_exit_status_of_the_gate_is_what_its_sentence_says(regression, tmp_path):

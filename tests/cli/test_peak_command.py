@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
 
 
-def analyse(*arguments, cwd):
+def analyze(*arguments, cwd):
     return run_command("analyze_peak_throughput.py", *arguments, cwd=cwd)
 
 
 def test_the_published_figures_are_printed_and_what_they_become(tmp_path):
-    done = analyse("--results-dir", RUNS / "published", "--seed-conventions", cwd=tmp_path)
+    done = analyze("--results-dir", RUNS / "published", "--seed-conventions", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for figure in (
         "87,933 tokens/s",
@@ -43,7 +43,7 @@ def test_the_published_figures_are_printed_and_what_they_become(tmp_path):
 
 
 def test_unlike_work_is_named_and_no_winner_is_paired_across_models(tmp_path):
-    out = analyse("--results-dir", RUNS / "published", cwd=tmp_path).stdout
+    out = analyze("--results-dir", RUNS / "published", cwd=tmp_path).stdout
     assert "Not compared: llama MI300X against llama H100 SXM" in out
     assert "qwen MI300X against llama" not in out
 
@@ -52,7 +52,7 @@ def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
     shutil.copytree(RUNS / "h100", tmp_path / "output")
     file = tmp_path / "output" / "runs" / "h100-qwen-0" / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mismatches": ["asked for fp8, ran bf16"]}))
-    done = analyse("--show-all", cwd=tmp_path)
+    done = analyze("--show-all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     counted, apart = done.stdout.split("Not counted\n")
     assert "h100-qwen-oom: out_of_memory: CUDA out of memory on rank 3" in apart
@@ -63,7 +63,7 @@ def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
 def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_configuration(tmp_path):
     shutil.copytree(RUNS / "mi300x", tmp_path / "output-00")
     shutil.copytree(RUNS / "h100", tmp_path / "all_outputs" / "01-output")
-    done = analyse(cwd=tmp_path)
+    done = analyze(cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "8 x MI300X" in done.stdout
     assert "8 x H100 SXM" in done.stdout
@@ -81,11 +81,11 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
     (tmp_path / "config.yaml").write_text(
         (ROOT / "config.yaml").read_text().replace("cloud_costs: {}", "cloud_costs: {AMD Instinct MI300X: 2.0}")
     )
-    done = analyse("--json", cwd=tmp_path)
+    done = analyze("--json", cwd=tmp_path)
     (peak,) = json.loads(done.stdout)["peaks"]
     assert peak["joules_per_token"] == pytest.approx(700 / peak["tokens_per_second_per_gpu"])
     assert peak["cost_per_million_tokens"] == pytest.approx(2.0 / 3600 / peak["tokens_per_second_per_gpu"] * 1e6)
-    text = analyse(cwd=tmp_path).stdout
+    text = analyze(cwd=tmp_path).stdout
     assert "energy/token" in text
     assert "cost/M tokens" in text
 
@@ -104,7 +104,7 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
 def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, words):
     if arguments and arguments[0] != "--results-dir":
         arguments = [*arguments, "--results-dir", RUNS / "h100"]
-    done = analyse(*arguments, cwd=tmp_path)
+    done = analyze(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ from report.pictures import axes_titled, misplaced, titles
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import analyse_peaks
+from tprimat.analyze.peak import analyze_peaks
 from tprimat.core.models import model_shape
 from tprimat.report.plots import drawn, peak
 from tprimat.runner.analysis import read_results
@@ -39,7 +39,7 @@ def test_every_panel_of_a_sweep_keeps_like_with_like(tmp_path):
             layout = {"tensor_parallel": tensor, "data_parallel": 8 // tensor, "strategy": strategy}
             run = a_run(f"{model}-{strategy}", model=model, shape=model_shape(shape), **layout)
             write_run(tmp_path, run, steps_of(run, step_times(level, number), number, 50.0 / tensor + number))
-    analysis = analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
+    analysis = analyze_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
     with drawn(peak.peak_sheet(analysis)) as picture:
         assert misplaced(picture) == []
         assert titles(picture) == TITLES

@@ -154,8 +154,8 @@ def test_as_many_runs_as_were_promised_of_the_same_spread_are_enough_and_one_few
     def ratio(count):
         """Of two groups whose runs have exactly these spreads."""
         groups = []
-        for factor, centre in zip(factors, (0.0, -0.01), strict=True):
-            logs = centre + 0.002 * factor * shape[count] / shape[count].std(ddof=1)
+        for factor, center in zip(factors, (0.0, -0.01), strict=True):
+            logs = center + 0.002 * factor * shape[count] / shape[count].std(ddof=1)
             groups.append([statistics.Rate(log=float(log), error=0.001, freedom=10) for log in logs])
         found = statistics.ratio_of_rates(*groups)
         return found, statistics.spreads_of(*groups, found)

@@ -17,7 +17,7 @@ from tprimat.plan.build import build_plan
 from tprimat.records.schema import StepRecord
 
 
-def test_every_log_says_where_it_comes_from_and_its_dialect_is_recognised():
+def test_every_log_says_where_it_comes_from_and_its_dialect_is_recognized():
     named = {}
     for stem in STEMS:
         lines = lines_of(stem)
@@ -99,7 +99,7 @@ def test_narrow_dtypes_are_not_called_bf16(name, line, dtype):
     assert evidence_by([wide.get(name, "  bf16 ........ True"), *line.split("\n")], name).workload.matmul_dtype == dtype
 
 
-def test_megatron_bridge_of_2025_is_recognised_in_whatever_order_its_ranks_print():
+def test_megatron_bridge_of_2025_is_recognized_in_whatever_order_its_ranks_print():
     lines = ["  num_layers: 32", "  hidden_size: 4096", *lines_of("megatron_bridge_2025")[1:]]
     for cut in range(1, 5):
         reading = reading_of(lines[:cut])
@@ -139,7 +139,7 @@ def test_digits_that_are_no_day_no_count_and_no_signal_are_read_past():
     reading_of([f"{nines} | step {nines} | loss {nines} | grad_norm 1 | mem 1 | tps 1"])
 
 
-def test_colours_that_were_pasted_without_their_first_byte_or_as_text_change_nothing():
+def test_colors_that_were_pasted_without_their_first_byte_or_as_text_change_nothing():
     lines = lines_of("primus_core_head")
     for escape in ("", "^[", "\\x1b", "\\u001b", "\\033", "\u241b"):
         read = collect(line.replace("\x1b", escape) for line in lines)

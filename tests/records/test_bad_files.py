@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import analyse_peaks
+from tprimat.analyze.peak import analyze_peaks
 from tprimat.records.benchmark_file import benchmark_document
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
@@ -182,6 +182,6 @@ def test_any_value_in_any_place_is_read_or_named_and_hides_no_other(change):
         assert "good" in {item.result.path.name for item in results.measured}
         assert len(results.measured) + len(results.problems) == 2
         comparison = compare_runs(results.measured, [folder], None)
-        peaks = analyse_peaks(results.measured, MetricOptions())
+        peaks = analyze_peaks(results.measured, MetricOptions())
         for shown in (text(comparison), as_json(comparison), peak_text(peaks, show_all=True), report_page(results)):
             shown.encode()

@@ -10,7 +10,7 @@ from report.pictures import all_axes, axes_titled, misplaced, titles, words
 from runs.make_runs import LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import analyse_peaks
+from tprimat.analyze.peak import analyze_peaks
 from tprimat.core.models import model_shape
 from tprimat.records.discover import load_results
 from tprimat.records.schema import LogSource
@@ -86,14 +86,14 @@ def test_equal_step_times_beside_others_are_drawn_and_an_imported_log_names_its_
     equal = a_run("equal", strategy="imported", engine="torchtitan", clock="framework", source=log)
     for run in (a_run("own", strategy="balanced", **TP2), equal):
         write_run(tmp_path, run, steps_of(run, np.full(40, 3.104), 1))
-    analysis = analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
+    analysis = analyze_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
     for sheet in (sheet_of(tmp_path), peak_sheet(analysis)):
         with drawn(sheet) as picture:
             labels = {label.get_text() for axes in all_axes(picture) for label in axes.get_yticklabels()}
         assert any("imported (DP8), torchtitan" in label.replace("\n", " ") for label in labels)
 
 
-def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_one_colour(sweep):
+def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_one_color(sweep):
     with drawn(sheet_of(sweep)) as picture:
         for title in ("Training loss", "Learning rate", "Peak memory in each step", "Step time"):
             llama, qwen = axes_titled(picture, title)
@@ -101,8 +101,8 @@ def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_on
             assert [line.get_color() for line in llama.lines] == [line.get_color() for line in qwen.lines]
             assert len({line.get_color() for line in llama.lines}) == 3
         (bars,) = axes_titled(picture, "Model throughput")
-        colours = [patch.get_facecolor() for patch in bars.patches]
-        assert colours[:3] == colours[3:]
+        colors = [patch.get_facecolor() for patch in bars.patches]
+        assert colors[:3] == colors[3:]
         labels = [label.get_text() for label in bars.get_yticklabels()]
         assert labels == [
             *("llama", "minimal_communication (DP8)", "balanced (TP2 DP4)", "quick (TP2 DP4)"),
@@ -130,7 +130,7 @@ def test_memory_is_of_one_kind_for_all_and_both_panels_name_it(folders, kind):
         assert len(bars.patches) == (2 if kind == "reserved" else 1)
 
 
-def test_eight_configurations_are_in_colour_and_the_rest_are_named_and_grey(tmp_path):
+def test_eight_configurations_are_in_color_and_the_rest_are_named_and_grey(tmp_path):
     for number in range(11):
         write(tmp_path, f"r{number:02}", 4 + number / 10, number, strategy=f"choice_{number}")
     with drawn(sheet_of(tmp_path)) as picture:
@@ -141,7 +141,7 @@ def test_eight_configurations_are_in_colour_and_the_rest_are_named_and_grey(tmp_
         assert len({patch.get_facecolor() for patch in bars.patches}) == MOST_SERIES + 1
         assert len({patch.get_facecolor() for patch in bars.patches[MOST_SERIES:]}) == 1
         assert [label.get_text() for label in bars.get_yticklabels()] == [f"choice_{number} (DP8)" for number in range(11)]
-        assert any(text.startswith("Grey: 3 more configurations") for text in words(picture))
+        assert any(text.startswith("Gray: 3 more configurations") for text in words(picture))
 
 
 def test_panels_without_data_leave_no_hole(tmp_path):

@@ -108,12 +108,11 @@ def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     own_clock = run.clock == "step_end"  # a framework's own timer leaves out what lies between its steps
     if summed > 0 and abs(span / summed - 1) > (MOMENT_TOLERANCE if own_clock else TOLERANCE):
         yield Finding(kind="other span", numbers=(summed, span))
-    elif own_clock and (off := [step for step, seconds in passed.items() if _is_off(step, seconds)]):
+        return
+    slack = {step: MOMENT_TOLERANCE * step.step_seconds + PRINTED_SECONDS for step in passed}
+    off = [step for step, seconds in passed.items() if abs(seconds - step.step_seconds) > slack[step]]
+    if own_clock and off:
         yield Finding(kind="other moments", numbers=(off[0].step, len(off), len(steps)))
-
-
-def _is_off(step: StepRecord, passed: float) -> bool:
-    return abs(passed - step.step_seconds) > MOMENT_TOLERANCE * step.step_seconds + PRINTED_SECONDS
 
 
 def _stated_rate(stated: float | None, steps: Sequence[StepRecord]) -> Iterator[Finding]:

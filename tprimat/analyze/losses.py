@@ -23,7 +23,7 @@ from tprimat.core.statistics import (
     variance_inflation,
 )
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.schema import Finding, RunRecord, StepRecord
+from tprimat.records.schema import Finding, StepRecord
 
 FEWEST_SEEDS = 3
 """From this many on, the interval is that of the spread between seeds; with fewer, of the steps."""
@@ -271,12 +271,13 @@ def mismatch(reference: RunResult, candidate: RunResult, *, unknown_alike: bool 
     Unknown is not equal, unless neither side records it and `unknown_alike`.
     """
     one, other = reference.run, candidate.run
+    tokens = [run.evidence.first_sequence if run.evidence else None for run in (one, other)]  # the first ones' fingerprint
     facts: list[tuple[str, object, object]] = [
         ("seed", one.seed, other.seed),
         *((TRAITS[key].name, TRAITS[key].value(one), TRAITS[key].value(other)) for key in ("model", "shape", "data")),
         ("tokens a step", tokens_per_step(one), tokens_per_step(other)),
         ("sequence length", one.ran.sequence_tokens, other.ran.sequence_tokens),
-        ("first sequence", *_first_sequences(one, other)),
+        ("first sequence", *(tokens if all(tokens) else ("", ""))),
     ]
     rates = {step.step: step.learning_rate for step in candidate.steps}
     for step in reference.steps:  # a schedule that follows the number of steps changes every loss
@@ -290,9 +291,3 @@ def mismatch(reference: RunResult, candidate: RunResult, *, unknown_alike: bool 
             )
             return Finding(kind="unlike losses", subjects=(field, *words))
     return None
-
-
-def _first_sequences(one: RunRecord, other: RunRecord) -> tuple[str, str]:
-    """Return the fingerprints of the first tokens, equal where a side does not record them."""
-    first, second = (run.evidence.first_sequence if run.evidence else None for run in (one, other))
-    return (first, second) if first and second else ("", "")

@@ -13,16 +13,7 @@ from tprimat.core.flops import SEED_FLOP_PER_TOKEN, FlopConvention, flop_per_tok
 from tprimat.core.statistics import Array, Interval, TwoStates, median, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import cautions
-from tprimat.records.schema import (
-    Estimate,
-    Finding,
-    RunMetrics,
-    RunPrediction,
-    RunRecord,
-    StepRecord,
-    TelemetrySample,
-    Window,
-)
+from tprimat.records.schema import Estimate, Finding, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 
 TRUSTED_STEPS = 10
 """Steady steps that make an interval trustworthy."""

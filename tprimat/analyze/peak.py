@@ -190,7 +190,7 @@ class PeakAnalysis:
     not_counted: Sequence[Measured]
 
 
-def analyse_peaks(
+def analyze_peaks(
     measured: Sequence[Measured],
     options: MetricOptions,
     *,

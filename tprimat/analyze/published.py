@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
+class Neighbor:
     """A published result next to one of ours."""
 
     result: PublishedResult
@@ -50,39 +50,39 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbourhood:
+class Neighborhood:
     """One configuration of ours with its nearest published results, nearest first."""
 
     ours: Entry
     """Counted causal, against the dense peak."""
-    neighbours: tuple[Neighbour, ...]
+    neighbors: tuple[Neighbor, ...]
 
 
-def nearest_published(groups: Sequence[Group]) -> list[Neighbourhood]:
+def nearest_published(groups: Sequence[Group]) -> list[Neighborhood]:
     """Return the published results most like the fastest configuration of each workload, without those that have no FLOP/s.
 
-    At most MOST_ROWS rows: the workloads with the most configurations first, each with as many neighbours as leave room for all.
-    A CPU run has no FLOP/s, and so no neighbours.
+    At most MOST_ROWS rows: the workloads with the most configurations first, each with as many neighbors as leave room for all.
+    A CPU run has no FLOP/s, and so no neighbors.
     """
     ranked = sorted(rankings(groups), key=lambda ranking: -len(ranking.groups))
-    nearest = [one for ranking in ranked if (one := _neighbourhood(ranking.best)) is not None]
+    nearest = [one for ranking in ranked if (one := _neighborhood(ranking.best)) is not None]
     each = max(1, min(MOST_NEIGHBOURS, MOST_ROWS // max(1, len(nearest)) - 1))
-    return [replace(one, neighbours=one.neighbours[:each]) for one in nearest[: MOST_ROWS // (each + 1)]]
+    return [replace(one, neighbors=one.neighbors[:each]) for one in nearest[: MOST_ROWS // (each + 1)]]
 
 
-def _neighbourhood(group: Group) -> Neighbourhood | None:
+def _neighborhood(group: Group) -> Neighborhood | None:
     ours = entry_of(recounted(group, MetricOptions()))
     if ours is None or ours.flops_per_gpu is None:
         return None
-    neighbours = []
+    neighbors = []
     for result in results():
         rebased = rebase(result)
         if rebased.flops_per_second_per_gpu is not None:
             ratio = ours.flops_per_gpu.value / rebased.flops_per_second_per_gpu
             differences = _differences(ours.run, result)
-            neighbours.append(Neighbour(result=result, rebased=rebased, differences=differences, ratio=ratio))
-    neighbours.sort(key=lambda neighbour: _distance(ours.run, neighbour.differences))
-    return Neighbourhood(ours=ours, neighbours=tuple(neighbours[:MOST_NEIGHBOURS]))
+            neighbors.append(Neighbor(result=result, rebased=rebased, differences=differences, ratio=ratio))
+    neighbors.sort(key=lambda neighbor: _distance(ours.run, neighbor.differences))
+    return Neighborhood(ours=ours, neighbors=tuple(neighbors[:MOST_NEIGHBOURS]))
 
 
 def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ...]:

@@ -260,8 +260,8 @@ Part = tuple[StepWindow, Spans]
 """A step, and the spans in it."""
 
 
-def summarise(trace: Mapping[str, Any]) -> ProfileSummary:
-    """Summarise a trace as torch's profiler writes it, with its longest kernels."""
+def summarize(trace: Mapping[str, Any]) -> ProfileSummary:
+    """Summarize a trace as torch's profiler writes it, with its longest kernels."""
     events = complete_events(trace["traceEvents"])
     spans, names = device_spans(events)
     if not len(spans):

@@ -10,15 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import (
-    add_counting,
-    add_results_dir,
-    add_varying,
-    fraction,
-    read,
-    results_dirs,
-    varying_traits,
-)
+from tprimat.cli.common import add_counting, add_results_dir, add_varying, fraction, read, results_dirs, varying_traits
 from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,16 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import (
-    add_counting,
-    add_results_dir,
-    counts,
-    fraction,
-    metric_options,
-    print_json,
-    read,
-    results_dirs,
-)
+from tprimat.cli.common import add_counting, add_results_dir, counts, fraction, metric_options, print_json, read, results_dirs
 from tprimat.core.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -56,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad or no run counts."""
-    from tprimat.analyze.peak import analyse_peaks
+    from tprimat.analyze.peak import analyze_peaks
     from tprimat.records.store import write_atomically
     from tprimat.report.peak import as_document, text
     from tprimat.report.tables import screen_of
@@ -69,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(what, where="--set flops, --set peak", fix="leave out --seed-conventions, or the other two")
     named = results_dirs(options)
     results = read(options, named or result_folders(), metrics, named=bool(named))
-    analysis = analyse_peaks(
+    analysis = analyze_peaks(
         results.measured,
         metrics,
         nodes=options.nodes,

@@ -142,17 +142,17 @@ def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
     Autocorrelation widens both arms by the square root of the variance inflation, which the steps of a run have by a floor; where
     they are too alike, they have no interval. Arms are factors (lengths on the log scale), so that a duration stays positive.
     """
-    n, centre = len(values), median(values)
+    n, center = len(values), median(values)
     if n < 2 or (of_steps and too_alike(values)):
-        return Interval(value=centre, low=None, high=None)
+        return Interval(value=center, low=None, high=None)
     wider = math.sqrt(_inflation_of_steps(values, FLOOR_OF_MEDIAN) if of_steps else variance_inflation(values))
     if n < 6:
         factor = math.exp(t_quantile(n - 1) * wider * float(np.log(values).std(ddof=1)) / math.sqrt(n))
-        return Interval(value=centre, low=centre / factor, high=centre * factor)
+        return Interval(value=center, low=center / factor, high=center * factor)
     ordered, (rank, weight) = np.sort(values), median_ranks(n)
     low = float((1 - weight) * ordered[rank - 1] + weight * ordered[rank])
     high = float((1 - weight) * ordered[n - rank] + weight * ordered[n - rank - 1])
-    return Interval(value=centre, low=centre * (low / centre) ** wider, high=centre * (high / centre) ** wider)
+    return Interval(value=center, low=center * (low / center) ** wider, high=center * (high / center) ** wider)
 
 
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
@@ -181,11 +181,11 @@ def _log_ratio_error(numerator: Array, denominator: Array) -> tuple[float, int]:
 def mean_of_runs(values: Array) -> Interval:
     """Return the geometric mean of runs with Student's 95 % interval on the log scale, from their spread; none for one run."""
     logs = np.log(values)
-    centre, n = float(logs.mean()), len(logs)
+    center, n = float(logs.mean()), len(logs)
     if n < 2:
         return Interval(value=float(values[0]), low=None, high=None)
     arm = t_quantile(n - 1) * float(logs.std(ddof=1)) / math.sqrt(n)
-    return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
+    return Interval(value=math.exp(center), low=math.exp(center - arm), high=math.exp(center + arm))
 
 
 def group_means(values: Array) -> tuple[Array, int]:
@@ -274,13 +274,13 @@ def mean_interval(values: Array, least_inflation: float = 1.0) -> Interval:
 
     `least_inflation` is that of the variance, where a short series cannot show how much its values depend on each other.
     """
-    n, centre = len(values), float(values.mean())
+    n, center = len(values), float(values.mean())
     if n < 2:
-        return Interval(value=centre, low=None, high=None)
+        return Interval(value=center, low=None, high=None)
     inflation = max(variance_inflation(values), least_inflation)
     freedom = max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
     arm = t_quantile(freedom) * math.sqrt(float(values.var(ddof=1)) * inflation / n)
-    return Interval(value=centre, low=centre - arm, high=centre + arm)
+    return Interval(value=center, low=center - arm, high=center + arm)
 
 
 # The ratio of two groups of runs. The run is the unit: steps of one run share whatever that run met.
@@ -339,13 +339,13 @@ def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], assumed: float
     there is no interval where a run has a single step. Degrees of freedom by Satterthwaite (1946, doi:10.2307/3002019).
     """
     logs = [np.array([rate.log for rate in group]) for group in (first, second)]
-    centre = float(logs[1].mean() - logs[0].mean())
+    center = float(logs[1].mean() - logs[0].mean())
     if min(len(first), len(second)) > 1:
         parts = [(float(group.var(ddof=1)) / len(group), len(group) - 1.0) for group in logs]
     else:
         within = [(rate.error, rate.freedom, len(group)) for group in (first, second) for rate in group if rate.error is not None]
         if len(within) < len(first) + len(second):
-            return Interval(value=math.exp(centre), low=None, high=None)
+            return Interval(value=math.exp(center), low=None, high=None)
         squares, spare = sum(float(((group - group.mean()) ** 2).sum()) for group in logs), len(within) - 2
         seen = max(0.0, squares - spare * sum(error**2 for error, _, _ in within) / len(within))
         least, freedom = spread_between_runs(first, second, least=assumed), float(BETWEEN_RUNS_FREEDOM + spare)
@@ -355,7 +355,7 @@ def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], assumed: float
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / df for part, df in parts) if variance > 0 else 1.0
     arm = t_quantile(freedom) * math.sqrt(variance)
-    return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
+    return Interval(value=math.exp(center), low=math.exp(center - arm), high=math.exp(center + arm))
 
 
 MOST_RUNS = 10_000

@@ -13,7 +13,7 @@ from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import Dialect, LineFields
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 from tprimat.records.environment import software_versions
 from tprimat.records.store import RunDirectory
@@ -63,6 +63,10 @@ class Engine(ABC):
     """Whether plans ask what its framework can do at its best, beyond what our runs set."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """What of LIMITS it cannot do."""
+    known: ClassVar[tuple[str, tuple[str, ...]] | None] = None
+    """A package, and its versions that this engine is known to train with, the newest last; None: any will do."""
+    dialect: ClassVar[Dialect | None] = None
+    """Of the lines of its log; None: a worker writes the steps itself."""
     layers: ClassVar[Implementation | None] = None
     """What `implementation` returns, where it is always the same."""
     always_shards: ClassVar[bool] = False
@@ -83,7 +87,7 @@ class Engine(ABC):
 
     def untried(self) -> UserError | None:
         """Say which installed package is newer than any that this engine is known to train with; None: none."""
-        return None
+        return None if self.known is None else too_new(*self.known)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Return that part of `refusal` that depends on how the plan divides its model and batch, in whatever place it runs.
@@ -125,8 +129,8 @@ class Engine(ABC):
         return self.layers
 
     def read_line(self, text: str) -> LineFields | None:
-        """Parse one line of the log; None for a line without information, as all are where a worker writes the steps itself."""
-        return None
+        """Parse one line of the log; None for a line without information."""
+        return None if self.dialect is None else self.dialect.read_line(text)
 
     def prepare(self, here: Here | None) -> PrimusStart | None:
         """Look up what the plan must record about the installation; None: about the usual one of another machine.

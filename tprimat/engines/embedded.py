@@ -11,14 +11,13 @@ from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_ma
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import graph_obstacle
-from tprimat.engines.base import Here, Where, WorkerEngine, beyond_limits, too_new
+from tprimat.engines.base import Here, Where, WorkerEngine, beyond_limits
 from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
 KNOWN_CORES = ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2")
 """Versions of Megatron-Core that train to the same losses."""
-CORE = "megatron-core"
 FP8_MULTIPLE = 16
 """cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
 
@@ -29,6 +28,8 @@ class EmbeddedEngine(WorkerEngine):
     name: ClassVar[str] = "megatron"
     trainer: ClassVar[str | None] = "tprimat.megatron"
     lacks: ClassVar[frozenset[str]] = frozenset({"blocks"})
+    known: ClassVar[tuple[str, tuple[str, ...]] | None] = ("megatron-core", KNOWN_CORES)
+    """A newer one may do something else under the same names."""
 
     def available(self, here: Here) -> str | UserError:
         """Always: a plan needs no package."""
@@ -48,10 +49,6 @@ class EmbeddedEngine(WorkerEngine):
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """All but experts in fp8, which other engines train: their layouts can be planned."""
         return next(chain(_refusals_of_layout(plan, where), _refusals_of_switches(plan, where)), None)
-
-    def untried(self) -> UserError | None:
-        """Refuse a Megatron-Core newer than all known ones: its parts may do something else under the same names."""
-        return too_new(CORE, KNOWN_CORES)
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
         """Return the switches; CUDA graphs as they are decided before the start."""

@@ -14,7 +14,7 @@ from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.engines.base import OTHER_ENGINE, Command, Engine, Here, Where, beyond, is_installed
 from tprimat.engines.primus import version_of
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import MEGATRON_LM
 from tprimat.plan.megatron_names import Value, parser_arguments
 from tprimat.plan.schema import RunPlan
@@ -50,6 +50,7 @@ class MegatronLmEngine(Engine):
     name: ClassVar[str] = "megatron-lm"
     planned_as_tuned: ClassVar[bool] = True
     lacks: ClassVar[frozenset[str]] = frozenset({"cpu", "text", "profiles"})
+    dialect: ClassVar[Dialect | None] = MEGATRON_LM
     layers: ClassVar[Implementation | None] = TRANSFORMER_ENGINE
     """With Megatron-Core's loss."""
 
@@ -82,10 +83,6 @@ class MegatronLmEngine(Engine):
             ranks_per_node=plan.gpus_per_node,
             environment={**alone, **plan.environment},
         )
-
-    def read_line(self, text: str) -> LineFields | None:
-        """Parse one line of the console."""
-        return MEGATRON_LM.read_line(text)
 
 
 def _refusals(plan: RunPlan) -> Iterator[UserError]:

@@ -20,7 +20,7 @@ from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.workload import ATTENTION_ALONE
 from tprimat.engines.base import LIMITS, Command, Engine, Here, Where, beyond
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.plan.megatron_names import Value, parser_arguments
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
@@ -155,6 +155,7 @@ class PrimusEngine(Engine):
     name: ClassVar[str] = "primus"
     automatic_on: ClassVar[PlatformName | None] = "amd"
     lacks: ClassVar[frozenset[str]] = frozenset(LIMITS) - {"cpu"}
+    dialect: ClassVar[Dialect | None] = PRIMUS
     layers: ClassVar[Implementation | None] = replace(TRANSFORMER_ENGINE, loss="in_place")
     """As the settings for MI300X ask."""
 
@@ -208,10 +209,6 @@ class PrimusEngine(Engine):
             # PyYAML writes every float with a dot; it would read 1e-05 back as a string.
             files={file: heading + yaml.safe_dump(experiment(plan), sort_keys=False, width=200)},
         )
-
-    def read_line(self, text: str) -> LineFields | None:
-        """Parse one line of the console."""
-        return PRIMUS.read_line(text)
 
 
 ENGINE = PrimusEngine()

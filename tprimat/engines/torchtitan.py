@@ -19,20 +19,8 @@ from typing import Any, ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import FSDP, Implementation
 from tprimat.core.models import model_shape
-from tprimat.engines.base import (
-    LIMITS,
-    OTHER_ENGINE,
-    ROOT,
-    Command,
-    Engine,
-    Here,
-    Where,
-    beyond,
-    is_installed,
-    release,
-    too_new,
-)
-from tprimat.logs.fields import LineFields
+from tprimat.engines.base import LIMITS, OTHER_ENGINE, ROOT, Command, Engine, Here, Where, beyond, is_installed, release
+from tprimat.logs.fields import Dialect
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.store import RunDirectory
@@ -67,6 +55,8 @@ class TorchtitanEngine(Engine):
     lacks: ClassVar[frozenset[str]] = frozenset(LIMITS)
     """Its device is one of torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
     always_shards: ClassVar[bool] = True
+    known: ClassVar[tuple[str, tuple[str, ...]] | None] = ("torchtitan", KNOWN)
+    dialect: ClassVar[Dialect | None] = log_format.DIALECT
     layers: ClassVar[Implementation | None] = FSDP
 
     def available(self, here: Here) -> str | UserError:
@@ -81,10 +71,6 @@ class TorchtitanEngine(Engine):
             why = "It imports names of torch.distributed that older versions lack."
             return LaunchError(what, why=why, fix=f"pip install torchtitan=={KNOWN[0]}, or a newer torch; or {OTHER_ENGINE}")
         return "torchtitan is installed"
-
-    def untried(self) -> UserError | None:
-        """Refuse a torchtitan newer than all known ones."""
-        return too_new(self.name, KNOWN)
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
@@ -111,10 +97,6 @@ class TorchtitanEngine(Engine):
             directory=str(inputs),
             files={str(inputs / name): text for name, text in input_files().items()},
         )
-
-    def read_line(self, text: str) -> LineFields | None:
-        """Parse one line of the log."""
-        return log_format.DIALECT.read_line(text)
 
 
 def installed_version(package: str) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
 
 
 def open_nvml() -> Any:
-    """Return NVIDIA's management library (the package nvidia-ml-py, module pynvml), initialised."""
+    """Return NVIDIA's management library (the package nvidia-ml-py, module pynvml), initialized."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:

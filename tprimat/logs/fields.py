@@ -125,7 +125,7 @@ ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
     r"|(?:\^\[|\\x1b|\\u001b|\\033|\\e|\u241b)?\[\d{1,3}(?:;\d{1,3})*m"
 )
-"""Colours, titles, cursor moves and other control characters (ECMA-48); colours also where pasting lost their first byte or
+"""Colors, titles, cursor moves and other control characters (ECMA-48); colors also where pasting lost their first byte or
 wrote it as text."""
 LAUNCHER_PREFIX = (
     r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ | *[\w.-]+: |[\w.-]+ +\| |\[\d+,\d+\]<std(?:out|err)>: ?)?"
@@ -144,7 +144,7 @@ NONE = {"None", "null"}
 
 
 def plain(text: str) -> str:
-    """Return the line without terminal colours and other control sequences."""
+    """Return the line without terminal colors and other control sequences."""
     return ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
 
 

@@ -1,4 +1,4 @@
-"""A training log read line by line: its dialect recognised, its fields collected by attempt, lines about errors kept."""
+"""A training log read line by line: its dialect recognized, its fields collected by attempt, lines about errors kept."""
 
 import re
 from collections import deque

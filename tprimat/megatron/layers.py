@@ -40,7 +40,7 @@ class RMSNorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # tensor ranks sum its gradient
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalize the last dimension."""
         return compiled(rms_norm)(x, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
@@ -60,14 +60,14 @@ class SumRMSNorm(RMSNorm):
     """Residual sum and RMSNorm in one kernel."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return the sum of both arguments (or the only one), and the same normalised in its last dimension."""
+        """Return the sum of both arguments (or the only one), and the same normalized in its last dimension."""
         if residual is None:
             return x, super().forward(x)
         return compiled(_sum_and_norm)(x, residual, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
 class SumRMSNormMaxima(SumRMSNorm):
-    """The same for products in 8 bits: the normalised tensor comes with its rows' maxima."""
+    """The same for products in 8 bits: the normalized tensor comes with its rows' maxima."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """See SumRMSNorm."""
@@ -82,7 +82,7 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
     """Megatron's TransformerLayer for training without dropout and biases; both of its norms are a SumRMSNorm."""
 
     def _sum_and_norm(self, norm: SumRMSNorm, *summands: Tensor) -> tuple[Tensor, Tensor, CheckpointWithoutOutput | None]:
-        """Return the sum, the same normalised, and what drops the latter after its use where it is recomputed.
+        """Return the sum, the same normalized, and what drops the latter after its use where it is recomputed.
 
         The norm is called as a module, so that hooks which wait for gathered weights fire.
         """

@@ -99,7 +99,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
 
 
 def _leave_as_is(weight: Tensor) -> Tensor:
-    """Keep a weight: Megatron's initialisation runs only because it also marks how a weight is split."""
+    """Keep a weight: Megatron's initialization runs only because it also marks how a weight is split."""
     return weight
 
 
@@ -247,7 +247,7 @@ def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rot
 def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_layer: int) -> None:
     """Draw each matrix whole, from a generator seeded by its global name, and keep this rank's part; norms are 1, biases 0.
 
-    Megatron's own initialisation differs between pipeline layouts; this one gives every layout the same model.
+    Megatron's own initialization differs between pipeline layouts; this one gives every layout the same model.
     """
     tied = model.share_embeddings_and_output_weights
     experts_here = (config.num_moe_experts or 0) // parallel_state.get_expert_model_parallel_world_size()

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.graphs = StepGraphs(self._passes, CudaRecorder()) if options.cuda_graphs else None
         self.config = transformer_config(plan, self.device, options)
         chunks = build_chunks(plan, self.config, options, self.device)
-        with self._where_passes_run():
+        with nullcontext() if self.graphs is None else self.graphs.run():
             self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
         startup.reached("model_built")
 
@@ -142,9 +142,6 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         )
         check_all_received(self.overwritten)
         return losses  # type: ignore[no-any-return]
-
-    def _where_passes_run(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.graphs is None else self.graphs.run()
 
     def _launch_graphs(self, graphs: StepGraphs, batch: list[Tensor]) -> list[dict[str, Tensor]]:
         """Run all passes of a step as CUDA graphs; the same as _pass_through."""

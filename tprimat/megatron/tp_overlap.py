@@ -27,7 +27,7 @@ def can_overlap(ranks: int, gpus: int) -> bool:
     """Whether the `gpus` of a machine read each other's memory in each tensor group.
 
     Not with ROCm: its system-wide signals depend on how memory was allocated, and this is untested there. The `ranks` of a group
-    are neighbours.
+    are neighbors.
     """
     if not torch.cuda.is_available() or torch.version.hip:
         return False

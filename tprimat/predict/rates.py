@@ -138,7 +138,7 @@ class Rates:
             kind: all_gather, reduce_scatter, all_reduce, all_to_all or send_recv.
             size: bytes of the whole message: gathered, before scattering, or sent.
             ranks: of the group.
-            stride: distance of neighbours in the group; groups of neighbours share the network of a node.
+            stride: distance of neighbors in the group; groups of neighbors share the network of a node.
             outside_share: of what all_to_all sends to other nodes, the part that passes the network; links copy it there.
         """
         if ranks < 2 or size <= 0:

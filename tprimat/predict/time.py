@@ -462,7 +462,7 @@ def _context_exchange(workload: FullWorkload, rates: Rates, attention: float) ->
 def _expert_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> float:
     """Return the exchange of tokens between expert ranks, of one layer: there and back, in both passes.
 
-    Megatron-Core's groups of expert ranks are neighbours, whatever the tensor and context degrees, up to the expert tensor ranks.
+    Megatron-Core's groups of expert ranks are neighbors, whatever the tensor and context degrees, up to the expert tensor ranks.
     """
     layout = workload.layout
     if layout.expert == 1:

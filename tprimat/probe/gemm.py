@@ -79,12 +79,12 @@ def prepare(product: Product, dtype: str, call: str, device: torch.device) -> Ca
     return partial(torch.matmul, a, make(product.k, product.n))
 
 
-def prepare_fp8(product: Product, device: torch.device) -> Call:
-    """Return torch._scaled_mm with one scale per operand."""
+def prepare_fp8(product: Product, device: torch.device, *, gradient: bool = False) -> Call:
+    """Return torch._scaled_mm with one scale per operand; with a gradient as the first one, whose partial sums move to fp32."""
     make = partial(torch.randn, device=device, dtype=torch.bfloat16)
-    a, b = make(product.m, product.k).to(fp8_dtype()), make(product.n, product.k).to(fp8_dtype()).t()
+    a, b = make(product.m, product.k).to(fp8_dtype(gradient=gradient)), make(product.n, product.k).to(fp8_dtype()).t()
     one = torch.ones((), device=device)
-    return partial(torch._scaled_mm, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return partial(torch._scaled_mm, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=not gradient)
 
 
 @contextmanager

@@ -74,10 +74,7 @@ def prepare_pass(kind: str, product: gemm.Product, dtype: str, device: torch.dev
     if kind == "fprop":
         return gemm.prepare(product, dtype, gemm.FP8_CALL if dtype == "fp8" else "F.linear", device)
     if dtype == "fp8":
-        left = make(product.m, product.k).to(gemm.fp8_dtype(gradient=True))
-        right = make(product.n, product.k).to(gemm.fp8_dtype()).t()
-        one = torch.ones((), device=device)
-        return partial(torch._scaled_mm, left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=False)
+        return gemm.prepare_fp8(product, device, gradient=True)
     if kind == "dgrad":
         return partial(torch.matmul, make(product.m, product.k), make(product.k, product.n))
     gradient, rows = make(product.k, product.m), make(product.k, product.n)

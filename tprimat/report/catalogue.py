@@ -97,10 +97,6 @@ def tera(flop_per_second: float | None) -> str:
     return units.teraflops(flop_per_second).removesuffix(" TFLOP/s")
 
 
-def _short_flops(flop_per_second: float) -> str:
-    return units.teraflops(flop_per_second).removesuffix("/s").replace("FLOP", "")
-
-
 RUNS = Metric("runs", "runs", "count", units.count)
 STEPS = Metric("window.steps", "steps", "sum", lambda value: f"{value:.0f}")
 TOKENS = Metric(
@@ -110,7 +106,9 @@ TOKENS = Metric(
 )
 TOKENS_OF_ALL = Metric("tokens_per_second", "tokens/s", "mean", units.significant)
 FLOPS = Metric(
-    *("model_flops_per_second_per_gpu", "model FLOP/s/GPU", "estimate", _short_flops, units.teraflops),
+    *("model_flops_per_second_per_gpu", "model FLOP/s/GPU", "estimate"),
+    lambda value: units.teraflops(value).removesuffix("/s").replace("FLOP", ""),
+    units.teraflops,
     unit="TFLOP/s per GPU",
     scale=TERA,
 )

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from tprimat.analyze.compare import QUESTION, Question, Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured, findings
-from tprimat.analyze.published import Neighbourhood
+from tprimat.analyze.published import Neighborhood
 from tprimat.core import units
 from tprimat.records.store import as_document
 from tprimat.report import words
@@ -116,23 +116,23 @@ CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is 
 NO_NEIGHBOURS = "No published neighbors: no configuration here has a FLOP/s to compare with them.\n"
 
 
-def published_text(neighbourhoods: Sequence[Neighbourhood], screen: Screen = PLAIN) -> str:
+def published_text(neighborhoods: Sequence[Neighborhood], screen: Screen = PLAIN) -> str:
     """Return, for a terminal, a table and the differences for each configuration of ours, then each source."""
-    if not neighbourhoods:
+    if not neighborhoods:
         return NO_NEIGHBOURS
-    results = {neighbour.result.name: neighbour.result for one in neighbourhoods for neighbour in one.neighbours}
+    results = {neighbor.result.name: neighbor.result for one in neighborhoods for neighbor in one.neighbors}
     sources = "\n".join(f"{name}\n  source  {result.source}" for name, result in results.items())
-    blocks = [_block(one, screen) for one in neighbourhoods]
+    blocks = [_block(one, screen) for one in neighborhoods]
     return "\n\n".join([screen.prose("Published neighbors. " + CAPTION), *blocks, sources]) + "\n"
 
 
-def _block(neighbourhood: Neighbourhood, screen: Screen) -> str:
-    ours, lines = neighbourhood.ours, []
+def _block(neighborhood: Neighborhood, screen: Screen) -> str:
+    ours, lines = neighborhood.ours, []
     flops, share = ours.flops_per_gpu, ours.utilization
     per_gpu = with_interval(ours.per_gpu, units.count)
     own = [per_gpu, tera(flops.value if flops else None), units.percent(share.value if share else None)]
     rows = [[ours.group.label, *own, units.ABSENT]]
-    for one in neighbourhood.neighbours:
+    for one in neighborhood.neighbors:
         result, rebased = one.result, one.rebased
         rate = [units.count(result.tokens_per_second_per_gpu), tera(rebased.flops_per_second_per_gpu), units.percent(rebased.mfu)]
         rows.append([result.name, *rate, f"{one.ratio:.2f} x"])

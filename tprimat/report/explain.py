@@ -217,7 +217,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-# The same as a picture: SVG, which follows the reader's light or dark colours, a file of its own or part of the page.
+# The same as a picture: SVG, which follows the reader's light or dark colors, a file of its own or part of the page.
 
 WIDTH, ROW = 800, 23
 LABELS, BARS, VALUES, NOTES = 12, 205, 618, 630

@@ -26,7 +26,7 @@ class Configuration:
 
     group: Group
     name: str
-    """What differs from the other configurations of its workload. Equal names of several workloads share a colour."""
+    """What differs from the other configurations of its workload. Equal names of several workloads share a color."""
     label: str
     """The name, with the layout behind a strategy."""
 

@@ -1,4 +1,4 @@
-"""Summarise the runs of one ./benchmark.py call, as text and as a JSON document."""
+"""Summarize the runs of one ./benchmark.py call, as text and as a JSON document."""
 
 from collections.abc import Sequence
 from pathlib import Path

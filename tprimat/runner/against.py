@@ -137,10 +137,10 @@ def _other(explanation: Explanation, other: str, probes: Sequence[ProbeRecord]) 
 
 
 def _nearest(explanation: Explanation) -> PublishedResult:
-    near = [neighbour for one in nearest_published(group_runs([explanation.measured])) for neighbour in one.neighbours]
-    for neighbour in near:
-        if not {"model", "accelerator", "dtype"} & {difference.name for difference in neighbour.differences}:
-            return neighbour.result
+    near = [neighbor for one in nearest_published(group_runs([explanation.measured])) for neighbor in one.neighbors]
+    for neighbor in near:
+        if not {"model", "accelerator", "dtype"} & {difference.name for difference in neighbor.differences}:
+            return neighbor.result
     what = "No published row has this model, accelerator and dtype."
     raise ConfigError(what, where="--against published", fix=", ".join(one.result.name for one in near) or None)
 

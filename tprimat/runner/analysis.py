@@ -1,4 +1,4 @@
-"""Read results, analyse them, and pack them for others: what the commands on results have in common."""
+"""Read results, analyze them, and pack them for others: what the commands on results have in common."""
 
 import json
 import os

@@ -8,7 +8,7 @@ from typing import Any
 
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.trace import WANTED, ProfileSummary, summarise
+from tprimat.analyze.trace import WANTED, ProfileSummary, summarize
 from tprimat.analyze.waterfall import REPEATED, Expected, LossName, Waterfall, waterfall
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
@@ -110,7 +110,7 @@ def trace_of_run(run: RunRecord, place: Path) -> ProfileSummary | None:
         return from_json(ProfileSummary, read_bytes(place / SUMMARY_FILE), where=str(place / SUMMARY_FILE))
     output = place.parent.parent if place.is_dir() else place.parent
     file = next(iter(traces_of(output, run.run_id)), None)
-    return summarise(read_trace(file, WANTED)) if file else None
+    return summarize(read_trace(file, WANTED)) if file else None
 
 
 def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:

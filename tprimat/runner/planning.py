@@ -26,14 +26,7 @@ from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
-from tprimat.predict.search import (
-    Answer,
-    Candidate,
-    Question,
-    search,
-    smallest_that_fits,
-    workloads,
-)
+from tprimat.predict.search import Answer, Candidate, Question, search, smallest_that_fits, workloads
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import Machine, ProbeRecord
 

@@ -120,33 +120,27 @@ def ways_out(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
     fitting = search(question, rates).fitting
     layout = plan.workload.layout
     own = (layout.tensor, layout.pipeline, layout.context, layout.expert, int(question.work.code.shards_weights))
-    same = [candidate for candidate in fitting if candidate.degrees == own and _differs(candidate, plan)]
+    same = [candidate for candidate in fitting if candidate.degrees == own and _changes(candidate, plan)]
     others = {candidate.degrees: candidate for candidate in reversed(fitting) if candidate.degrees != own}
     fastest = sorted(others.values(), key=lambda candidate: candidate.step_seconds)
-    fits = [_words(candidate, plan) for candidate in (*same[:1], *fastest)][:MOST_ALTERNATIVES]
-    if fits:
-        return f"what fits by prediction: {', '.join(fits)}"
+    if fits := [
+        f"{_changes(candidate, plan)} (at most {units.gibibytes(candidate.memory.device_bytes)})"
+        for candidate in (*same[:1], *fastest)
+    ]:
+        return f"what fits by prediction: {', '.join(fits[:MOST_ALTERNATIVES])}"
     enough = enough_gpus(question, rates, any_engine=False)
     return f"{enough.workload.world_size} GPUs, the fewest that this model fits by prediction" if enough else None
 
 
-def _recomputes_otherwise(candidate: Candidate, plan: RunPlan) -> bool:
-    work = candidate.workload
-    return (work.recompute, work.recompute_layers) != (plan.workload.recompute, plan.workload.recompute_layers)
-
-
-def _differs(candidate: Candidate, plan: RunPlan) -> bool:
-    return candidate.workload.micro_batch != plan.workload.micro_batch_sequences or _recomputes_otherwise(candidate, plan)
-
-
-def _words(candidate: Candidate, plan: RunPlan) -> str:
-    work = candidate.workload
-    words = [] if work.layout == plan.workload.layout else [layout_name(work)]
-    if work.micro_batch != plan.workload.micro_batch_sequences:
+def _changes(candidate: Candidate, plan: RunPlan) -> str:
+    """Return what of a plan becomes another to be a candidate; empty where nothing does."""
+    work, own = candidate.workload, plan.workload
+    words = [] if work.layout == own.layout else [layout_name(work)]
+    if work.micro_batch != own.micro_batch_sequences:
         words.append(f"--micro-batch-size {work.micro_batch}")
-    if _recomputes_otherwise(candidate, plan):
+    if (work.recompute, work.recompute_layers) != (own.recompute, own.recompute_layers):
         words.append(f"recompute {work.recompute_words}")
-    return f"{' '.join(words)} (at most {units.gibibytes(candidate.memory.device_bytes)})"
+    return " ".join(words)
 
 
 def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -> str | None:

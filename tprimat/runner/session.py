@@ -19,15 +19,7 @@ from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName, fin
 from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.engines import AUTO, FALLBACK
 from tprimat.engines.base import Here, choose, engine_named
-from tprimat.hardware.nodes import (
-    Nodes,
-    cpu_cores,
-    find_nodes,
-    most_cpu_ranks,
-    refuse_idle_nodes,
-    this_machine,
-    told_nodes,
-)
+from tprimat.hardware.nodes import Nodes, cpu_cores, find_nodes, most_cpu_ranks, refuse_idle_nodes, this_machine, told_nodes
 from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in

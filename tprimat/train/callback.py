@@ -2,7 +2,7 @@
 
 A step ends when its last rank ends: a tiny all-reduce closes it (of the memory peaks, needed from the worst rank anyway), and the
 device event after that all-reduce is the step's end. The host reads the event one step later, when the device has long passed it,
-so that measuring adds no synchronisation inside a step. Each step is on disk before the next one ends.
+so that measuring adds no synchronization inside a step. Each step is on disk before the next one ends.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ LOADS = ("expert_load", "rank_load", "dropped")
 """What a trainer of a mixture of experts returns in addition; fields of StepRecord."""
 
 ON_DEVICE = float("nan")
-"""Placeholder for a number on the device, which would have to wait for the whole step; recognised by identity."""
+"""Placeholder for a number on the device, which would have to wait for the whole step; recognized by identity."""
 
 Describe = Callable[[Any, Any], RunRecord]
 """(trainer, module) -> the record of the run; called on every rank when training starts and ends."""

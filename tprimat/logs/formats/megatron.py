@@ -130,7 +130,7 @@ BRIDGE = Dialect(
 )
 
 
-# Primus (AMD) over Megatron or torchtitan: the iteration line behind a coloured prefix, in eight wordings. GB are GiB.
+# Primus (AMD) over Megatron or torchtitan: the iteration line behind a colored prefix, in eight wordings. GB are GiB.
 # Sources: primus/core/utils/logger.py (prefix), primus/backends/megatron/patches/training_log/print_rank_last_patches.py (core
 # runtime), primus/modules/trainer/megatron/trainer.py (legacy).
 

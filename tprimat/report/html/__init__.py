@@ -23,7 +23,7 @@ from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
 from tprimat.report.names import Workload, workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
-from tprimat.report.plots.comparison import colours
+from tprimat.report.plots.comparison import colors
 from tprimat.report.words import caveats, rule_words, run_name, subtitle
 
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
@@ -59,7 +59,7 @@ def html_report(report: Report) -> str:
     """
     groups, ranked = report.groups, workloads(report.rankings)
     works = sorted(ranked, key=lambda work: report.rankings.index(work.ranking))
-    appearance = _appearance(works, colours(ranked))
+    appearance = _appearance(works, colors(ranked))
     names = short_names(report.runs)
     models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
     cards, remarks = sections.cards(works)

@@ -1,4 +1,4 @@
-"""Pictures: panels in rows without gaps below one title, in colours that colour-blind readers can distinguish.
+"""Pictures: panels in rows without gaps below one title, in colors that color-blind readers can distinguish.
 
 matplotlib's constrained layout lays them out; a panel without data takes no place.
 """
@@ -35,9 +35,9 @@ HATCHES = ("", "//", "..", "xx")
 PICTURES = ("png", "svg", "pdf")
 MISSING = "not recorded"
 MOST_SERIES = 8
-"""Configurations that get a colour; the others are named, and grey."""
+"""Configurations that get a color; the others are named, and gray."""
 INK, SOFT, REST = "#16202c", "#566474", "#b9c0c8"
-"""Colours of words, of notes and ticks, and of bars and dots without a colour of their own; as on the HTML page."""
+"""Colors of words, of notes and ticks, and of bars and dots without a color of their own; as on the HTML page."""
 HEADLINE, SUBTITLE, SMALL, LABEL = 13, 9.5, 8.5, 9
 """Sizes of text in points; small are notes and values, labels are those of rows."""
 LEFT = 0.008
@@ -52,16 +52,16 @@ ROOM = 0.55
 class Look:
     """How one group of runs is drawn in all panels."""
 
-    colour: str
+    color: str
     line: LineStyle
     hatch: str
 
 
 def looks(count: int) -> list[Look]:
-    """Return a look per group: 32 pairs of colour and line, neighbours differing in both, so that covered lines show."""
-    colours, lines = len(PALETTE), len(LINE_STYLES)
+    """Return a look per group: 32 pairs of color and line, neighbors differing in both, so that covered lines show."""
+    colors, lines = len(PALETTE), len(LINE_STYLES)
     return [
-        Look(PALETTE[i % colours], LINE_STYLES[(i + i // colours) % lines], HATCHES[i // colours % len(HATCHES)])
+        Look(PALETTE[i % colors], LINE_STYLES[(i + i // colors) % lines], HATCHES[i // colors % len(HATCHES)])
         for i in range(count)
     ]
 
@@ -116,7 +116,7 @@ def wrapped(text: str, inches: float, size: float, *, most: int | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar with its interval; without a value, a gap with the reason; without a look, grey."""
+    """One bar with its interval; without a value, a gap with the reason; without a look, gray."""
 
     label: str
     value: float | None
@@ -153,7 +153,7 @@ def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bo
         right = max(right, ((row.high or row.value or 0) + top * 0.02) / max(0.2, 1 - text / panel_inches / ROOM))
         if row.value is not None:
             look = row.look or Look(REST, "-", "")
-            axes.barh(place, row.value, height=height, color=look.colour, hatch=look.hatch, edgecolor="white")
+            axes.barh(place, row.value, height=height, color=look.color, hatch=look.hatch, edgecolor="white")
             axes.text((row.high or row.value) + top * 0.02, place, row.text, va="center", size=SMALL, in_layout=False)
             if row.low is not None and row.high is not None:
                 arms = [[max(0.0, row.value - row.low)], [max(0.0, row.high - row.value)]]  # equal steps differ by rounding
@@ -196,7 +196,7 @@ class Canvas:
     part: "SubFigure"
     place: "SubplotSpec"
     labelled: bool
-    """Whether the panel labels its rows: not where its left neighbour has the same ones."""
+    """Whether the panel labels its rows: not where its left neighbor has the same ones."""
     inches: float
     """Width of the panel, with its labels."""
 
@@ -206,7 +206,7 @@ class Canvas:
 
     def split(self, title: str, names: Sequence[str]) -> "list[Axes]":
         """Return one axes for each workload, side by side, under one title and their names."""
-        if len(names) == 1:  # neighbours share the width of their axes
+        if len(names) == 1:  # neighbors share the width of their axes
             made = [self.part.add_subplot(self.place)]
         else:
             grid = self.place.subgridspec(1, len(names))
@@ -233,7 +233,7 @@ class Panel:
     """Of its row, in inches, with title and axis."""
     draw: Callable[[Canvas], None]
     rows: str = ""
-    """What its rows are; neighbours with the same rows label them once. Empty: its rows have no labels."""
+    """What its rows are; neighbors with the same rows label them once. Empty: its rows have no labels."""
     present: bool = True
     """Whether it has anything to show."""
 
@@ -295,7 +295,7 @@ def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None
     from matplotlib.lines import Line2D
 
     names = [name for name, _ in entries]
-    handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for _, look in entries]
+    handles = [Line2D([], [], color=look.color, linestyle=look.line, linewidth=2) for _, look in entries]
     columns = max(1, int(WIDTH / (0.9 + max(map(len, names)) * 0.075)))
     body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
 
@@ -327,5 +327,5 @@ class BarPanel:
 
 
 def rest_note(named: int) -> str:
-    """Return the note about configurations without a colour of their own."""
-    return f"Grey: {named} more configurations; the {MOST_SERIES} in colour are the fastest of each workload."
+    """Return the note about configurations without a color of their own."""
+    return f"Gray: {named} more configurations; the {MOST_SERIES} in color are the fastest of each workload."

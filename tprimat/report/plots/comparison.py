@@ -13,18 +13,7 @@ from tprimat.records.schema import StepRecord
 from tprimat.report import catalogue
 from tprimat.report.comparison import Comparison
 from tprimat.report.names import Workload, workloads
-from tprimat.report.plots import (
-    Bar,
-    BarPanel,
-    Canvas,
-    Look,
-    Panel,
-    Sheet,
-    bar_of,
-    looks_of,
-    rest_note,
-    thousands,
-)
+from tprimat.report.plots import Bar, BarPanel, Canvas, Look, Panel, Sheet, bar_of, looks_of, rest_note, thousands
 from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, not_counted_briefly, open_losses, picture_title, run_name, subtitle
 
@@ -76,7 +65,7 @@ def curves_of(groups: Sequence[Group]) -> list[Curve]:
 def comparison_sheet(comparison: Comparison) -> Sheet:
     """Return the picture of a comparison of at least one group, before it is drawn."""
     works = workloads(comparison.rankings)
-    shown = colours(works)
+    shown = colors(works)
     unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
     warning = f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}. " if unlike else ""
     names = {one.name for work in works for one in work.configurations}
@@ -101,7 +90,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     )
 
 
-def colours(works: Sequence[Workload]) -> dict[str, Look]:
+def colors(works: Sequence[Workload]) -> dict[str, Look]:
     """Return the look of the configurations that get one: the fastest of each workload first."""
     ranks = zip_longest(*(work.configurations for work in works))
     return looks_of([one.name for rank in ranks for one in rank if one is not None])
@@ -205,7 +194,7 @@ def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve
 def _draw_curves(axes: "Axes", lines: Sequence[Line], curve: Curve) -> None:
     for look, points in lines:
         mark = "o" if len(points) == 1 else ""  # a line through one point is invisible
-        axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, marker=mark, linewidth=1.5, alpha=0.9)
+        axes.plot(*zip(*points, strict=True), color=look.color, linestyle=look.line, marker=mark, linewidth=1.5, alpha=0.9)
     axes.margins(x=0.02)
     steps = {step for _, points in lines for step, _ in points}
     if len(steps) == 1:

@@ -10,7 +10,7 @@ from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, TOK
 from tprimat.report.names import Workload, workloads
 from tprimat.report.peak import step_time
 from tprimat.report.plots import Bar, BarPanel, Look, Panel, Sheet, bar_of, rest_note
-from tprimat.report.plots.comparison import colours, not_counted_notes
+from tprimat.report.plots.comparison import colors, not_counted_notes
 from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, picture_title, sentence, subtitle
 
@@ -21,7 +21,7 @@ MOST_PEAKS, MOST_CONFIGURATIONS = 12, 24
 def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     """Return the picture of an analysis with at least one peak, before it is drawn."""
     works = workloads(analysis.rankings)
-    looks = colours(works)
+    looks = colors(works)
     on_cpu = all(entry.run.machine.platform == "cpu" for entry in analysis.peaks)
     names = {one.name for work in works for one in work.configurations}
     notes = [rest_note(len(names) - len(looks))] if len(names) > len(looks) else []

@@ -97,20 +97,20 @@ def _panel(all_series: Sequence[Series], curve: Curve) -> Panel:
 def _draw(axes: "Axes", series: Series, curve: Curve, look: Look, *, written: bool) -> None:
     """Draw a series with its intervals; `written` below each point, where a rising line does not cross."""
     gpus, values = [point.gpus for point in series.points], [curve.value(row) for row in series.rows]
-    axes.plot(gpus, [one.value for one in values], marker="o", color=look.colour, linestyle=look.line, label=series.name)
+    axes.plot(gpus, [one.value for one in values], marker="o", color=look.color, linestyle=look.line, label=series.name)
     for count, one in zip(gpus, values, strict=True):
         low, high = useful_ends(one)
         if low is not None and high is not None:
-            axes.plot([count] * 2, [low, high], color=look.colour, linewidth=3, alpha=0.5)
+            axes.plot([count] * 2, [low, high], color=look.color, linewidth=3, alpha=0.5)
         if written:
             place = (count, one.value)
             axes.annotate(curve.show(one.value), place, xytext=(7, -13), textcoords="offset points", ha="left", size=SMALL)
     last = values[0].value * (gpus[-1] / gpus[0] if curve.grows else 1)
-    axes.plot([gpus[0], gpus[-1]], [values[0].value, last], color=look.colour, linestyle=":", linewidth=1)
+    axes.plot([gpus[0], gpus[-1]], [values[0].value, last], color=look.color, linestyle=":", linewidth=1)
     if curve.fitted:
         law, grid = fit(series), np.geomspace(gpus[0], gpus[-1], 100)
         heights = [law.at(float(count)) / series.points[0].tokens_per_second.value for count in grid]
-        axes.plot(grid, heights, color=look.colour, linestyle="--", linewidth=1.2, alpha=0.8)
+        axes.plot(grid, heights, color=look.color, linestyle="--", linewidth=1.2, alpha=0.8)
 
 
 def scaling_sheet(all_series: Sequence[Series], curves: Sequence[Curve]) -> Sheet:

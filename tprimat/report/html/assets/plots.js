@@ -42,9 +42,9 @@ function bars(data, index, look) {
   const [room, thick] = [narrow() ? 44 : 66, dense ? 12 : 18];
   const [annotations, traces] = [[], []];
   let down = 0;
-  const write = (lines, colour) => {
+  const write = (lines, color) => {
     annotations.push({ xref: "paper", x: 0, xanchor: "left", y: down, yanchor: "top", showarrow: false, align: "left", borderpad: 0,
-      text: lines.map(line => `<span style="color:${colour}">${line}</span>`).join("<br>") });
+      text: lines.map(line => `<span style="color:${color}">${line}</span>`).join("<br>") });
     down += LINE_PIXELS * lines.length;
   };
   rows.forEach((row, place) => {
@@ -70,7 +70,7 @@ const LINE_PIXELS = 16;
 function bar(row, top, thick, look) {
   return {
     type: "bar", orientation: "h", x: [row.value], y: [top], width: thick, offset: 0, name: "",
-    marker: { color: row.group.colour, pattern: { shape: PATTERNS[row.group.hatch], bgcolor: row.group.colour, fgcolor: look.card, size: 6, solidity: 0.2 } },
+    marker: { color: row.group.color, pattern: { shape: PATTERNS[row.group.hatch], bgcolor: row.group.color, fgcolor: look.card, size: 6, solidity: 0.2 } },
     hovertemplate: `${plain(row.group.label)}<br>${plain(row.text)}<extra></extra>`,
     error_x: row.low === null || row.high === null || row.value === null ? { visible: false }
       : { type: "data", symmetric: false, array: [row.high - row.value], arrayminus: [row.value - row.low], color: look.ink, thickness: 1.4, width: 4 },
@@ -130,7 +130,7 @@ function curves(data, index, look) {
       const x = numbers.slice(begin);
       const name = `${plain(group.label)}<br>${plain(run.name)}`;
       traces.push({
-        type: "scatter", mode: "lines", x, y: y.slice(begin), line: { color: group.colour, dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
+        type: "scatter", mode: "lines", x, y: y.slice(begin), line: { color: group.color, dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
         hovertemplate: `${name}<br>step %{x}: %{y:.5~g}<extra></extra>`,
       });
     }

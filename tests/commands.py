@@ -5,6 +5,7 @@ What only a process can show (signals, pipes, start-up time, imports) starts one
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -57,6 +58,12 @@ def run_command(program, *arguments, cwd=None, environment=None):
         finally:
             os.chdir(before)
     return subprocess.CompletedProcess([prog, *words], status, out.getvalue(), err.getvalue())
+
+
+def only_run(output):
+    """The record and the folder of the only run below an output folder."""
+    (path,) = (output / "runs").glob("*/run.json")
+    return json.loads(path.read_text()), path.parent
 
 
 def words_in(picture):

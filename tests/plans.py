@@ -1,9 +1,11 @@
 """Requests for plans, and workloads, of which a test says only what it is about."""
 
+from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.implementations import EMBEDDED
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.plan.build import PlanRequest
+from tprimat.plan.layout import LayoutRequest, resolve
 
 DEGREES = {
     "tp": "tensor_model_parallel_size",
@@ -13,6 +15,21 @@ DEGREES = {
     "ep": "expert_model_parallel_size",
 }
 """Short names of the keys of a layout."""
+
+
+def divide(shape, ranks=8, *, data=None, **layout):
+    """Return what plan/layout.py makes of degrees by their short names; raises LayoutError."""
+    names = {**DEGREES, "dp": "data_parallel_size"}
+    return resolve(
+        LayoutRequest(
+            shape=shape,
+            layout=LayoutConfig(**{names.get(key, key): value for key, value in layout.items()}),
+            data=DataConfig(**{"global_batch_size": 128, "sequence_length": 2048, **(data or {})}),
+            world_size=ranks,
+            where_layout=lambda key: f"layout {key}",
+            where_data=lambda key: f"data {key}",
+        )
+    )
 
 
 def workload(**changes):

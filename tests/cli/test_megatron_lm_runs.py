@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import FAKE_PACKAGES, run_command, run_script
+from commands import FAKE_PACKAGES, only_run, run_command, run_script
 from fake_megatron_lm import MILLISECONDS, make_clone
 
 WORDS = ("--model", "llama", "--engine", "megatron-lm", "--platform", "nvidia", "--parallel", "balanced", "--gpus", "2")
@@ -27,12 +27,11 @@ def machine(tmp_path):
 def test_its_console_becomes_a_record_that_proves_the_strategy(machine, tmp_path):
     done = run_script("benchmark.py", *WORDS, "--steps", "8", "--force", environment=machine)
     assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "out" / "runs").glob("*/run.json")
-    record = json.loads(path.read_text())
+    record, folder = only_run(tmp_path / "out")
     found = (record["engine"], record["outcome"], record["mismatches"], record["clock"])
     assert found == ("megatron-lm", "completed", [], "framework")
     assert record["evidence"]["workload"]["tensor_parallel"] == 2
-    steps = [json.loads(line) for line in (path.parent / "steps.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert [step["step_seconds"] for step in steps[1:]] == pytest.approx([MILLISECONDS / 1e3] * 7)  # the mean is undone
 
 

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from commands import fake_nvml, run_command, run_script
+from commands import fake_nvml, only_run, run_command, run_script
 from fake_primus import make_machine
 
 
@@ -24,15 +24,10 @@ def machine(tmp_path, monkeypatch):
     return benchmark
 
 
-def run_of(folder):
-    (path,) = (folder / "out" / "runs").glob("*/run.json")
-    return json.loads(path.read_text()), path.parent
-
-
 def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(machine, tmp_path):
     done = machine("--platform", "amd", "--parallel", "truly_identical", run=run_script)
     assert done.returncode == 0, done.stderr
-    record, folder = run_of(tmp_path)
+    record, folder = only_run(tmp_path / "out")
     assert (record["engine"], record["outcome"], record["mismatches"], record["clock"]) == (
         "primus",
         "completed",
@@ -63,7 +58,7 @@ def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(m
 )
 def test_a_workload_that_did_not_run_is_not_counted(machine, tmp_path, act, mismatch):
     done = machine("--parallel", "truly_identical", act=act)
-    record, _ = run_of(tmp_path)
+    record, _ = only_run(tmp_path / "out")
     assert (done.returncode, record["outcome"], mismatch in record["mismatches"]) == (1, "completed", True)
     assert "was asked for" in done.stdout
 
@@ -81,7 +76,7 @@ FRAGMENTS = "--set platform_optimizations.amd.environment.PYTORCH_CUDA_ALLOC_CON
 )
 def test_a_primus_run_that_fails_says_why(machine, tmp_path, act, outcome, said):
     done = machine(act=act)
-    (record, folder), (cause, shown) = run_of(tmp_path), said
+    (record, folder), (cause, shown) = only_run(tmp_path / "out"), said
     assert (done.returncode, record["outcome"], cause in record["cause"], shown in done.stdout) == (1, outcome, True, True)
     assert (folder / "steps.jsonl").read_text()
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import FAKE_PACKAGES, fake_nvml, run_command, run_script
+from commands import FAKE_PACKAGES, fake_nvml, only_run, run_command, run_script
 from plans import request_of
 
 from tprimat.config.load import parse_setting, read_config
@@ -132,15 +132,10 @@ def machine(tmp_path, monkeypatch):
     return benchmark
 
 
-def run_of(folder):
-    (path,) = (folder / "out" / "runs").glob("*/run.json")
-    return json.loads(path.read_text()), path.parent
-
-
 def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, tmp_path):
     done = machine(run=run_script)
     assert done.returncode == 0, done.stderr
-    record, folder = run_of(tmp_path)
+    record, folder = only_run(tmp_path / "out")
     assert (record["engine"], record["outcome"], record["mismatches"], record["clock"]) == (
         "torchtitan",
         "completed",
@@ -157,12 +152,12 @@ def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, t
     assert (tmp_path / "out" / "benchmark_cuda_llama.json").is_file()
     again = machine("--resume")
     assert again.returncode == 0, again.stderr
-    assert run_of(tmp_path)[0] == record
+    assert only_run(tmp_path / "out")[0] == record
 
 
 def test_a_log_that_contradicts_the_plan_is_not_counted(machine, tmp_path):
     assert machine(FAKE_TITAN_BATCH="16", FAKE_TITAN_TENSOR="2", FAKE_TITAN_DTYPE="float32").returncode == 1
-    record, _ = run_of(tmp_path)
+    record, _ = only_run(tmp_path / "out")
     assert record["outcome"] == "completed"
     assert {
         "global batch: 8 was asked for, 16 ran",
@@ -192,7 +187,7 @@ def test_the_newer_torchtitan_is_told_the_rest_by_a_module_of_ours(machine, inst
     words = ("--precision", "fp8", "--set", "platform_optimizations.nvidia.recompute=full")
     done = machine(*words, run=run_script, **installed("0.3.0", "2.14.1"))
     assert done.returncode == 0, done.stderr
-    record, _ = run_of(tmp_path)
+    record, _ = only_run(tmp_path / "out")
     assert (record["outcome"], record["evidence"]["workload"]["global_batch_sequences"]) == ("completed", 8)
     log = (tmp_path / "out" / "training_llama.log").read_text()
     assert "model {'flavor': '8B', 'converters': [Config(model_compile_enabled=True)]}" in log

@@ -3,28 +3,12 @@
 from itertools import product
 
 import pytest
-from plans import DEGREES
+from plans import divide
 
-from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.errors import LayoutError
 from tprimat.core.models import model_shape, tiny, valid_tensor_degrees
-from tprimat.plan.layout import LayoutRequest, resolve
 
 LLAMA, QWEN = model_shape("llama-3.1-8b"), model_shape("qwen-2.5-7b")
-
-
-def divide(shape, ranks=8, *, data=None, **layout):
-    names = {**DEGREES, "dp": "data_parallel_size"}
-    return resolve(
-        LayoutRequest(
-            shape=shape,
-            layout=LayoutConfig(**{names.get(key, key): value for key, value in layout.items()}),
-            data=DataConfig(**{"global_batch_size": 128, "sequence_length": 2048, **(data or {})}),
-            world_size=ranks,
-            where_layout=lambda key: f"layout {key}",
-            where_data=lambda key: f"data {key}",
-        )
-    )
 
 
 def complaint(*arguments, **choices):

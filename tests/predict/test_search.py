@@ -4,14 +4,13 @@ from dataclasses import fields
 
 import pytest
 from changes import replace
+from plans import divide
 
-from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import LayoutError
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload
-from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import MOST_CHUNKS, Question, layouts, reason, search, workloads
@@ -37,19 +36,9 @@ def question(**changes):
 
 def accepted(asked, **degrees):
     """What plan/layout.py makes of some degrees; None where it refuses them."""
-    names = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size"}
-    names |= {"virtual": "virtual_pipeline_model_parallel_size", "context": "context_parallel_size"}
-    names |= {"expert": "expert_model_parallel_size", "micro": "micro_batch_size"}
-    request = LayoutRequest(
-        shape=asked.work.shape,
-        layout=LayoutConfig(**{names[name]: degree for name, degree in degrees.items()}),
-        data=DataConfig(sequence_length=asked.work.sequence_tokens, global_batch_size=asked.work.global_batch_sequences),
-        world_size=asked.gpus,
-        where_layout=str,
-        where_data=str,
-    )
+    data = {"sequence_length": asked.work.sequence_tokens, "global_batch_size": asked.work.global_batch_sequences}
     try:
-        return resolve(request)[0]
+        return divide(asked.work.shape, asked.gpus, data=data, **degrees)[0]
     except LayoutError:
         return None
 
@@ -65,9 +54,7 @@ def test_every_legal_layout_is_searched_and_no_other(model):
             for virtual in [None, *(chunks for chunks in range(2, MOST_CHUNKS + 1))]:
                 for context in degrees:
                     for expert in (1, 2, 4, 8):
-                        layout = accepted(
-                            asked, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context, expert=expert, micro=1
-                        )
+                        layout = accepted(asked, tp=tensor, pp=pipeline, vpp=virtual, cp=context, ep=expert, micro_batch_size=1)
                         legal |= {layout} - {None}
     with_batch = {work.layout for work in workloads(asked) if work.micro_batch == 1}
     assert with_batch == legal
@@ -78,8 +65,8 @@ def test_every_micro_batch_is_one_that_a_plan_takes():
     asked = question()
     for work in workloads(asked):
         layout = work.layout
-        chosen = {"tensor": layout.tensor, "pipeline": layout.pipeline, "virtual": layout.virtual_pipeline}
-        assert accepted(asked, **chosen, context=layout.context, micro=work.micro_batch) == layout
+        chosen = {"tp": layout.tensor, "pp": layout.pipeline, "vpp": layout.virtual_pipeline, "cp": layout.context}
+        assert accepted(asked, **chosen, micro_batch_size=work.micro_batch) == layout
         assert work.micro_batch * work.accumulation * layout.data == asked.work.global_batch_sequences
 
 

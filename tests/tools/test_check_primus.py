@@ -60,13 +60,10 @@ def check(tmp_path):
     return run
 
 
-def test_every_experiment_and_override_of_ours_arrives_unchanged(check):
+def test_every_experiment_of_ours_arrives_unchanged_and_an_override_that_primus_would_lose_is_found(check):
     done = check()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "84 experiments read by the core runtime: 0 complaints\n"
-
-
-def test_an_override_that_primus_would_lose_is_found(check):
     done = check("--lr=1e-05", "--virtual_pipeline_model_parallel_size=2", "--tensor_model_paralel_size=2")
     assert done.returncode == 1
     assert "lr is the text '1e-05', not a number\n    in llama maximum_performance (as configured) and 83 more" in done.stdout

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from changes import replace
-from planning import make_plan, train_together
+from planning import make_plan, split_settings, train_together
 from repeating import RepeatingRecorder
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
@@ -20,20 +20,7 @@ from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = "platform_optimizations.nvidia.engine_options"
-LAYOUT = "parallelism.minimal_communication.llama.nvidia"
-STEPS = 5
-COMMON = {
-    "training.duration.max_steps": STEPS,
-    "training.data.global_batch_size": 8,
-    "training.data.sequence_length": 32,
-    "training.optimizer.learning_rate": 1e-3,
-    "training.data.dataset": "mock",
-}
-
-
-def place(*keys):
-    return ".".join(keys)
+FIVE_STEPS = {"training.duration.max_steps": 5, "training.data.global_batch_size": 8, "training.data.dataset": "mock"}
 
 
 class CountingRecorder(RepeatingRecorder):
@@ -75,21 +62,19 @@ VARIANTS = {
 }
 
 
-def variant_plan(folder, name, options, **settings):
-    layout = "parallelism.minimal_communication.llama.cpu.tensor_model_parallel_size"
-    ranks = {"hardware.platforms.cpu.gpus_per_node": 1 if name == "1 rank" else 2, layout: 2 if "tp2" in name else 1}
-    chosen = {f"platform_optimizations.cpu.engine_options.{key}": value for key, value in options.items()}
-    plan = make_plan(folder, "llama", {**COMMON, **ranks, **chosen, **settings})
+def variant_plan(folder, name, **split):
+    ranks, tensor = 1 if name == "1 rank" else 2, 2 if "tp2" in name else 1
+    plan = make_plan(folder, "llama", split_settings("llama", ranks, {**FIVE_STEPS, "tp": tensor, **split}))
     return plan, replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))
 
 
 def test_losses_and_norms_are_those_of_megatrons_schedule(tmp_path):
     plans = []
     for name, options in VARIANTS.items():
-        usual, recorded = variant_plan(tmp_path / name, name, options)
+        usual, recorded = variant_plan(tmp_path / name, name, **options)
         folder = str(tmp_path / f"{name} recorded")
         plans += [usual, replace(recorded, run_id=f"{usual.run_id} recorded", run_directory=folder, output_directory=folder)]
-    plans.append(variant_plan(tmp_path / "short", "1 rank", {}, **{"training.duration.max_steps": 2})[1])
+    plans.append(variant_plan(tmp_path / "short", "1 rank", **{"training.duration.max_steps": 2})[1])
     *results, (short, _) = train_together(plans)
     assert short.engine_options["cuda_graphs"] is False, "it ended before anything was recorded"
     for (run, usual), (recorded_run, recorded) in zip(results[::2], results[1::2], strict=True):

@@ -3,31 +3,13 @@
 import pytest
 import torch
 from changes import replace
-from planning import make_plan, train_together
+from planning import make_plan, split_settings, train_together
 
 from tprimat.megatron.training import recorded, resolve
 
-BF16_STATES = {
-    "hardware.platforms.cpu.gpus_per_node": 1,
-    "training.duration.max_steps": 8,
-    "training.data.global_batch_size": 4,
-    "training.data.sequence_length": 64,
-    "training.optimizer.learning_rate": 5e-3,
-    "platform_optimizations.cpu.precision": "bf16",
-    "platform_optimizations.cpu.engine_options.optimizer_states": "bf16",
-    "platform_optimizations.cpu.engine_options.accumulate_weight_gradients": True,
-}
-
-
-FP8 = {
-    "training.duration.max_steps": 6,
-    "hardware.platforms.cpu.gpus_per_node": 1,
-    "training.data.global_batch_size": 2,
-    "training.data.sequence_length": 32,
-    "training.optimizer.learning_rate": 1e-3,
-    "platform_optimizations.cpu.precision": "bf16",
-    "platform_optimizations.cpu.engine_options.accumulate_weight_gradients": True,
-}
+STRAIGHT = {"platform_optimizations.cpu.precision": "bf16", "accumulate_weight_gradients": True}
+LONGER = {"training.duration.max_steps": 8, "training.data.sequence_length": 64, "training.optimizer.learning_rate": 5e-3}
+SHORTER = {"training.duration.max_steps": 6, "training.data.global_batch_size": 2}
 FP8_LAYERS = 1
 """torch multiplies fp8 on a CPU a hundred times slower than bf16."""
 
@@ -35,23 +17,20 @@ FP8_LAYERS = 1
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision")
-    masters = {**BF16_STATES, "platform_optimizations.cpu.engine_options.optimizer_states": "fp32"}
-    options = "platform_optimizations.cpu.engine_options"
-    gradients = {**masters, f"{options}.gradients": "bf16", "hardware.platforms.cpu.gpus_per_node": 2}
-    sharded = {
-        **masters,
-        f"{options}.fully_shard": True,
-        f"{options}.accumulate_weight_gradients": "auto",
-        "hardware.platforms.cpu.gpus_per_node": 2,
-    }
-    small = replace(make_plan(folder / "fp8", "llama", FP8, layers=FP8_LAYERS), matmul_dtype="fp8")
+
+    def plan(name, ranks=1, **split):
+        return make_plan(folder / name, "qwen", split_settings("qwen", ranks, {**STRAIGHT, **LONGER, **split}))
+
+    def thin(name):
+        return make_plan(folder / name, "llama", split_settings("llama", 1, {**STRAIGHT, **SHORTER}), layers=FP8_LAYERS)
+
     plans = {
-        "sharded": make_plan(folder / "sharded", "qwen", sharded),
-        "bf16 gradients": make_plan(folder / "gradients", "qwen", gradients),
-        "bf16 states": make_plan(folder / "bf16", "qwen", BF16_STATES),
-        "masters": make_plan(folder / "masters", "qwen", masters),
-        "bf16": make_plan(folder / "plain", "llama", FP8, layers=FP8_LAYERS),
-        "fp8": small,
+        "sharded": plan("sharded", 2, fully_shard=True, accumulate_weight_gradients="auto"),
+        "bf16 gradients": plan("gradients", 2, gradients="bf16"),
+        "bf16 states": plan("bf16", optimizer_states="bf16"),
+        "masters": plan("masters"),
+        "bf16": thin("plain"),
+        "fp8": replace(thin("fp8"), matmul_dtype="fp8"),
     }
     return dict(zip(plans, train_together(list(plans.values())), strict=True))
 

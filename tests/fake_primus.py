@@ -24,7 +24,7 @@ import yaml
 
 MILLISECONDS = 10_000.0
 """Of an iteration, as printed; a real machine takes no less."""
-COLOURED = "[\x1b[32m20261121 07:39:10\x1b[0m][\x1b[36mrank-{rank}/{world}\x1b[0m]\x1b[34m\x1b[1m[{level}]\x1b[0m : {text}\x1b[0m"
+COLORED = "[\x1b[32m20261121 07:39:10\x1b[0m][\x1b[36mrank-{rank}/{world}\x1b[0m]\x1b[34m\x1b[1m[{level}]\x1b[0m : {text}\x1b[0m"
 
 
 CARD = {
@@ -101,7 +101,7 @@ class Run:
         self.asked, self.world, self.logs, self.acts = asked, world, logs, acts
 
     def say(self, rank, text, level="INFO"):
-        print(COLOURED.format(rank=rank, world=self.world, level=level, text=text), flush=True)
+        print(COLORED.format(rank=rank, world=self.world, level=level, text=text), flush=True)
 
     def dump(self):
         """Primus's rows of its module, then Megatron's arguments, all on rank 0."""

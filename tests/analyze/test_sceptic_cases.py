@@ -176,7 +176,7 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
         "differs in layout",
         "differs in dtype that ran",
         "slower than the point on as many GPUs",
-        "not counted, failed: rank 3 ended",
+        "failed: rank 3 ended",
     }
     assert sum(line.startswith("Not a point here: ") for line in series["remarks"]) == 4
     assert any(line.startswith("1 run per point: intervals are between the steps of one") for line in series["remarks"])

@@ -108,8 +108,8 @@ def test_a_damaged_step_is_passed_over_and_said(tmp_path):
 
 def test_a_command_runs_where_and_with_what_it_asks_for(tmp_path):
     file = str(tmp_path / "deep" / "experiment.yaml")
-    argv = ("sh", "-c", 'echo $COLOUR; pwd; cat "$0"', file)
-    command = Command(argv=argv, environment={"COLOUR": "green"}, directory="/", files={file: "a: 1\n"})
+    argv = ("sh", "-c", 'echo $COLOR; pwd; cat "$0"', file)
+    command = Command(argv=argv, environment={"COLOR": "green"}, directory="/", files={file: "a: 1\n"})
     *_, notes = launched(tmp_path, command=command)
     assert notes.lines == ["green", "/", "a: 1"]
 

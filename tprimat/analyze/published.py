@@ -15,7 +15,7 @@ from tprimat.core.models import models
 from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.records.schema import RunRecord
 
-MOST_NEIGHBOURS = 3
+MOST_NEIGHBORS = 3
 MOST_ROWS = 10
 """Of ours and theirs together."""
 DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "sequence": 1.0, "engine": 0.5}
@@ -66,7 +66,7 @@ def nearest_published(groups: Sequence[Group]) -> list[Neighborhood]:
     """
     ranked = sorted(rankings(groups), key=lambda ranking: -len(ranking.groups))
     nearest = [one for ranking in ranked if (one := _neighborhood(ranking.best)) is not None]
-    each = max(1, min(MOST_NEIGHBOURS, MOST_ROWS // max(1, len(nearest)) - 1))
+    each = max(1, min(MOST_NEIGHBORS, MOST_ROWS // max(1, len(nearest)) - 1))
     return [replace(one, neighbors=one.neighbors[:each]) for one in nearest[: MOST_ROWS // (each + 1)]]
 
 
@@ -82,7 +82,7 @@ def _neighborhood(group: Group) -> Neighborhood | None:
             differences = _differences(ours.run, result)
             neighbors.append(Neighbor(result=result, rebased=rebased, differences=differences, ratio=ratio))
     neighbors.sort(key=lambda neighbor: _distance(ours.run, neighbor.differences))
-    return Neighborhood(ours=ours, neighbors=tuple(neighbors[:MOST_NEIGHBOURS]))
+    return Neighborhood(ours=ours, neighbors=tuple(neighbors[:MOST_NEIGHBORS]))
 
 
 def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ...]:

@@ -17,7 +17,7 @@ from tprimat.analyze.metrics import scaled
 from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, model_name, tokens_per_step
 from tprimat.core.errors import MetricError
 from tprimat.core.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
-from tprimat.records.schema import Estimate, RunRecord
+from tprimat.records.schema import Estimate, Finding, RunRecord
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 
@@ -68,13 +68,8 @@ class Row:
     """Throughput per GPU over that of the smallest; of the smallest itself without an interval."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A configuration that was measured, and is a point of no series."""
-
-    name: str
-    gpus: int | None
-    why: str
+LeftOut = tuple[str, int | None, Finding]
+"""A configuration that was measured, and is a point of no series: its name, its GPUs, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +133,7 @@ def series_of(groups: Sequence[Group]) -> list[Series]:
         if id(group) not in used:
             place = max(range(len(made)), key=lambda place: max(_likeness(group, member) for member in made[place][1]))
             name = f"{model_name(group.run)} {group.run.strategy or layout(group.run)}".rstrip()
-            left[place].append(LeftOut(name=name, gpus=group.run.machine.gpus, why=_why_left_out(group, made[place][1])))
+            left[place].append((name, group.run.machine.gpus, _why_left_out(group, made[place][1])))
     return [replace(one, left_out=tuple(out)) for (one, _), out in zip(made, left, strict=True)]
 
 
@@ -146,10 +141,10 @@ def _likeness(one: Group, other: Group) -> int:
     return sum(first == second for first, second in zip(one.kind, other.kind, strict=True))
 
 
-def _why_left_out(group: Group, members: Sequence[Group]) -> str:
-    """Say in few words why a configuration is not a point of the series that is most like it."""
+def _why_left_out(group: Group, members: Sequence[Group]) -> Finding:
+    """Return why a configuration is not a point of the series that is most like it."""
     if _point(group) is None:
-        return "of unknown throughput or number of GPUs"
+        return Finding(kind="no point: not recorded")
     nearest = max(members, key=lambda member: _likeness(group, member))
     same_gpus = [member for member in members if member.run.machine.gpus == group.run.machine.gpus]
     names = [
@@ -158,8 +153,8 @@ def _why_left_out(group: Group, members: Sequence[Group]) -> str:
         if trait.key not in FOLLOWS_GPUS - {"strategy"} or (trait.key == "layout" and _split(nearest.run) != _split(group.run))
     ]
     if same_gpus and (not names or _key(group) == _key(same_gpus[0])):
-        return "slower than the point on as many GPUs"
-    return f"differs in {', '.join(names) or 'tokens a step'}"
+        return Finding(kind="no point: slower")
+    return Finding(kind="no point: another", subjects=(", ".join(names) or "tokens a step",))
 
 
 def _split(run: RunRecord) -> tuple[object, ...]:

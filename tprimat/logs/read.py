@@ -12,15 +12,7 @@ from tprimat.core.limits import LARGEST_WHOLE, finite_or_none
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import Workload
 from tprimat.logs.arguments import arithmetic_of, options_of
-from tprimat.logs.checks import (
-    check_claims,
-    check_model,
-    logged_claims,
-    machine_of,
-    model_of,
-    with_evidence,
-    world_size,
-)
+from tprimat.logs.checks import check_claims, check_model, logged_claims, machine_of, model_of, with_evidence, world_size
 from tprimat.logs.contents import Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.failures import diverging
 from tprimat.logs.fields import Dialect, number_of

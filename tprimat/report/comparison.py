@@ -113,13 +113,13 @@ def _place(item: Measured) -> dict[str, object]:
 
 HEADER = ("result", "tokens/s/GPU", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
-NO_NEIGHBOURS = "No published neighbors: no configuration here has a FLOP/s to compare with them.\n"
+NO_NEIGHBORS = "No published neighbors: no configuration here has a FLOP/s to compare with them.\n"
 
 
 def published_text(neighborhoods: Sequence[Neighborhood], screen: Screen = PLAIN) -> str:
     """Return, for a terminal, a table and the differences for each configuration of ours, then each source."""
     if not neighborhoods:
-        return NO_NEIGHBOURS
+        return NO_NEIGHBORS
     results = {neighbor.result.name: neighbor.result for one in neighborhoods for neighbor in one.neighbors}
     sources = "\n".join(f"{name}\n  source  {result.source}" for name, result in results.items())
     blocks = [_block(one, screen) for one in neighborhoods]

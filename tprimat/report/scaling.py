@@ -1,7 +1,6 @@
 """Report scaling as text, Markdown or JSON."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series, fit
@@ -10,7 +9,7 @@ from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.tables import PLAIN, Screen, columns, flat, with_interval
-from tprimat.report.words import values_in_words
+from tprimat.report.words import finding_words, values_in_words
 
 KINDS: dict[Kind, str] = {
     "weak": "Weak scaling: every GPU has the same work, and the batch grows.",
@@ -91,7 +90,7 @@ def repetition(series: Series) -> str:
 
 def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[str]:
     """Name configurations that are no point, and why; count those beyond the first."""
-    lines = [f"Not a point here: {one.name} ({units.count(one.gpus)} GPUs): {one.why}." for one in some[:most]]
+    lines = [f"Not a point here: {name} ({units.count(gpus)} GPUs): {finding_words(why)}." for name, gpus, why in some[:most]]
     rest = 0 if most is None else len(some) - most
     return lines + [f"Not points here: {rest} more; --format json names each."] * (rest > 0)
 
@@ -126,7 +125,7 @@ def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
             "name": series.name,
             "kind": series.kind,
             "points": list(map(_document, series.rows)),
-            "left_out": list(map(asdict, series.left_out)),
+            "left_out": [{"name": name, "gpus": gpus, "why": finding_words(why)} for name, gpus, why in series.left_out],
             "laws": [_law_document(fit(series))],
             "remarks": remarks(series, None),
         }

@@ -15,7 +15,7 @@ from tprimat.analyze.compare import QUESTION, Question
 from tprimat.analyze.groups import Kind, Measured, group_runs, kind_of, measure, without_copies, without_far_losses
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import under_ceiling
-from tprimat.analyze.scaling import LeftOut, Series, series_of
+from tprimat.analyze.scaling import Series, series_of
 from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError, printable
 from tprimat.core.statistics import FEWEST_RUNS
@@ -224,11 +224,7 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
             why=f"{counted} of {len(measured)} runs count.",
             fix="run the same strategy with --gpus 1, 2, 4 and 8",
         )
-    lost = [
-        LeftOut(name=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {not_counted_words(item).rstrip('.')}")
-        for item in measured
-        if not item.counts
-    ]
+    lost = ((run_name(item), item.result.run.machine.gpus, item.not_counted[0]) for item in measured if not item.counts)
     return [replace(series[0], left_out=(*series[0].left_out, *lost)), *series[1:]]
 
 

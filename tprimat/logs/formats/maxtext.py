@@ -8,18 +8,7 @@ import re
 from collections.abc import Callable
 
 from tprimat.logs.arguments import MAXTEXT, OPTIONS_OF
-from tprimat.logs.fields import (
-    GIBIBYTE,
-    Dialect,
-    LineFields,
-    capacity,
-    in_bytes,
-    matching,
-    rules_of,
-    stated,
-    truth,
-    whole,
-)
+from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, capacity, in_bytes, matching, rules_of, stated, truth, whole
 
 DISPATCHED = (1, 2)
 """Steps whose times may be those of their dispatch."""

@@ -41,13 +41,13 @@ MICRO_BATCHES, CHUNKS = (1, 2, 4, 8), (2, 3, 4, 5, 6, 7, 8, 12)
 MODULES = ("layernorm", "mla_up_proj", "mlp", "moe_act")
 """What NVIDIA's recipes compute again first."""
 
-AUTOMODEL = replace(FSDP, name="NeMo Automodel", attention_speed=1.0, selects_operations=False, dispatches_once_a_node=True)
+AUTOMODEL = replace(FSDP, name="NeMo Automodel", attends_by_torch=False, selects_operations=False, dispatches_once_a_node=True)
 """Its benchmarks: FSDP2, Transformer Engine's attention, DeepEP; weights, gradients and moments are bf16."""
 PRIMUS_TUNED = replace(
     MEGATRON_TUNED, name="Primus", reduces_in_fp32=True, keeps_fp8_weights_alone=False, dispatches_once_a_node=False
 )
 """The same as Megatron-LM's own defaults have it: gradients in fp32, weights in 8 bits besides those in bf16."""
-PRIMUS_SHARDED = replace(FSDP, name="Primus", attention_speed=1.0, selects_operations=False)
+PRIMUS_SHARDED = replace(FSDP, name="Primus", attends_by_torch=False, selects_operations=False)
 """Megatron-LM's use_torch_fsdp2 around the same layers."""
 
 
@@ -404,7 +404,7 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
     further = _predicts_further(shape, facts.get("sequence_tokens"), printed, rate, note)
     facts |= {"mtp_layers": 1} if further else {}
     if "titan" in str(row.get("framework")).lower() and facts.get("pipeline_parallel", 1) > 1:
-        _split_local_batch(facts, _number(row.get("gpus")))
+        _split_local_batch(facts, _number(row.get("gpus")), _date(row) or "", note)
     facts |= _said(note, str(row.get("routing") or ""))
     work = Workload(shape=shape, matmul_dtype=dtype, fp8_scaling=scaling, **facts)
     return PublishedResult(
@@ -437,12 +437,17 @@ def _predicts_further(shape: ModelShape, tokens: int | None, printed: Any, rate:
     return 0.5 < extra * shape.layers < 3.5  # the layer, and the output layer once more
 
 
-def _split_local_batch(facts: dict[str, Any], gpus: int | None) -> None:
-    """Read torchtitan's local batch, whose sequences go through the pipeline one by one."""
+def _split_local_batch(facts: dict[str, Any], gpus: int | None, date: str, note: str) -> None:
+    """Read torchtitan's local batch: before 2025-04 it was split into as many micro-batches as stages, since then into sequences.
+
+    Defaults of pipelining_utils.py at 9dec370, and since 5e2033c. An interleaved schedule has two chunks a rank.
+    """
     ranks = math.prod(facts.get(name, 1) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"))
     local = facts.get("micro_batch_sequences", 1)
     facts["global_batch_sequences"] = facts.get("global_batch_sequences") or local * max(1, (gpus or ranks) // ranks)
-    facts["micro_batch_sequences"] = 1
+    facts["micro_batch_sequences"] = max(1, local // facts["pipeline_parallel"]) if date < "2025-04" else 1
+    if "interleaved" in note.lower():
+        facts.setdefault("virtual_pipeline", 2)
 
 
 def _number(value: Any) -> int | None:
@@ -511,7 +516,7 @@ def _said(note: str, routing: str) -> dict[str, Any]:
         facts["recompute"] = "none"
     if re.search(r"token-?drop(?!less)", note, re.IGNORECASE):
         facts["expert_capacity"] = 1.0
-    if re.search(r"(?<!interleaved )\b1f1b", note, re.IGNORECASE):
+    if re.search(r"(?<!interleaved )\b1f1b(?!-interleaved)", note, re.IGNORECASE):
         facts["virtual_pipeline"] = 1
     if re.search("nat|real|learn", routing, re.IGNORECASE):
         facts["routing"] = "natural"

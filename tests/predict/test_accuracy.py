@@ -187,13 +187,13 @@ def test_the_first_choice_is_near_the_best():
 def test_published_throughput_without_probes():
     """Of mixtures, those with small experts were bound by the host until releases 2604 and 2606: that is not predicted."""
     scores = {score.name: score for score in score_published()}
-    mixtures = [score for name, score in scores.items() if re.search("deepseek|qwen3|kimi", name)]
+    mixtures = [score for name, score in scores.items() if re.search("deepseek|qwen3-(30b|235b)|kimi", name)]
     small = [score for score in mixtures if score.name.startswith("megatron-bridge-qwen3-30b")]
     dense = errors(score.error for score in scores.values() if score not in mixtures)
     assert dense.rows >= 9
     assert dense.mean_absolute < 0.15
     large = errors(score.error for score in mixtures if score not in small and "30b" not in score.name)
-    assert large.rows >= 14
+    assert large.rows >= 12
     assert large.mean_absolute < 0.18
     assert abs(large.worst) < 0.35
     assert all(-0.7 < score.error < 0 for score in small)

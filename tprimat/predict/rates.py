@@ -41,6 +41,10 @@ bandwidth and xGMI performance, March 2025)."""
 NETWORK_SHARE = 0.85
 ATTENTION_SHARES = (0.8, 0.65)
 """Fused causal attention over products, forward and backward: 560 and 450 of 690 TFLOP/s on H200 at 4 k tokens."""
+TORCH_ATTENTION = {"NVIDIA": 0.6, "AMD": 0.29}
+"""Torch's flash attention over the fastest kernel's. NVIDIA: FlashAttention 2 does 337 of cuDNN's 574 TFLOP/s on H200 (8,192
+tokens, forward). AMD, where it is AOTriton's: AITER's saves 47 % of its time forward and 75 % backward on MI325X. There a step
+of Llama 3.1 70B under torchtitan is 27 % attention and 67 % products (Deep Dive into Primus, rocm.blogs.amd.com)."""
 LINK_LATENCY_SECONDS = 10e-6
 NETWORK_LATENCY_SECONDS = 20e-6
 LAUNCH_SECONDS = 5e-6
@@ -72,6 +76,8 @@ class Rates:
     attention: tuple[tuple[int, int, int, float, float], ...] = ()
     """Width of a head, tokens of a sequence, heads of all sequences, FLOP/s forward, FLOP/s backward; by causal FLOP."""
     attention_flops: tuple[float, float]
+    torch_attention: float = 1.0
+    """Speed of torch's own attention, where nothing is measured."""
     bandwidth: float
     """Bytes/s read and written."""
     region_bandwidth: float | None = None
@@ -205,6 +211,7 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
         measured=False,
         flops=flops,
         attention_flops=(half * ATTENTION_SHARES[0], half * ATTENTION_SHARES[1]),
+        torch_attention=TORCH_ATTENTION[accelerator.vendor],
         bandwidth=accelerator.bandwidth_bytes_per_second * BANDWIDTH_SHARE,
         link=link / 2 * (MESH_SHARE if accelerator.link_peers else LINK_SHARE),
         link_peers=accelerator.link_peers,

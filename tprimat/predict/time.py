@@ -317,7 +317,8 @@ def _attention(workload: FullWorkload, rates: Rates) -> tuple[float, float]:
     forward, backward = (rates.attention_seconds(much * flop, *place, backward=much > 1) for much in (1, 2.5))
     if rates.attention:
         return forward, backward
-    speed = workload.code.attention_speed * (NARROW_HEADS if shape.head_dim <= NARROW_HEAD else 1.0)
+    speed = rates.torch_attention if workload.code.attends_by_torch else 1.0
+    speed *= NARROW_HEADS if shape.head_dim <= NARROW_HEAD else 1.0
     speed *= SINKS if shape.attention_sinks else 1.0
     return forward / speed, backward / speed
 

@@ -1,5 +1,6 @@
 """Requests for plans, and workloads, of which a test says only what it is about."""
 
+from tprimat.config.load import parse_setting
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.implementations import EMBEDDED
 from tprimat.core.models import model_shape
@@ -51,3 +52,10 @@ def request_of(model, strategy, **fields):
         "output_directory": "/nowhere",
     }
     return PlanRequest(model=model, strategy=strategy, **{**usual, **fields})
+
+
+def short_settings(changes, model, strategy, platform):
+    """Return settings in short: o. for a switch of the engine, p. for what else the platform has, l. for a key of the layout."""
+    below = f"platform_optimizations.{platform}"
+    long = {"o.": f"{below}.engine_options.", "p.": f"{below}.", "l.": f"parallelism.{strategy}.{model}.{platform}."}
+    return [parse_setting(long.get(change[:2], change[:2]) + change[2:]) for change in changes]

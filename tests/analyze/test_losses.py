@@ -54,10 +54,8 @@ def test_equal_losses_are_shown_to_be_equal_and_unlike_ones_are_refuted(seeds):
     assert outcomes[-0.05].count("different") >= 95
 
 
-def test_a_late_divergence_and_a_loss_that_is_not_a_number_refute():
+def test_a_loss_that_is_not_a_number_refutes():
     curve = dict.fromkeys(range(1, 101), 2.0)
-    late = {step: 2.0 if step < 40 else 2.0 * 1.002 ** (step - 39) for step in curve}
-    assert judge({1: [(curve, late)]}, MARGIN).outcome == "different"
     assert judge({1: [(curve, curve | {14: float("nan")})]}, MARGIN).outcome == "different"
 
 

@@ -89,7 +89,7 @@ def test_a_run_whose_loss_rises_for_good_is_never_ranked(count):
     for noise, start in itertools.product((0.001, 0.01, 0.03), (0.5, 2 / 3, 0.8)):
         for jump in (2.0, 25 / 6.4):
             assert diverged(losses_that_jump(rng, count, noise, jump, min(start, 1 - 2 / count)))
-        assert not any(diverged(losses_that_jump(rng, count, noise, 1.0, 1)) for _ in range(50))
+        assert not any(diverged(losses_that_jump(rng, count, noise, 1.0, 1)) for _ in range(20))
         spiked = losses_that_jump(rng, count, noise, 1.0, 1)
         spiked[[count // 2, -3]] *= 4
         assert not diverged(spiked)

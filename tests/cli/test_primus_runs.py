@@ -79,10 +79,3 @@ def test_a_primus_run_that_fails_says_why(machine, tmp_path, act, outcome, said)
     (record, folder), (cause, shown) = only_run(tmp_path / "out"), said
     assert (done.returncode, record["outcome"], cause in record["cause"], shown in done.stdout) == (1, outcome, True, True)
     assert (folder / "steps.jsonl").read_text()
-
-
-def test_what_primus_cannot_do_is_a_mistake_and_no_failed_run(machine, tmp_path):
-    done = machine("--set", "data=text:.")
-    assert done.returncode == 2
-    assert "mock data" in done.stderr
-    assert not (tmp_path / "out" / "runs").exists()

@@ -52,7 +52,7 @@ JUNK = st.recursive(
 
 
 @given(st.sampled_from(list(paths(SHIPPED))), JUNK)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_value_in_any_place_is_taken_or_refused_with_file_and_line(path, value):
     values = copy.deepcopy(SHIPPED)  # YAML's aliases are shared objects
     here = values
@@ -65,7 +65,7 @@ def test_any_value_in_any_place_is_taken_or_refused_with_file_and_line(path, val
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_text_is_a_configuration_or_a_config_error(text):
     answer = complaint(text)
     assert answer is None or "my.yaml" in answer
@@ -77,7 +77,7 @@ WORDS = st.lists(
 
 
 @given(WORDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_mixture_of_yaml_signs_is_a_configuration_or_a_config_error(words):
     answer = complaint("".join(words))
     assert answer is None or "my.yaml" in answer

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from plans import request_of
+from plans import request_of, short_settings
 
 from tprimat.analyze.metrics import run_metrics
-from tprimat.config.load import parse_setting, read_config
+from tprimat.config.load import read_config
 from tprimat.engines import ENGINE_NAMES
 from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
@@ -21,13 +21,9 @@ RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "records" / "h200
 
 
 def plan_of(*changes, model="llama", platform="nvidia"):
-    """A plan with these settings, in short: o. for a switch of the engine, p. for the platform's, l. for the layout's."""
-    below = f"platform_optimizations.{platform}"
-    long = {"o.": f"{below}.engine_options.", "p.": f"{below}.", "l.": f"parallelism.minimal_communication.{model}.{platform}."}
-    settings = [parse_setting(long.get(change[:2], change[:2]) + change[2:]) for change in changes]
-    return build_plan(
-        read_config(settings=settings, environment={}), request_of(model, "minimal_communication", platform=platform)
-    )
+    settings = short_settings(changes, model, "minimal_communication", platform)
+    request = request_of(model, "minimal_communication", platform=platform)
+    return build_plan(read_config(settings=settings, environment={}), request)
 
 
 def refusal(*changes, engine=ENGINE, **which):

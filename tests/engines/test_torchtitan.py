@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from commands import FAKE_PACKAGES, fake_nvml, only_run, run_command, run_script
-from plans import request_of
+from plans import request_of, short_settings
 
-from tprimat.config.load import parse_setting, read_config
+from tprimat.config.load import read_config
 from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Here, choose
 from tprimat.engines.torchtitan import ENGINE, arguments
@@ -22,7 +22,8 @@ def plan_of(*changes, model="llama", strategy="balanced", size="full", platform=
     request = request_of(
         model, strategy, platform=platform, size=size, engine="torchtitan", gpus_found=gpus, output_directory="/results"
     )
-    return build_plan(read_config(size=size, settings=[parse_setting(change) for change in changes], environment={}), request)
+    settings = short_settings(changes, model, strategy, platform)
+    return build_plan(read_config(size=size, settings=settings, environment={}), request)
 
 
 def place(*keys):
@@ -37,7 +38,7 @@ def given(plan):
 
 def test_torchtitan_gets_the_workload_of_the_plan():
     changes = ("training.duration.max_steps=7", "training.data.micro_batch_size=2", "training.optimizer.schedule=constant")
-    plan = plan_of(*changes, "platform_optimizations.nvidia.recompute=full")
+    plan = plan_of(*changes, "p.recompute=full")
     words = given(plan)
     assert (words["--training.global_batch_size"], words["--training.local_batch_size"]) == ("128", "2")
     assert (words["--training.seq_len"], words["--training.steps"], words["--model.flavor"]) == ("2048", "7", "8B")
@@ -49,7 +50,7 @@ def test_torchtitan_gets_the_workload_of_the_plan():
 
 
 def test_it_is_started_by_torchrun_in_the_folder_of_its_inputs():
-    command = ENGINE.command(plan_of("platform_optimizations.nvidia.environment={NCCL_DEBUG: WARN}"))
+    command = ENGINE.command(plan_of("p.environment={NCCL_DEBUG: WARN}"))
     assert command.argv[:3] == ("--local-ranks-filter=0", "-m", "torchtitan.train")
     assert (command.ranks_per_node, command.directory) == (4, "/results/torchtitan")
     assert (command.environment["HF_HUB_OFFLINE"], command.environment["NCCL_DEBUG"]) == ("1", "WARN")
@@ -83,21 +84,13 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
             "torchtitan has no tensor parallelism without sequence parallelism.",
         ),
         ([TP4.format("")], {}, "torchtitan computes in fp32 with a single replica."),
-        (
-            ["platform_optimizations.nvidia.recompute=selective"],
-            {},
-            "torchtitan has no recompute: selective like Megatron-Core's.",
-        ),
-        (
-            ["platform_optimizations.nvidia.recompute=full", "platform_optimizations.nvidia.recompute_layers=4"],
-            {},
-            "torchtitan recomputes all layers, or none.",
-        ),
+        (["p.recompute=selective"], {}, "torchtitan has no recompute: selective like Megatron-Core's."),
+        (["p.recompute=full", "p.recompute_layers=4"], {}, "torchtitan recomputes all layers, or none."),
         (["training.data.dataset=text:/a"], {}, "The engine torchtitan trains on mock data, not on text:/a."),
         (["profiling.enabled=true"], {}, "The engine torchtitan does not profile."),
         (["training.optimizer.gradient_clipping=0"], {}, "torchtitan always clips gradients."),
-        (["platform_optimizations.nvidia.engine_options.optimizer_states=bf16"], {}, "optimizer_states is bf16."),
-        (["platform_optimizations.nvidia.engine_options.gradients=bf16"], {}, "gradients is bf16."),
+        (["o.optimizer_states=bf16"], {}, "optimizer_states is bf16."),
+        (["o.gradients=bf16"], {}, "gradients is bf16."),
     ],
 )
 def test_what_torchtitan_cannot_do_is_refused_with_the_way_out(changes, fields, what):

@@ -17,33 +17,23 @@ def records(case, silent=()):
     return [RankRecord(rank=d["rank"], places=None) if d["rank"] in silent else parse_record(d) for d in RECORDED[case]]
 
 
-@pytest.mark.parametrize(
-    ("case", "sentence"),
-    [
-        (
-            "rank 1 sleeps before an all_gather",
-            "Rank 1 has not entered all_gather number 4 of group default_pg, in which ranks 0, 2 and 3 wait.",
-        ),
-        (
-            "rank 1 sleeps before an all_reduce of ranks 0 and 1",  # in which rank 0 is not, so that 2 and 3 wait too
-            "Rank 1 has not entered all_reduce number 2 of the group of ranks 0 and 1, in which rank 0 waits.",
-        ),
-        (
-            "rank 0 waits for a message of rank 1, which sleeps",  # gloo does not record messages
-            "Ranks 0 and 1 have not entered all_reduce number 4 of group default_pg, in which ranks 2 and 3 wait.",
-        ),
-        (
-            "rank 1 sleeps, the others have begun three all_reduces",
-            "Rank 1 has not entered all_reduce number 4 of group default_pg, in which ranks 0, 2 and 3 wait.",
-        ),
-        (
-            "rank 1 sleeps before a barrier",
-            "Rank 1 has not entered barrier number 4 of group default_pg, in which ranks 0, 2 and 3 wait.",
-        ),
-    ],
-)
-def test_the_rank_that_is_missing_is_named(case, sentence):
-    assert missing_ranks(records(case)) == sentence
+MISSING = {
+    "rank 1 sleeps before an all_gather": "Rank 1 has not entered all_gather number 4 of {}, in which ranks 0, 2 and 3 wait.",
+    # in which rank 0 is not, so that 2 and 3 wait too
+    "rank 1 sleeps before an all_reduce of ranks 0 and 1": "Rank 1 has not entered all_reduce number 2 of the group of ranks 0 "
+    "and 1, in which rank 0 waits.",
+    # gloo does not record messages
+    "rank 0 waits for a message of rank 1, which sleeps": "Ranks 0 and 1 have not entered all_reduce number 4 of {}, in which "
+    "ranks 2 and 3 wait.",
+    "rank 1 sleeps, the others have begun three all_reduces": "Rank 1 has not entered all_reduce number 4 of {}, in which ranks "
+    "0, 2 and 3 wait.",
+    "rank 1 sleeps before a barrier": "Rank 1 has not entered barrier number 4 of {}, in which ranks 0, 2 and 3 wait.",
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_the_rank_that_is_missing_is_named(case):
+    assert missing_ranks(records(case)) == MISSING[case].format("group default_pg")
 
 
 def test_a_rank_that_does_not_answer_is_not_said_to_be_absent():

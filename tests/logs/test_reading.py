@@ -184,9 +184,8 @@ CLAIMS = st.builds(
 )
 
 
-@pytest.mark.parametrize("dialect", [None, *NAMES])
-@quick
-@given(lines=st.lists(TEXT, max_size=6), claims=CLAIMS)
+@settings(quick, max_examples=100)
+@given(dialect=st.sampled_from([None, *NAMES]), lines=st.lists(TEXT, max_size=6), claims=CLAIMS)
 def test_no_text_raises(dialect, lines, claims):
     contents = read_batches(dialect, [lines]).contents
     sequence_from_rates(contents, claims.gpus)

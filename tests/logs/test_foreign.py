@@ -41,7 +41,7 @@ def test_a_framework_that_is_read_counts_beside_one_that_is_not():
 
 def test_rates_of_samples_without_a_batch_are_said_with_the_flag_that_makes_them_times():
     lines = [TIMER.format(step) for step in (10, 20, 30)]
-    says = "--global-batch-size gives one by the printed rate (the log prints 112 sequences/s"
+    says = "--global-batch-size gives one by a rate (the log prints 112 sequences/s"
     for claims, more in (({}, ")"), ({"sequence_tokens": 4096}, ", 458,752 tokens/s)")):
         run = run_from(lines, "llama", **FLAGS, **claims)
         assert not run.steps

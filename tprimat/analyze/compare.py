@@ -269,9 +269,3 @@ def verdicts_of(ranked: Sequence[Ranking], question: Question = QUESTION) -> lis
         verdicts += [verdict(most_alike(alike, ranking.best), ranking.best, question)] if alike else []
         verdicts += [one for one in ranking.against_best if one is not None]
     return verdicts
-
-
-def verdicts_against(baselines: Sequence[Group], groups: Sequence[Group], question: Question = QUESTION) -> list[Verdict]:
-    """Return the verdict on every other configuration against the baseline most like it."""
-    chosen = {id(group) for group in baselines}
-    return [verdict(most_alike(baselines, group), group, question) for group in groups if id(group) not in chosen]

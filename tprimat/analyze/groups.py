@@ -14,8 +14,9 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
 from tprimat.analyze.window import tensor_memory
 from tprimat.core.accelerators import find_accelerator
-from tprimat.core.errors import MetricError, printable
+from tprimat.core.errors import MetricError
 from tprimat.core.statistics import mean_of_runs, median
+from tprimat.core.units import printable
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunRecord
 

@@ -9,15 +9,6 @@ WORKER_ERROR = "tprimat error: "
 """Begins a rank's own error in the log of a run, which has lines `error: ...` of many programs."""
 
 
-def printable(text: str) -> str:
-    """Return text with an escape in place of each character that moves or colours on a screen, as names of files may hold."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-    )
-
-
 class UserError(Exception):
     """A mistake that the user can fix. The command line prints it without a traceback and exits 2.
 
@@ -42,7 +33,7 @@ class UserError(Exception):
         for label, text in (("at", self.where), ("why", self.why), ("try", self.fix)):
             if text:
                 rows.append(f"  {label:<5} " + text.replace("\n", "\n" + " " * 8))
-        return "\n".join(printable(line) for row in rows for line in row.split("\n"))
+        return "\n".join(rows)
 
 
 class ConfigError(UserError):

@@ -181,9 +181,6 @@ class ModelShape(RefuseUnknownKeys):
         return self.head_dim if self.value_head_dim is None else self.value_head_dim
 
 
-TEMPLATE = "python3 -m tprimat models llama-3.2-1b --yaml prints one to start from"
-
-
 @cache
 def models() -> Mapping[str, ModelShape]:
     """Return all shapes of the table by name."""
@@ -204,8 +201,8 @@ def model_shape(name: str) -> ModelShape:
         words = re.split(r"[-.]", short)
         near = [one for one in known if re.split(r"[-.]", one)[:2] == words[:2] or _first_word(one) == words[0] != "gpt"]
         near = difflib.get_close_matches(short, near, n=3, cutoff=0.0) or difflib.get_close_matches(short, known, n=3, cutoff=0.8)
-        ways = [*near, "one of python3 -m tprimat models", f"your own under models in config.yaml ({TEMPLATE})"]
-        fix = f"{', '.join(ways[:-1])}, or {ways[-1]}"
+        own = "your own under models in config.yaml (python3 -m tprimat models llama-3.2-1b --yaml prints one to start from)"
+        fix = f"{', '.join([*near, 'one of python3 -m tprimat models'])}, or {own}"
         raise ConfigError(f"There is no model {name!r}.", why="Its shape is not in the table.", fix=fix)
     return shape
 

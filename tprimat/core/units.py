@@ -20,6 +20,11 @@ def count(value: float | None) -> str:
     return ABSENT if value is None else f"{value:,.0f}"
 
 
+def printable(text: str) -> str:
+    """Format a name with an escape in place of each character that moves or colours on a screen, as names of files may hold."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def si(value: float | None, unit: str = "") -> str:
     """Format three significant digits with an SI prefix: 8030261248 -> '8.03 G'; 0.0042, 's' -> '4.20 ms'."""
     if value is None:

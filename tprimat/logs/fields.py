@@ -8,7 +8,6 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from tprimat.core.accelerators import Backend
 from tprimat.core.limits import LARGEST_WHOLE
 from tprimat.core.rows import DATA, document
 from tprimat.records.schema import RunRecord
@@ -73,8 +72,6 @@ class Dialect:
     """A line that holds all words of one row is in this dialect."""
     rules: Mapping[str, Reader]
     """Words -> what reads a line that holds them. The first one that finds a field counts."""
-    platform: Backend | None = None
-    """Where the framework runs on one platform only."""
     marks_its_end: bool = True
     """Whether a log without a closing line was cut short."""
 

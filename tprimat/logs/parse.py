@@ -212,8 +212,6 @@ class LogReading:
         """Return the fields of a line in the log's dialect, which it may be the first to show."""
         if self.dialect is None and (dialect := dialect_of(line)):
             self.dialect, self.attempts = dialect, self._candidates.pop(dialect, self.attempts)
-            if dialect.platform:
-                self.devices[number] = Device(dialect.platform, None, None, False)
         if self.dialect is None:
             for candidate in DIALECTS:
                 if fields := candidate.read_line(line):

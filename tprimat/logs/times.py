@@ -183,17 +183,15 @@ def timing_notes(logged: Sequence[LoggedStep], times: Mapping[int, float | None]
 
 def without_times(contents: LogContents, claims: Claims) -> str:
     """Say of steps without a time which rate the log prints, and which flags make it one."""
-    steps = contents.steps.values()
-    samples = [step.sequences_per_second for step in steps if step.sequences_per_second]
-    names = ("global_batch_sequences",) if samples else ("global_batch_sequences", "sequence_tokens", "gpus")
+    rates = [rate for step in contents.steps.values() if (rate := finite_or_none(step.sequences_per_second))]
+    names = ("global_batch_sequences", "sequence_tokens", "gpus")[: 1 if rates else 3]
     flags = ", ".join(FLAGS[name] for name in names if getattr(claims, name) is None)
-    rate = finite_or_none(statistics.median(samples)) if samples else None
-    printed = bool(rate) or any(step.tokens_per_second or step.tokens_per_second_per_gpu for step in steps)
-    if not printed or not flags:
+    if not flags:
         return "none of the logged steps has a time or a rate that counts"
-    tokens = f", {rate * claims.sequence_tokens:,.0f} tokens/s" if rate and claims.sequence_tokens else ""
+    rate = statistics.median(rates) if rates else 0.0
+    tokens = f", {rate * claims.sequence_tokens:,.0f} tokens/s" if claims.sequence_tokens else ""
     prints = f" (the log prints {rate:,.4g} sequences/s{tokens})" if rate else ""
-    return f"none of the logged steps has a time: {flags} gives one by the printed rate{prints}"
+    return f"none of the logged steps has a time: {flags} gives one by a rate{prints}"
 
 
 def interval_of(logged: Sequence[LoggedStep]) -> int:

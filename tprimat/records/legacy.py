@@ -108,8 +108,8 @@ class _Reader:
         values: list[Any] = next((one for name in names if isinstance(one := self.document.get(name), list) and one), [])
         for value in values:
             if isinstance(value, bool) or not (value is None or isinstance(value, int | float)):
-                raise self.error(f"{names[0]} holds {value!r}.", "Its entries are numbers.")
-        return [None if value is None else _float(value) for value in values]
+                raise self.error(f"{' or '.join(names)} holds {value!r}.", "Its entries are numbers.")
+        return [None if value is None else float(value) if abs(value) <= LARGEST_REAL else math.inf for value in values]
 
     def bytes_of(self, name: str) -> int | None:
         """Return gigabytes in bytes."""
@@ -123,13 +123,6 @@ class _Reader:
     def error(self, what: str, why: str) -> RecordError:
         """Return an error that names the file."""
         return RecordError(f"{self.path}: {what}", where=str(self.path), why=why)
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return math.inf
 
 
 def _steps(reader: _Reader) -> tuple[StepRecord, ...]:

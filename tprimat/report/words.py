@@ -8,7 +8,6 @@ from tprimat.analyze.groups import Measured, Shared, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait, machine_name, model_name
 from tprimat.core import units
-from tprimat.core.errors import printable
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding, RunMetrics, Window
@@ -409,7 +408,7 @@ def lost_words(item: Measured) -> str:
 
 def run_name(item: Measured) -> str:
     """Return the run's id, or the path of a file of another program, which has no id."""
-    return printable(str(item.result.path)) if item.result.path.is_file() else item.result.run.run_id
+    return units.printable(str(item.result.path)) if item.result.path.is_file() else item.result.run.run_id
 
 
 def told(shared: Sequence[Shared]) -> list[str]:

@@ -17,8 +17,9 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import Series, series_of
 from tprimat.config.load import load_config
-from tprimat.core.errors import ConfigError, MetricError, RecordError, printable
+from tprimat.core.errors import ConfigError, MetricError, RecordError
 from tprimat.core.statistics import FEWEST_RUNS
+from tprimat.core.units import printable
 from tprimat.records.benchmark_file import benchmark_text
 from tprimat.records.discover import (
     PROBES_FILE,
@@ -164,7 +165,8 @@ def compare_runs(
             fix = None if why else "a folder that --results-dir also names"
             raise ConfigError(f"No run in {place} counts.", where="--baseline", why=why, fix=fix)
         ranked = compare.rankings(groups, question)
-        verdicts = compare.verdicts_against(baselines, groups, question)
+        others = [group for group in groups if group not in baselines]
+        verdicts = [compare.verdict(compare.most_alike(baselines, group), group, question) for group in others]
         candidates = [item for item in lost if not _is_in(place, item)]
     return Comparison(
         groups=tuple(groups),

@@ -168,7 +168,6 @@ PRIMUS = Dialect(
     | dict.fromkeys(TYPES, ROW)
     | rules_of("primus")
     | {words: read for words, read in RULES.items() if words != "elapsed time per iteration"},
-    platform="rocm",
 )
 
 

@@ -106,7 +106,21 @@ def test_both_routings_are_in_the_answer_and_the_forced_one_is_faster():
     natural = json.loads(run_command("plan", *asked, "--json").stdout)["fitting"][0]
     assert natural["other_routing"]["routing"] == "balanced"
     assert natural["other_routing"]["tokens_per_second_per_gpu"] > natural["tokens_per_second_per_gpu"]
-    assert "Under natural routing: " in run_command("plan", *asked, "--routing", "forced").stdout
+    forced = run_command("plan", *asked[:-1], "32", "--routing", "forced,capacity=1.25").stdout
+    assert "Under natural routing: " in forced
+    assert "alltoall, experts drop tokens beyond 1.25 x the mean" in forced
+    assert forced.count("--set routing=balanced --set training.moe_expert_capacity_factor=1.25") == 2
+
+
+def test_a_dispatcher_by_name_changes_the_exchange_between_nodes_and_is_refused_where_the_engine_has_another():
+    asked = ("plan", "--architecture", "deepseek-v3", "--accelerator", "H100 SXM", "--gpus", "256", "--routing")
+    found = [json.loads(run_command(*asked, name, "--json").stdout) for name in ("alltoall", "hybridep")]
+    alltoall, hybridep = (one["fitting"][0]["tokens_per_second_per_gpu"] for one in found)
+    assert alltoall < hybridep
+    refused = run_command(*asked, "deepep", "--engine", "megatron")
+    assert refused.returncode == 2
+    assert "sends tokens to experts by alltoall" in refused.stderr
+    assert "'even' is none of natural, forced, alltoall" in run_command(*asked, "even").stderr
 
 
 def test_money_and_time_choose_among_numbers_of_gpus():

@@ -15,9 +15,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tprimat.cli.common import counts, doing, positive, print_json
 from tprimat.core.errors import ConfigError
+from tprimat.core.implementations import DISPATCHERS
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FORMATS, Routing
 from tprimat.engines import ENGINE_NAMES
@@ -40,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
     parser.add_argument("--precision", choices=tuple(FORMATS), default="bf16", help="default: bf16")
-    parser.add_argument("--routing", choices=tuple(ROUTINGS), default="natural", help="how tokens choose experts (natural)")
+    ways = "natural (default) or forced; alltoall, deepep or hybridep; capacity=1.25 drops what exceeds 1.25 times the mean"
+    parser.add_argument("--routing", type=_routing, default={}, metavar="HOW[,HOW]", help=f"tokens to experts: {ways}")
     parser.add_argument("--engine", choices=ENGINE_NAMES, help="default: megatron; megatron-lm for what it cannot train")
     parser.add_argument(
         "--probes",
@@ -70,6 +73,23 @@ def _amount(text: str) -> float:
     return amount
 
 
+def _routing(text: str) -> dict[str, Any]:
+    """Return routing, dispatcher and capacity, as far as they are said."""
+    asked: dict[str, Any] = {}
+    for word in text.split(","):
+        name, _, value = word.partition("=")
+        if word in ROUTINGS:
+            asked["routing"] = ROUTINGS[word]
+        elif word in DISPATCHERS:
+            asked["dispatcher"] = word
+        elif name == "capacity":
+            asked["capacity"] = _amount(value)
+        else:
+            known = ", ".join([*ROUTINGS, *DISPATCHERS, "capacity=X"])
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {known}")
+    return asked
+
+
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
@@ -85,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         global_batch=options.global_batch_size or batch,
         sequence_tokens=options.sequence_length or tokens,
         precision=options.precision,
-        routing=ROUTINGS[options.routing],
+        **options.routing,
         engine=options.engine,
         probes=tuple(options.probes),
     )

@@ -13,6 +13,9 @@ from tprimat.core.rows import DATA, document
 Attention = Literal["flash", "unfused"]
 Optimizer = Literal["one_pass", "fused", "eager"]
 Loss = Literal["chunked", "in_place", "compiled_away", "native", "compiled"]
+DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
+"""What carries tokens to experts -> whether a token travels to a node once, however many of its experts are there. Megatron-Core
+calls the last two "flex"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,7 @@ class Implementation:
     gathers_keys_values: bool = False
     """Under context parallelism each rank keeps all ranks' keys and values; False: they travel around a ring in both passes."""
     dispatches_once_a_node: bool = False
-    """A token travels to a node once, however many of its experts are there (DeepEP and HybridEP, Megatron-Core's dispatcher
-    "flex"); False: once for each of its experts ("alltoall")."""
+    """Its dispatcher is DeepEP or HybridEP, not alltoall (DISPATCHERS)."""
     keeps_returned_rows: bool = False
     """The results of experts are kept as they came back, because the weights of a token's experts are applied there."""
     weighs_experts_in_fp32: bool = False

@@ -191,7 +191,10 @@ def _question(question: Question, rates: Rates, screen: Screen) -> str:
     nodes, asked = question.gpus // question.gpus_per_node, question.work
     where = plural(question.gpus, "GPU") + (f" in {nodes} nodes" if nodes > 1 else "")
     work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.format}"
-    work += f", {ROUTING_NAMES[asked.routing]}" if asked.routing in ROUTING_NAMES and asked.shape.experts else ""
+    if asked.shape.experts and asked.routing in ROUTING_NAMES:
+        work += f", {ROUTING_NAMES[asked.routing]}, {'DeepEP or HybridEP' if asked.code.dispatches_once_a_node else 'alltoall'}"
+        capacity = asked.expert_capacity_factor
+        work += "" if capacity is None else f", experts drop tokens beyond {capacity:g} x the mean"
     device = f"{rates.accelerator}, {units.gibibytes(question.memory_bytes)} each"
     runs = "engine megatron" if asked.code.name == EMBEDDED.name else asked.code.name  # as --engine names it
     return screen.prose(f"{asked.shape.name} on {where} ({device}): {work}, {runs}")
@@ -311,6 +314,10 @@ def flags_of(workload: FullWorkload | None, question: Question, rates: Rates) ->
         "--gpus": in_node if in_node != USUAL_GPUS else None,
     }
     settings: dict[str, object] = {}
+    of_experts = {
+        "routing": "balanced" if question.work.routing == "balanced" else None,
+        "training.moe_expert_capacity_factor": question.work.expert_capacity_factor,
+    }
     if workload is None:
         flags |= {"--parallel": f"auto:{SHOWN}", "--global-batch-size": question.work.global_batch_sequences}
     else:
@@ -330,7 +337,7 @@ def flags_of(workload: FullWorkload | None, question: Question, rates: Rates) ->
         }
     flags |= {"--sequence-length": question.work.sequence_tokens, "--precision": question.work.format}
     words = [f"{flag} {value}" for flag, value in flags.items() if value is not None]
-    return " ".join([*words, *(f"--set {name}={value}" for name, value in settings.items() if value is not None)])
+    return " ".join([*words, *(f"--set {name}={value}" for name, value in (settings | of_experts).items() if value is not None)])
 
 
 def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def columns(
 
 def _fit(widths: dict[int, int], cells: Sequence[Sequence[str]], left: int, limit: int, drop: Sequence[str]) -> None:
     """Drop columns, and narrow those of text, until a table fits."""
-    least = {index: min(width, max(8, min(LABEL, limit // (left + 1)))) for index, width in widths.items() if index < left}
+    shares = {index: limit // (left + 1 if index == 0 else 2 * left + 1) for index in widths if index < left}
+    least = {index: min(widths[index], max(8, min(LABEL, share))) for index, share in shares.items()}
     order = [index for name in drop for index in widths if cells[index][0] == name]
     order += [index for index in reversed(widths) if index > 1 and index not in order]
 

@@ -17,7 +17,7 @@ from tprimat.core.accelerators import (
     resembling,
 )
 from tprimat.core.errors import ConfigError, UserError
-from tprimat.core.implementations import EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
+from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, models
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
 from tprimat.engines import embedded, megatron_lm, primus, torchtitan
@@ -52,6 +52,10 @@ class LayoutsAsked:
     """A key of FORMATS."""
     routing: Routing = "natural"
     """Of tokens to experts."""
+    dispatcher: str | None = None
+    """A key of DISPATCHERS; None: as the engine has it."""
+    capacity: float | None = None
+    """What an expert takes, times the mean of all; None: it drops nothing."""
     engine: str | None = None
     probes: tuple[Path, ...] = ()
 
@@ -85,7 +89,8 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     accelerator, shape = accelerator_of(asked.accelerator)[0], asked.shape
     if asked.engine is not None:
         return _answer_by(asked.engine, asked)
-    if shape.not_trained is not None or FORMATS[asked.precision][1] is not None:
+    tuned = FORMATS[asked.precision][1] is not None or DISPATCHERS.get(asked.dispatcher or "", False)
+    if shape.not_trained is not None or tuned:
         return _answer_by(megatron_lm.ENGINE.name, asked)
     if asked.precision == "fp8" and accelerator.name in WITH_OWN_FP8:
         return _answer_by(primus.ENGINE.name, asked)
@@ -106,13 +111,27 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
         matmul_dtype=FORMATS[asked.precision][0],
         fp8_scaling=FORMATS[asked.precision][1],
         routing=asked.routing if shape.experts else None,
+        expert_capacity=asked.capacity if shape.experts else None,
     )
     tuned = engine_named(engine).planned_as_tuned
     plan = _usual_plan(work, embedded.ENGINE if tuned else engine_named(engine), accelerator)
     question = question_of(replace(plan, gpus_per_node=per_node, nodes=gpus // per_node), accelerator, asked.accelerator)
     if engine == torchtitan.ENGINE.name and gpus > per_node:
         question = replace(question, engine=None)  # it is planned over nodes, and started on one
-    return _answer(by_megatron_lm(question, accelerator) if tuned else question, accelerator, asked.probes)
+    question = by_megatron_lm(question, accelerator) if tuned else question
+    return _answer(_dispatched(question, asked.dispatcher), accelerator, asked.probes)
+
+
+def _dispatched(question: Question, dispatcher: str | None) -> Question:
+    """Return the same question with a dispatcher."""
+    if dispatcher is None:
+        return question
+    once, code, sharded = DISPATCHERS[dispatcher], question.work.code, question.sharded
+    if once and not code.dispatches_once_a_node:
+        what = f"The engine {question.engine} sends tokens to experts by alltoall."
+        raise ConfigError(what, where="--routing", fix="--engine megatron-lm, or --routing alltoall")
+    work = replace(question.work, implementation=replace(code, dispatches_once_a_node=once))
+    return replace(question, work=work, sharded=sharded and replace(sharded, dispatches_once_a_node=once))
 
 
 def by_megatron_lm(question: Question, accelerator: Accelerator) -> Question:

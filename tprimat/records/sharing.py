@@ -46,13 +46,10 @@ def masked_command(words: Iterable[str]) -> tuple[str, ...]:
     masked, flag = [], ""
     for word in words:
         secret = flag.startswith("-") and not word.startswith("-") and SECRET_NAME.fullmatch(flag.lstrip("-"))
-        masked.append(MASKED if secret else without_secrets(SETTING.sub(_setting, word)))
+        plain = SETTING.sub(lambda match: match[1] + masked_environment({match[2]: match[3]})[match[2]], word)
+        masked.append(MASKED if secret else without_secrets(plain))
         flag = word
     return tuple(masked)
-
-
-def _setting(match: re.Match[str]) -> str:
-    return match[1] + masked_environment({match[2]: match[3]})[match[2]]
 
 
 # Records.
@@ -84,7 +81,8 @@ def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def shareable_text(text: str, hosts: Hosts | None = None) -> str:
     """Return the plain words and numbers of a sentence or a command line, without secrets, folders, addresses and machines."""
-    text = URL.sub(_without_host, without_secrets(text))
+    text = without_secrets(text)
+    text = URL.sub(lambda match: match[0].partition("?")[0] if KNOWN_HOSTS.fullmatch(match["host"]) else ADDRESS, text)
     plain_flags = TABLE["flags_with_plain_values"]
     text = SHORT_FLAG.sub(lambda match: match[0] if match[1].strip() in plain_flags else match[1] + MASKED, text)
     text = IP.sub(ADDRESS, _without_folders(text))
@@ -92,10 +90,6 @@ def shareable_text(text: str, hosts: Hosts | None = None) -> str:
         if host not in NO_HOST:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", instead, text)
     return WORD.sub(lambda match: match[0] if is_plain(match[0]) else LEFT_OUT, text)
-
-
-def _without_host(match: re.Match[str]) -> str:
-    return match[0].partition("?")[0] if KNOWN_HOSTS.fullmatch(match["host"]) else ADDRESS
 
 
 def _without_folders(text: str) -> str:

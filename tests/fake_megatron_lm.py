@@ -16,7 +16,8 @@ MILLISECONDS = 400.0
 
 def make_clone(folder, here):
     """A folder for MEGATRON_PATH."""
-    folder.mkdir()
+    (folder / "megatron/core/datasets").mkdir(parents=True)
+    (folder / "megatron/core/datasets/Makefile").touch()
     (folder / "pretrain_gpt.py").write_text(SCRIPT.format(here=str(here)))
     return folder
 

@@ -35,10 +35,14 @@ def test_its_console_becomes_a_record_that_proves_the_strategy(machine, tmp_path
     assert [step["step_seconds"] for step in steps[1:]] == pytest.approx([MILLISECONDS / 1e3] * 7)  # the mean is undone
 
 
-def test_without_a_clone_it_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    ("there", "missing"), [("LICENSE", "pretrain_gpt.py"), ("pretrain_gpt.py", "megatron/core/datasets/Makefile")]
+)
+def test_without_a_whole_clone_it_says_what_to_do(tmp_path, there, missing):
+    (tmp_path / there).touch()
     done = run_command("benchmark.py", *WORDS, environment={"MEGATRON_PATH": str(tmp_path)})
     assert done.returncode == 2
-    assert "There is no pretrain_gpt.py" in done.stderr
+    assert f"There is no {missing} in" in done.stderr
     assert "git clone" in done.stderr
 
 

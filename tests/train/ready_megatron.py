@@ -1,5 +1,8 @@
 """All that a rank of the embedded engine imports, for a process whose forks are ranks."""
 
+import os
+import time
+
 from tprimat.megatron import bootstrap
 from tprimat.records import environment, schema, store
 from tprimat.train import startup
@@ -21,9 +24,24 @@ store.adapter(schema.RunRecord)
 startup.resume_garbage_collection()  # so that no rank searches what was imported, and copies its pages
 
 
+LATE_SECONDS = 0.2
+"""By which rank 1 is late in each micro-batch of a plan that says so in its name."""
+
+
 def train(plan):
     training.can_overlap = lambda ranks, gpus: plan.engine_options.overlap_tensor_parallel is True  # a CPU never can
+    if "late-rank" in plan.run_id and os.environ["RANK"] == "1":
+        module.MegatronModule._losses_of = late(module.MegatronModule._losses_of)
     training.fit(plan, redirected)
     # NCCL waits for the graphs that hold its kernels.
     recorded = launches_graphs(plan) and plan.steps > graphs.STEPS_BEFORE
     assert not recorded or (dropped_in_time and all(dropped_in_time)), "the graphs outlive the groups of ranks"
+
+
+def late(compute):
+    def compute_late(*arguments):
+        losses = compute(*arguments)
+        time.sleep(LATE_SECONDS)
+        return losses
+
+    return compute_late

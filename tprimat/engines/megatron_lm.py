@@ -1,6 +1,6 @@
 """Megatron-LM's pretrain_gpt.py under torchrun: NVIDIA's program, from a clone of its repository.
 
-Since Megatron-Core 0.17 the package has all but three scripts of it, so a folder with these beside an installed package will do.
+pip's package lacks its three scripts, and the Makefile with which each start compiles the helpers of data sets.
 """
 
 import os
@@ -22,6 +22,7 @@ from tprimat.records.environment import software_versions
 
 PATH = "MEGATRON_PATH"
 SCRIPT = "pretrain_gpt.py"
+NEEDED = (SCRIPT, "megatron/core/datasets/Makefile")
 INSTALL = f"git clone https://github.com/NVIDIA/Megatron-LM, then export {PATH}=/path/to/Megatron-LM; or {OTHER_ENGINE}"
 FUSED: Mapping[str, Value] = {"cross_entropy_loss_fusion": True}
 """Megatron-LM's own fused loss: its parser refuses Transformer Engine's since core 0.19, for stability."""
@@ -58,8 +59,9 @@ class MegatronLmEngine(Engine):
         """Look for the script and for Transformer Engine, of which it makes its layers."""
         del here
         path = os.environ.get(PATH)
-        if path is None or not (Path(path) / SCRIPT).is_file():
-            what = f"There is no {SCRIPT} in {path}." if path else f"{PATH} names no clone of Megatron-LM."
+        missing = [name for name in NEEDED if path is None or not (Path(path) / name).is_file()]
+        if missing:
+            what = f"There is no {missing[0]} in {path}." if path else f"{PATH} names no clone of Megatron-LM."
             return LaunchError(what, where=PATH, fix=INSTALL)
         if not is_installed("transformer_engine"):
             return LaunchError("Transformer Engine is not installed.", why=f"{SCRIPT} builds layers with it.", fix=OTHER_ENGINE)

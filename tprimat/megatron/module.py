@@ -33,6 +33,9 @@ from tprimat.train.data import GlobalBatches, Sequences, open_sequences
 from tprimat.train.expert_loads import SUMS, load_sums
 from tprimat.train.observed import batch_facts
 
+BACKWARD_SHARE = 2 / 3
+"""Of the time of a micro-batch's passes, about; which rank takes longer than others does not depend on it."""
+
 
 class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
     """The model of a plan, its data and its optimizer."""
@@ -48,11 +51,12 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """The weights whose first gradient of a step overwrites."""
         self.sequences: Sequences | None = None
         self.observed: dict[str, Any] | None = None
-        self.before_gradient_sync: list[Callable[[], None]] = []
-        """Called in each step when this rank has its gradients and starts to wait for those of the others. Not where CUDA graphs
-        run the step: their last one computes gradients and waits."""
+        self.before_gradient_sync: list[Callable[[float], None]] = []
+        """Called in each step before this rank may wait for gradients of others, with the share of its own work that is done:
+        before its last backward pass, in which they are exchanged, or after all passes where pipeline stages take turns.
+        Not where CUDA graphs run the step."""
         self.graphs: StepGraphs | None = None
-        self.micro_batches_per_step = 0
+        self.micro_batches_per_step = self.passed_forward = 0
 
     def configure_model(self) -> None:
         """Build this rank's chunks, split over the replicas or with gradient buffers over them."""
@@ -112,7 +116,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         fp8.next_step()
         if not self.options.fully_shard:
             begin_step(self.chunks, self.overwritten)
-        self.micro_batches_per_step = len(batch)
+        self.micro_batches_per_step, self.passed_forward = len(batch), 0
         for part in (part for chunk in self.chunks for part in chunk.modules()):
             if isinstance(part, ChunkedLossModel):
                 part.micro_batches = len(batch)
@@ -169,14 +173,21 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return parts["loss"]
 
     def _finalize_gradients(self, *arguments: Any, **named: Any) -> None:
-        """Tell the callback that this rank has computed its gradients: from here on it waits for the others."""
-        for note in self.before_gradient_sync:
-            note()
+        if self.plan.workload.pipeline_parallel > 1:
+            self._may_wait(1.0)
         if not self.options.fully_shard:
             finalize_model_grads(*arguments, **named)
 
     def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
-        return self._losses_of(model, next(batches).to(self.device, non_blocking=True)), _mean_loss
+        losses = self._losses_of(model, next(batches).to(self.device, non_blocking=True))
+        self.passed_forward += 1
+        if self.plan.workload.pipeline_parallel == 1 and self.passed_forward == self.micro_batches_per_step:
+            self._may_wait(1 - BACKWARD_SHARE / self.micro_batches_per_step)
+        return losses, _mean_loss
+
+    def _may_wait(self, done: float) -> None:
+        for note in self.before_gradient_sync:
+            note(done)
 
     def _losses_of(self, model: Any, tokens: Tensor) -> Tensor:
         every = torch.arange(tokens.shape[1] - 1, device=self.device).expand(tokens.shape[0], -1)

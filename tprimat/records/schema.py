@@ -248,8 +248,8 @@ class RunRecord(RefuseUnknownKeys):
     command: tuple[str, ...] = ()
     """The user's command line that started the run."""
     rank_seconds: tuple[NotNegative, ...] = ()
-    """Median time of each rank from the start of a step until it has its own gradients and waits for those of the others; empty
-    where the trainer does not say."""
+    """Median time that the passes of a step take each rank alone, without waiting for the gradients of others: extrapolated from
+    what it had done before its last backward pass. Empty where the trainer does not say."""
     profiled_steps: tuple[StepNumber, ...] = ()
     """Steps that the profiler slowed down by warming up, recording or writing its trace: not a measure of speed."""
     steps_recorded: WholeNumber | None = None

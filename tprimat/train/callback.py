@@ -67,8 +67,8 @@ class _PendingStep:
     `values`."""
     pauses: tuple[tuple[Timestamp, Timestamp], ...]
     """Begin and end of each validation since the step before."""
-    computed: Timestamp | None
-    """When this rank had its gradients, before it waited for those of the others; None: the module does not say."""
+    computed: tuple[Timestamp, float] | None
+    """When this rank had not yet waited for gradients of others, and the share of its work done by then; None: nobody says."""
 
 
 class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
@@ -121,13 +121,13 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
         self._learning_rate: Any = None
-        self._computed: Timestamp | None = None
+        self._computed: tuple[Timestamp, float] | None = None
         run = self._describe(trainer, pl_module)
         if self._log is not None and trainer.global_rank == 0:
             self._log.start(run)
         self._last_step = trainer.global_step
         if isinstance(hooks := getattr(pl_module, "before_gradient_sync", None), list):
-            hooks.append(lambda: self._note_computed(_device(pl_module)))
+            hooks.append(lambda done: self._note_computed(_device(pl_module), done))
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
             dist.barrier()
@@ -222,8 +222,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             began, self._batch_end = self._batch_end, record_timestamp(device)
             self._pauses.append((began, self._batch_end))
 
-    def _note_computed(self, device: torch.device) -> None:
-        self._computed = record_timestamp(device)
+    def _note_computed(self, device: torch.device, done: float) -> None:
+        self._computed = (record_timestamp(device), done)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the remaining steps, the record with what was observed of the batches, and that the run is complete."""
@@ -285,7 +285,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             pending = self._pending.pop(0)
             pending.end.wait()
             if pending.computed is not None:
-                self._own_seconds.append(pending.computed.seconds_since(self._last_end))
+                moment, done = pending.computed
+                self._own_seconds.append(moment.seconds_since(self._last_end) / done)
             if trainer.global_rank == 0:
                 step = self._record(pending, self._last_end)
                 self._save(lambda step=step: self.directory.append_step(step))  # type: ignore[misc]

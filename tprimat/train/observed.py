@@ -182,7 +182,9 @@ class FirstBatchHook:
     def attach(self, chunks: Sequence[Any]) -> None:
         """Hook into Megatron's own model of each chunk, inside the wrappers for precision and gradients."""
         self.models = [module for chunk in chunks for module in chunk.modules() if isinstance(module, GPTModel)]
-        self._hook = self.models[0].register_forward_pre_hook(self._observe, with_kwargs=True)
+        # Megatron-Core calls the embedding in any schedule; where passes overlap, nothing calls the model itself.
+        if hasattr(self.models[0], "embedding"):
+            self._hook = self.models[0].embedding.register_forward_pre_hook(self._observe, with_kwargs=True)
         config = self.models[0].config
         # A layer with hooks cannot be captured as a CUDA graph.
         self.watches_routers = config.num_moe_experts is not None and getattr(config, "cuda_graph_impl", "none") == "none"

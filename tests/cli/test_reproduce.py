@@ -54,7 +54,12 @@ def test_a_row_that_fits_runs_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("case", "status", "said"), [("dp2", 0, "within"), ("late_host", 3, "outside"), ("uneven_ranks", 3, "outside")]
+    ("case", "status", "said"),
+    [
+        ("first-machine/dp2", 0, "within"),
+        ("first-machine/late_host", 3, "outside"),
+        ("second-machine/uneven_ranks", 3, "outside"),
+    ],
 )
 def test_the_exit_status_says_whether_a_run_is_within_the_interval(case, status, said):
     """A usual run on two H100, one whose host was late, and one of whose GPUs another program used."""

@@ -123,7 +123,7 @@ def test_what_stands_in_brackets_and_the_printed_flop_say_what_ran():
     assert further.chunk_layers == (*[4] * 15, 1)  # the layer of multi-token prediction takes the place of three
 
 
-def test_a_local_batch_of_torchtitan_goes_through_the_pipeline_one_by_one():
+def test_a_local_batch_of_torchtitan_goes_through_the_pipeline_one_by_one_or_earlier_in_as_many_parts_as_stages():
     titan = {
         "framework": "torchtitan",
         "model": "Llama 3.1 405B",
@@ -135,6 +135,7 @@ def test_a_local_batch_of_torchtitan_goes_through_the_pipeline_one_by_one():
     }
     work = guess(**titan, micro_batch=32, global_batch=None).workload
     assert (work.micro_batch, work.global_batch_sequences, work.recompute, work.code.shards_weights) == (1, 256, "full", False)
+    assert guess(**titan, micro_batch=32, global_batch=None, date="2024-12").workload.micro_batch == 4
 
 
 def test_a_graph_of_the_whole_step_needs_a_release_that_has_it_and_a_forced_balance():
@@ -186,7 +187,9 @@ def test_tensor_ranks_of_torchtitan_wait_for_each_other_less_where_they_exchange
 def test_a_pipeline_schedule_that_is_named_is_not_interleaved():
     stages = {"framework": "torchtitan", "gpus": 64, "pp": 8, "cp": 1}
     assert guess(**stages, note="1F1B").workload.virtual_pipeline in {None, 1}
-    assert guess(**stages, note="Interleaved 1F1B").workload.virtual_pipeline > 1
+    assert guess(**stages, note="Interleaved 1F1B").workload.virtual_pipeline == 2
+    primus = {"framework": "Primus", "pp": 8, "cp": 1, "vpp": 2, "global_batch": 32, "sequence": 4096}
+    assert guess(**primus, note="1f1b-interleaved").workload.virtual_pipeline == 2
 
 
 def test_options_of_megatron_lm_say_gpus_batch_vocabulary_and_what_is_kept():

@@ -9,7 +9,7 @@ from plans import workload
 
 from tprimat.core.accelerators import accelerators, find_accelerator
 from tprimat.core.flops import flop_per_token, parameters
-from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
+from tprimat.core.implementations import EMBEDDED, FSDP, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
@@ -198,6 +198,14 @@ def test_probes_replace_published_rates():
     assert measured.exchange_seconds("all_gather", 2**31, 4) > measured.exchange_seconds("all_gather", 2**30, 4)
     assert probed_rates([], accelerator, 8).flops == published_rates(accelerator, 8).flops
     assert replace(measured, products={}).product_seconds(4096, 4096, 4096, "bf16") > 0
+
+
+def test_torch_on_amd_attends_a_third_as_fast_as_the_fastest_kernel():
+    """AMD's own profile of torchtitan on MI325X: 27 % of a step of Llama 3.1 70B in attention, 67 % in products."""
+    shape = model_shape("llama-3.1-70b")
+    work = workload(shape=shape, layout=Layout(data=64), sequence_tokens=8192, recompute="full", implementation=FSDP)
+    parts = predict_time(work, published_rates(find_accelerator("MI325X"), 8)).parts
+    assert parts["products"] / parts["attention"] == pytest.approx(67.4 / 27.0, rel=0.1)
 
 
 def test_two_gpus_of_a_mesh_have_one_of_its_links():

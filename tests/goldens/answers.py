@@ -14,6 +14,7 @@ import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
+import yaml
 from commands import ROOT, run_command
 
 HERE = Path(__file__).parent
@@ -114,15 +115,9 @@ SHOW_THE_MODEL += ("torchtitan", "torchtitan_0_2", "torchtitan_2026_08")
 LOGS |= dict.fromkeys(ON_H100, (*LLAMA, *H100)) | dict.fromkeys(SAY_ALL, LLAMA) | dict.fromkeys(SHOW_THE_MODEL, AUTO)
 """A log of tests/logs: the flags it is read with."""
 WILD = {
-    "earlier_attempt_out_of_memory": (*LLAMA, *H100),
-    "earlier_attempt_torchtitan": AUTO,
-    "earlier_ignored_exception": (*LLAMA, *H100),
-    "earlier_node_failure_requeued": (*LLAMA, *H100),
-    "earlier_out_of_memory_then_time_limit": (*LLAMA, *H100),
-    "earlier_port_warning": (*LLAMA, *H100),
-    "ecc_root_cause_block": (*LLAMA, *H100, "--num-nodes", 2),
-    "maxtext_llama2_7b_2024": ("--model-name", "llama-2-7b", *H100),
-    "nemo_memory_in_bytes": ("--model-name", "llama-3.1-8b", *H100, *EIGHT, "--sequence-length", 8192),
+    answer["log"]: tuple(shlex.split(answer["flags"]))
+    for answer in yaml.safe_load((ROOT / "tests" / "logs" / "wild" / "answers.yaml").read_text(encoding="utf8"))
+    if (HERE / "wild" / f"{answer['log']}.log").exists()
 }
 """A log of the field: the flags it is read with."""
 

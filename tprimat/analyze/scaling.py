@@ -70,6 +70,7 @@ class Row:
 
 LeftOut = tuple[str, int | None, Finding]
 """A configuration that was measured, and is a point of no series: its name, its GPUs, and why."""
+NO_POINT = Finding(kind="no point")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class Series:
     differing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Further trait in which the points differ -> its values."""
     left_out: tuple[LeftOut, ...] = ()
-    """Configurations that are in no series, at the series that is most like them."""
+    """Configurations that are in no series, at the first one."""
     on_cpu: bool = False
     """Its GPUs are processes, which share one CPU."""
 
@@ -125,40 +126,15 @@ def _equal(values: Sequence[float]) -> bool:
 
 
 def series_of(groups: Sequence[Group]) -> list[Series]:
-    """Return every weak and strong series of one layout among groups of runs, and at each what is in none."""
+    """Return every weak and strong series of one layout among groups of runs; the first says what is a point of none."""
     made = _series_by([group for group in groups if _point(group) is not None])
     used = {id(group) for _, members in made for group in members}
-    left: list[list[LeftOut]] = [[] for _ in made]
-    for group in groups if made else ():
-        if id(group) not in used:
-            place = max(range(len(made)), key=lambda place: max(_likeness(group, member) for member in made[place][1]))
-            name = f"{model_name(group.run)} {group.run.strategy or layout(group.run)}".rstrip()
-            left[place].append((name, group.run.machine.gpus, _why_left_out(group, made[place][1])))
-    return [replace(one, left_out=tuple(out)) for (one, _), out in zip(made, left, strict=True)]
-
-
-def _likeness(one: Group, other: Group) -> int:
-    return sum(first == second for first, second in zip(one.kind, other.kind, strict=True))
-
-
-def _why_left_out(group: Group, members: Sequence[Group]) -> Finding:
-    """Return why a configuration is not a point of the series that is most like it."""
-    if _point(group) is None:
-        return Finding(kind="no point: not recorded")
-    nearest = max(members, key=lambda member: _likeness(group, member))
-    same_gpus = [member for member in members if member.run.machine.gpus == group.run.machine.gpus]
-    names = [
-        trait.name
-        for trait in differing_traits(nearest.run, group.run)
-        if trait.key not in FOLLOWS_GPUS - {"strategy"} or (trait.key == "layout" and _split(nearest.run) != _split(group.run))
-    ]
-    if same_gpus and (not names or _key(group) == _key(same_gpus[0])):
-        return Finding(kind="no point: slower")
-    return Finding(kind="no point: another", subjects=(", ".join(names) or "tokens a step",))
-
-
-def _split(run: RunRecord) -> tuple[object, ...]:
-    return (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.context_parallel, run.ran.expert_parallel)
+    left = tuple(
+        (f"{model_name(group.run)} {group.run.strategy or layout(group.run)}".rstrip(), group.run.machine.gpus, NO_POINT)
+        for group in groups
+        if id(group) not in used
+    )
+    return [replace(one, left_out=left * (number == 0)) for number, (one, _) in enumerate(made)]
 
 
 def _key(group: Group) -> tuple[object, ...]:
@@ -167,7 +143,8 @@ def _key(group: Group) -> tuple[object, ...]:
     shape = None if run.ran.shape is None else replace(run.ran.shape, source=None)
     work = tuple(TRAITS[key].value(run) for key in FORBIDDING if key not in FOLLOWS_GPUS)
     job = (run.size, shape, accelerator_name(run), run.engine, run.ran.recompute_words, *work)
-    return (*job, run.strategy, *_split(run), run.ran.micro_batch_sequences)
+    split = (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.context_parallel, run.ran.expert_parallel)
+    return (*job, run.strategy, *split, run.ran.micro_batch_sequences)
 
 
 def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:

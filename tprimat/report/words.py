@@ -308,9 +308,7 @@ FINDINGS = {
     "two speeds": "bimodal step times: {:share} take {:seconds}, the others {:seconds}; no interval. "
     "Check the clocks, and run longer",
     "caution": "{}",
-    "no point: not recorded": "of unknown throughput or number of GPUs",
-    "no point: slower": "slower than the point on as many GPUs",
-    "no point: another": "differs in {}",
+    "no point": "alone in its layout and work, slower than another on as many GPUs, or of unknown throughput",
     "memory of graphs": "memory is what torch reserved: what CUDA graphs hold does not count as allocated",
     "framework's clock": "step times are the framework's own, not measured at the end of each step",
     "unlike variable": "{0} is {1} on node 0, and {2} on node {4} ({3})",

@@ -112,7 +112,8 @@ def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Meas
     kinds: dict[Kind, set[Path]] = {}
     for one in measured:
         own = one.result.path
-        above = own.parent if own.suffix in PACKED_OR_NOT or own.name == one.result.run.run_id else own  # a run that was renamed
+        renamed = len(places) == 1 and own.suffix not in PACKED_OR_NOT and own.name != one.result.run.run_id
+        above = own if renamed else own.parent
         place = next((place for place in places if _is_in(place, one)), own.parent)
         item = replace(one, folder=printable(str(place)) if len(places) > 1 else "")
         inside = (above.parent if above.name == "runs" and above != place else above).relative_to(place).parts

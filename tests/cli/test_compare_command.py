@@ -34,8 +34,10 @@ def slower(source, target, factor):
 @pytest.fixture
 def regression(tmp_path):
     """A baseline and the same run five percent slower."""
-    before, after = tmp_path / "before", tmp_path / "after"
-    slower(RUNS / "h100" / "runs" / "h100-llama-0", before / "r0", 1.0)
+    before = tmp_path / "before"
+    shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", before / "r0")
+    after = tmp_path / "after"
+    after.mkdir()
     slower(before / "r0", after / "r1", 1.05)
     return before, after
 

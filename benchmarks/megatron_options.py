@@ -88,6 +88,7 @@ def workload_of_options(options: Mapping[str, Any], gpus: int | None) -> FullWor
         matmul_dtype=_precision(options),
         **_recompute(options),
         distributed_optimizer=bool(options.get("use-distributed-optimizer")),
+        sums_in_fp32=options.get("ddp-reduce-scatter-with-fp32-accumulation"),
         expert_tensor_parallel=options.get("expert-tensor-parallel-size"),
         vocabulary_rows=_vocabulary_rows(options, tensor),
         hidden_dropout=options.get("hidden-dropout", DEFAULT_DROPOUT) > 0,

@@ -6,7 +6,7 @@ import plans
 import pytest
 from changes import replace
 
-from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE
+from tprimat.core.implementations import EMBEDDED, MEGATRON_TUNED, TRANSFORMER_ENGINE
 from tprimat.core.models import model_shape
 from tprimat.core.workload import Layout
 from tprimat.predict.memory import predict_memory, state_bytes
@@ -107,3 +107,14 @@ def test_the_moment_of_the_peak_is_named():
     assert "loss" in predict_memory(workload()).moment
     assert predict_memory(workload(layout=Layout(pipeline=4))).moment == "backward pass of a layer"
     assert replace(workload(), micro_batch_sequences=4).tokens == 8192
+
+
+def test_gradients_that_are_summed_in_fp32_exist_twice_when_activations_are_gone():
+    """As reduce_scatter_with_fp32_accumulation of Megatron-Core holds the output of its all-to-all until the end of the pass."""
+    small = {"implementation": MEGATRON_TUNED, "micro_batch": 1, "accumulation_steps": 1, "recompute": "full"}
+    summed = predict_memory(workload(**small, sums_in_fp32=True))
+    assert summed.moment == "update of the weights"
+    assert summed.parts["gradients"] == 2 * summed.parts["weights"] > predict_memory(workload(**small)).parts["gradients"]
+    assert allocated(**{**small, "micro_batch": 16, "recompute": "none"}, sums_in_fp32=True) == allocated(
+        **{**small, "micro_batch": 16, "recompute": "none"}
+    )

@@ -165,6 +165,9 @@ class Workload(RefuseUnknownKeys):
     parameter_dtype: str | None = None
     """Of the weights in the matmuls of the forward pass, such as 'bfloat16'."""
     gradient_dtype: str | None = None
+    sums_in_fp32: bool | None = None
+    """Replicas send each other gradients as they are and sum them in fp32, Megatron-Core's reduce_scatter_with_fp32_accumulation:
+    what they receive is a copy of all of them, until the backward pass has ended."""
     optimizer: str | None = None
     optimizer_states: Name | None = None
     """Dtype of master weights and moments, such as 'fp32' or 'fp32 with moments in bf16'."""

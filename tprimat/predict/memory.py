@@ -202,14 +202,19 @@ def _peak_of(workload: FullWorkload, place: Place, layers: Layers, worst: Moment
 
 
 def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:
-    """Return the copies in fp32 of gradients in bf16 that the update of fp32 masters needs, when activations are gone."""
-    code = workload.code
+    """Return the copies of gradients that exist when activations are gone.
+
+    Those that other replicas sent, or in fp32 of gradients in bf16, which the update of fp32 masters needs.
+    """
+    code, received = workload.code, 0
+    if workload.sums_in_fp32 and workload.distributed_optimizer and not code.shards_weights:
+        received = workload.gradient_bytes * weights.total
     if workload.gradient_bytes == FP32_BYTES or workload.optimizer_states == "bf16" or code.shards_weights:
-        return 0
+        return received
     if workload.distributed_optimizer and (not code.widens_gradients or workload.optimizer_states == MOMENTS_IN_BF16):
-        return 0
+        return received
     shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
-    return FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1])
+    return max(received, FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1]))
 
 
 def state_bytes(workload: FullWorkload, weights: Weights) -> dict[Part, int]:

@@ -17,7 +17,7 @@ from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_TUNED, TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape, model_shape
-from tprimat.core.published import PublishedResult, rebase, results
+from tprimat.core.published import PublishedResult, facts_of, rebase, results
 from tprimat.core.workload import FORMATS, FullWorkload, Workload
 from tprimat.engines import bridge
 from tprimat.predict import Prediction, predict
@@ -261,22 +261,16 @@ def _options(result: PublishedResult, accelerator: Accelerator) -> Iterator[Iter
     tensor, pipeline, context = (
         getattr(known, name) or 1 for name in ("tensor_parallel", "pipeline_parallel", "context_parallel")
     )
-    ranks = tensor * pipeline * context
-    if gpus % ranks:
+    stated = facts_of(result)
+    if stated is None:
         raise _missing(result, f"TP{tensor} PP{pipeline} CP{context} do not divide {gpus} GPUs.")
-    data = gpus // ranks
-    # A degree that does not divide the ranks of a stage was printed for another layout of the row.
-    expert = math.gcd(known.expert_parallel or shape.experts, shape.experts, data * tensor * context) if shape.experts else 1
+    data = stated["data_parallel"]
     batch = batch or data * (known.micro_batch_sequences or 1) * (4 * pipeline if pipeline > 1 else 1)
     chunks = [known.virtual_pipeline or 1]
     if pipeline > 1 and known.virtual_pipeline is None:
         chunks += [count for count in CHUNKS if shape.layers // pipeline % count == 0]
     for code in _implementations(result):
-        facts: dict[str, Any] = known.facts | {
-            "data_parallel": data,
-            "sequence_parallel": tensor > 1,
-            "expert_parallel": expert,
-            "expert_tensor_parallel": 1 if shape.experts else None,
+        facts = stated | {
             "routing": _routing(result, shape),
             **({"optimizer_states": "bf16"} if code.name == AUTOMODEL.name else {}),
             "implementation": code,

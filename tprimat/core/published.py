@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import cache
+from typing import Any
 
 from tprimat.core.accelerators import find_accelerator, peak_flops
 from tprimat.core.errors import ConfigError
@@ -97,6 +98,20 @@ def _result_fields(row: Row) -> Row:
             numbers = isinstance(gpus, int) and isinstance(printed, int | float)
             fields[f"{rate}_per_gpu"] = printed / gpus if numbers else printed
     return fields
+
+
+def facts_of(result: PublishedResult) -> dict[str, Any] | None:
+    """Return what a row states of its workload and what follows of its layout; None where degrees do not divide its GPUs."""
+    known, shape = result.workload, result.workload.shape
+    tensor, context = known.tensor_parallel or 1, known.context_parallel or 1
+    data, left = divmod(result.gpus or 0, tensor * context * (known.pipeline_parallel or 1))
+    if left or not data or shape is None:
+        return None
+    spread = {"expert_parallel": 1}
+    if shape.experts:  # a degree that does not divide the ranks of a stage was printed for another layout of the row
+        degree = math.gcd(known.expert_parallel or shape.experts, shape.experts, data * tensor * context)
+        spread = {"expert_parallel": degree, "expert_tensor_parallel": 1}
+    return known.facts | {"data_parallel": data, "sequence_parallel": tensor > 1, **spread}
 
 
 def rebase(result: PublishedResult) -> PublishedResult:

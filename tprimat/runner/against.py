@@ -14,7 +14,7 @@ from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_TUNED
-from tprimat.core.published import PublishedResult, rebase, results
+from tprimat.core.published import PublishedResult, facts_of, rebase, results
 from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Workload
 from tprimat.predict.calibration import Expected, expected
 from tprimat.predict.rates import Rates, published_rates
@@ -165,20 +165,14 @@ def published_side(row: PublishedResult) -> Side:
 
 def published_workload(row: PublishedResult) -> FullWorkload | None:
     """Return the workload of a row, with one sequence as micro-batch where it states none; None where it leaves out more."""
-    known, shape = row.workload, row.workload.shape
-    batch, tokens, tensor = known.global_batch_sequences, known.sequence_tokens, known.tensor_parallel
-    if None in (shape, batch, tokens, tensor, row.gpus) or known.matmul_dtype not in PRECISIONS:
+    known, facts = row.workload, facts_of(row)
+    if facts is None or None in (known.global_batch_sequences, known.sequence_tokens, known.tensor_parallel):
+        return None
+    if known.matmul_dtype not in PRECISIONS:
         return None
     sharded = MEGATRON_FSDP if row.engine == "megatron-bridge" else FSDP
-    ranks = (tensor or 1) * (known.pipeline_parallel or 1) * (known.context_parallel or 1)
-    facts: dict[str, Any] = known.facts | {
-        "data_parallel": max(1, (row.gpus or 1) // ranks),
-        "micro_batch_sequences": known.micro_batch_sequences or 1,
-        "sequence_parallel": (tensor or 1) > 1,
-        "expert_tensor_parallel": 1 if shape and shape.experts else None,
-        "implementation": sharded if known.weights_split_over else MEGATRON_TUNED,
-    }
-    return FullWorkload(**facts)
+    code = sharded if known.weights_split_over else MEGATRON_TUNED
+    return FullWorkload(**{"micro_batch_sequences": 1, **facts, "implementation": code})
 
 
 def flops_of(work: FullWorkload, rates: Rates) -> float:

@@ -13,7 +13,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
 from tprimat.records.discover import read_result
-from tprimat.report.words import not_counted_words
+from tprimat.report.words import finding_words, not_counted_words
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_amd_prim_llama.json"
@@ -57,12 +57,23 @@ def last_loss_lost(result):
     return replace(result, steps=(*result.steps[:-1], replace(result.steps[-1], loss=None, finite=False)))
 
 
+def last_losses_left_out(result):
+    return replace(result, steps=tuple(replace(one, loss=one.loss if one.step < 31 else None) for one in result.steps))
+
+
+def without_steps(*left):
+    return lambda result: replace(result, steps=tuple(one for one in result.steps if one.step in left))
+
+
 TRAPS = [
     (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
     (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, but 128 sequences of 2,048 make 262,144"),
     (later_batches_doubled, "17 of 37 steps have 524,288 tokens, but 128 sequences of 2,048 make 262,144"),
     (stepped(peak_allocated_bytes=200 * 2**30), "its peak memory is 200.0 GiB, but its GPU has 79.2 GiB"),
     (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
+    (last_losses_left_out, "it has losses, but none of its last 10 steps"),
+    (without_steps(*range(1, 10), *range(30, 41)), "it had 40 steps, but only 20 are left"),
+    (lambda result: without_steps(*range(1, 21))(ran(steps_recorded=40)(result)), "it had 40 steps, but only 20 are left"),
     (stepped(step_seconds=2.0), "its steps sum to 78 s, but 190.7 s passed"),
     (
         lambda result: replace(result, stated_tokens_per_second=80_000.0),
@@ -89,6 +100,8 @@ def counted(result):
 def test_a_sound_run_counts(sound):
     assert counted(sound) == ""
     assert counted(replace(sound, stated_tokens_per_second=62_000.0)) == ""
+    every_tenth = [replace(one, loss=one.loss if one.step % 10 == 0 else None) for one in sound.steps[:35]]
+    assert counted(replace(sound, steps=tuple(every_tenth))) == "", "a log may print the loss of a few steps"
     assert counted(stepped(finite=False)(sound)) == "", "a gradient norm may overflow where the loss is finite"
 
 
@@ -118,3 +131,18 @@ def test_a_foreign_fp8_is_stated_and_not_proven(tmp_path):
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
     assert "The dtype is stated, not observed: llama MI300X." in done.stdout
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ({"started_at": "2099-01-01T00:00:00"}, "it started 2099-01-01T00:00:00 and ended at an unknown time: a clock was wrong"),
+        (
+            {"started_at": "2026-02-02T00:00:00Z", "ended_at": "2026-02-01T00:00:00"},
+            "it started 2026-02-02T00:00:00Z and ended 2026-02-01T00:00:00: a clock was wrong",
+        ),
+    ],
+)
+def test_a_wrong_clock_is_named(sound, times, told):
+    findings = measure(ran(**times)(sound), MetricOptions()).metrics.warnings
+    assert any(told in finding_words(one) for one in findings)

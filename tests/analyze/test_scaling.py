@@ -1,6 +1,7 @@
 """Series over GPUs and the laws fitted to them."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def run(gpus, batch, seconds, **changes):
     given = {"machine": machine, "data_parallel": gpus, "global_batch_sequences": batch, "evidence": None, "started_at": None}
     record = a_run(changes.pop("run_id", name), **{**given, **changes})
     steps = tuple(StepRecord(step=i, step_seconds=seconds, tokens=batch * 2048) for i in range(1, 12))
-    return RunResult(run=record, steps=steps, path=None)
+    return RunResult(run=record, steps=steps, path=Path("run.json"))
 
 
 def series_in(*runs):

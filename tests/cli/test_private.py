@@ -47,6 +47,29 @@ def test_a_plan_holds_no_unknown_value_is_for_its_user_alone_and_is_still_found_
     assert configuration(read_plan(tmp_path / "plan.json")) != configuration(other)
 
 
+def test_a_name_with_a_secret_is_masked_wherever_results_are_shown_and_two_stay_two(tmp_path):
+    for place, name in enumerate((f"dp-{SECRET}", f"dp-{SECRET[::-1]}-token={SECRET}")):
+        run = a_run(f"run-{place}", strategy=name)
+        write_run(tmp_path, run, steps_of(run, step_times(4.2 + place, 20), 20))
+    shown = []
+    for command in (
+        ("compare.py", "--output", "c.svg", "--results-dir", "."),
+        ("compare.py", "--output", "c.json", "--results-dir", "."),
+        ("analyze_peak_throughput.py", "--show-all", "--results-dir", "."),
+        ("visualize_peak_throughput.py", "--output", "p.svg", "--results-dir", "."),
+        ("report", "--output", "p.html", "."),
+        ("export", "--to", "csv", "t.csv", "--results-dir", "."),
+        ("archive", ".", "a.tar.gz"),
+    ):
+        done = run_command(*command, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        shown.append(done.stdout + done.stderr)
+    assert re.search(r"dp-\[secret\] [0-9a-f]{4} .*ahead of the next", shown[0])
+    shown += [file.read_text() for file in tmp_path.glob("*.*") if file.suffix not in {".html", ".gz"}]
+    shown += [unpacked((tmp_path / "p.html").read_text()), gzip.decompress((tmp_path / "a.tar.gz").read_bytes()).decode()]
+    assert [text for text in shown if SECRET in text] == []
+
+
 def unpacked(page):
     """The text of a page, with what its scripts unpack."""
     return page + "".join(gzip.decompress(base64.b64decode(one)).decode() for one in re.findall(r"H4sI[\w+/=]+", page))

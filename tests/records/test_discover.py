@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import write_benchmark_file
@@ -86,6 +87,19 @@ def test_a_folder_that_lost_or_doubled_steps_is_named_and_the_benchmark_file_of_
     assert (found.run, found.steps) == (original.run, original.steps)
     doubled = f"{file} has step 1 after step {len(original.steps)}."
     assert problem.what in {f"{original.path} holds {left} of the {len(original.steps)} steps of its run.", doubled}
+
+
+def test_steps_are_missed_by_the_plan_where_the_record_does_not_count_them(tmp_path):
+    shutil.copytree(RUNS / "cpu" / "runs" / "cpu-llama-0", tmp_path / "run")
+    for name, content in (("run.json", {"steps_recorded": None}), ("plan.json", {"steps": 40})):
+        file = tmp_path / "run" / name
+        file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | content))
+    file = tmp_path / "run" / "steps.jsonl"
+    file.write_text("".join(f"{line}\n" for line in file.read_text().split("\n")[:5]))
+    assert "holds 5 of the 40 steps" in load_results([tmp_path])[1][0].what
+    (tmp_path / "run" / "plan.json").unlink()
+    done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
+    assert "How many steps it had is not recorded: some may be lost: cpu-llama-0" in done.stdout
 
 
 @pytest.mark.parametrize(

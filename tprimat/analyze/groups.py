@@ -25,6 +25,10 @@ Kind = tuple[object, ...]
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
 
+FILES = (".json", ".gz")
+"""Suffixes of a result that is a file, which is written as a whole."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """A run with its metrics, and why it does not count."""
@@ -71,6 +75,8 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
         metrics = run_metrics(run, result.steps, options=chosen)
     except MetricError as error:
         return Measured(result=result, metrics=None, not_counted=reason or (Finding(kind="no metrics", subjects=(error.what,)),))
+    if run.steps_recorded is None and run.source is None and result.path.suffix not in FILES:
+        metrics = replace(metrics, warnings=(*metrics.warnings, Finding(kind="number of steps")))
     if options.seed_conventions:
         result = replace(result, stated_tokens_per_second=None)  # repeating what files state is what was asked for
     return Measured(

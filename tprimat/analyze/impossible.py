@@ -96,9 +96,16 @@ def _tokens(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
 
 
 def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
-    """Compare the steps with finite losses, and with the moments at which they ended."""
+    """Compare the steps with their number, with finite losses, and with the moments at which they ended."""
+    whole = steps[-1].step + 1 - (1 if run.command else steps[0].step) if steps and run.clock == "step_end" else 0
+    if len(steps) < (known := max(whole, run.steps_recorded or 0)) and all(step.merged == 1 for step in steps):
+        yield Finding(kind="lost steps", numbers=(known, len(steps)))
     if lost := sum(not step.finite and step.loss is None for step in steps):
         yield Finding(kind="no loss", numbers=(lost, len(steps)))
+    places = [place for place, step in enumerate(steps) if step.loss is not None]
+    silent = len(steps) - 1 - places[-1] if places else 0
+    if silent > max((later - place for place, later in pairwise([-1, *places])), default=0):  # of a log, not of each step
+        yield Finding(kind="lost losses", numbers=(silent,))
     passed = {
         step: step.ended_at_seconds - before.ended_at_seconds
         for before, step in pairwise(steps)

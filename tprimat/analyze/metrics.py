@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -294,6 +295,9 @@ def _of_run(run: RunRecord) -> list[Finding]:
     findings = [Finding(kind="caution", subjects=(caution,)) for caution in cautions(run.evidence)]
     if ran_from_graphs(run):
         findings.append(Finding(kind="memory of graphs"))
+    start, end = map(_instant, (run.started_at, run.ended_at))
+    if start and (start > datetime.now(timezone.utc) + timedelta(days=1) or (end and end < start)):
+        findings.append(Finding(kind="wrong clock", subjects=(str(run.started_at), run.ended_at or "at an unknown time")))
     if run.clock == "framework":
         findings.append(Finding(kind="framework's clock"))
     own = run.environment or {}
@@ -302,6 +306,11 @@ def _of_run(run: RunRecord) -> list[Finding]:
             names = (name, own.get(name, "not set"), value or "not set", node.host)
             findings.append(Finding(kind="unlike variable", subjects=names, numbers=(rank,)))
     return findings + stragglers(run)
+
+
+def _instant(text: str | None) -> datetime | None:
+    time = datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
+    return time.replace(tzinfo=timezone.utc) if time and not time.tzinfo else time
 
 
 def stragglers(run: RunRecord) -> list[Finding]:

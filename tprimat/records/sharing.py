@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.core.rows import DATA, document
-from tprimat.records.environment import SECRET, SECRET_NAME, is_plain, masked_environment, plain_or_digest, tuning_variables
+from tprimat.records.environment import (
+    SECRET,
+    SECRET_NAME,
+    digest_of,
+    is_plain,
+    masked_environment,
+    plain_or_digest,
+    tuning_variables,
+)
 
 LEFT_HERE = MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out]"
 
@@ -39,6 +47,12 @@ def without_secrets(text: str) -> str:
     for pattern in SECRETS:
         text = pattern.sub(lambda match: "".join(match.groups()) + MASKED, text)
     return text
+
+
+def masked_name(name: str) -> str:
+    """Return a name without secrets; a digest tells it from other names of which as much is left."""
+    masked = without_secrets(name)
+    return name if masked == name else f"{masked} {digest_of('', name)[-5:-1]}"
 
 
 def masked_command(words: Iterable[str]) -> tuple[str, ...]:
@@ -112,7 +126,7 @@ def _shared(value: Any, name: str, hosts: Hosts) -> Any:
     if name in SENTENCES:
         return shareable_text(value, hosts)
     if name in NAMES:
-        return _without_folders(without_secrets(value))
+        return _without_folders(masked_name(value))
     return hosts[value] if name == "host" else Path(value).name if name == "path" else LEFT_OUT
 
 

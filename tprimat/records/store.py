@@ -240,8 +240,13 @@ class RunDirectory:
         return tuple(read_lines(StepRecord, self.steps_file))
 
     def read_whole(self) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-        """Read the record and the steps of a run; refuse steps that repeat, or are fewer than when it completed."""
+        """Read the record and the steps of a run; refuse steps that repeat, or fewer than it completed or planned."""
         run, steps = self.read_run(), rising(self.read_steps(), self.steps_file)
+        if run.outcome == "completed" and run.steps_recorded is None and self.plan_file.is_file():
+            with contextlib.suppress(RecordError):
+                plan = json_document(read_bytes(self.plan_file), self.plan_file)
+                planned = plan.get("steps") if isinstance(plan, dict) else None
+                run = replace(run, steps_recorded=planned if isinstance(planned, int) else None)
         if run.outcome == "completed" and len(steps) < (run.steps_recorded or 0):
             raise RecordError(
                 f"{self.path} holds {len(steps)} of the {run.steps_recorded} steps of its run.",

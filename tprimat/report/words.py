@@ -11,7 +11,7 @@ from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding, RunMetrics, Window
-from tprimat.records.sharing import without_secrets
+from tprimat.records.sharing import masked_name, without_secrets
 from tprimat.report.catalogue import CPU_CAUTION, MFU, per_rank
 from tprimat.report.names import Workload, engine_name, heading, short_names
 from tprimat.report.tables import TOO_FEW, plural, shows_nothing
@@ -310,6 +310,8 @@ FINDINGS = {
     "caution": "{}",
     "no point": "alone in its layout and work, slower than another on as many GPUs, or of unknown throughput",
     "memory of graphs": "memory is what torch reserved: what CUDA graphs hold does not count as allocated",
+    "number of steps": "how many steps it had is not recorded: some may be lost",
+    "wrong clock": "it started {} and ended {}: a clock was wrong, or the record was changed",
     "framework's clock": "step times are the framework's own, not measured at the end of each step",
     "unlike variable": "{0} is {1} on node 0, and {2} on node {4} ({3})",
     "straggler": "{} takes {:percent} longer than its peers, which wait",
@@ -342,6 +344,8 @@ FINDINGS = {
     "too much power": "its energy implies {} W per GPU, but its limit is {} W",
     "other tokens": "{} of {} steps have {} tokens, but {} sequences of {} make {}",
     "no loss": "the loss is not a number in {} of {} steps",
+    "lost losses": "it has losses, but none of its last {} steps",
+    "lost steps": "it had {} steps, but only {} are left",
     "other span": "its steps sum to {:digits} s, but {:digits} s passed between their ends",
     "other moments": "its step times differ from the time between the ends of its steps: first in step {}, in {} of {}",
     "other rate": "the file states {} tokens/s, but its own steps make {}",
@@ -406,7 +410,7 @@ def lost_words(item: Measured) -> str:
 
 def run_name(item: Measured) -> str:
     """Return the run's id, or the path of a file of another program, which has no id."""
-    return units.printable(str(item.result.path)) if item.result.path.is_file() else item.result.run.run_id
+    return units.printable(str(item.result.path)) if item.result.path.is_file() else masked_name(item.result.run.run_id)
 
 
 def told(shared: Sequence[Shared]) -> list[str]:

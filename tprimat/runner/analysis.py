@@ -12,7 +12,7 @@ from typing import Any
 
 from tprimat.analyze import compare
 from tprimat.analyze.compare import QUESTION, Question
-from tprimat.analyze.groups import Kind, Measured, group_runs, kind_of, measure, without_copies, without_far_losses
+from tprimat.analyze.groups import FILES, Kind, Measured, group_runs, kind_of, measure, without_copies, without_far_losses
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import under_ceiling
 from tprimat.analyze.scaling import Series, series_of
@@ -32,7 +32,7 @@ from tprimat.records.discover import (
     probes_in,
 )
 from tprimat.records.schema import ProbeRecord, RunRecord
-from tprimat.records.sharing import shareable, shareable_text
+from tprimat.records.sharing import masked_name, shareable, shareable_text
 from tprimat.records.store import as_document, cannot_write, checked, to_json
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import Comparison
@@ -81,9 +81,15 @@ def read_results(
     results, unreadable = load_results(paths)
     if to_share:
         results = [replace(one, run=checked(RunRecord, shareable(as_document(one.run)), one.path)) for one in results]
+    else:
+        results = [replace(one, run=_without_secret_names(one.run)) for one in results]
     records, damaged = probes_in([*paths, *check_probes(probes)])
     measured = [measure(result, under_ceiling(options, result.run, records), prices) for result in results]
     return Results(measured=without_far_losses(without_copies(measured)), problems=[*unreadable, *damaged], probes=records)
+
+
+def _without_secret_names(run: RunRecord) -> RunRecord:
+    return replace(run, model=masked_name(run.model), strategy=run.strategy and masked_name(run.strategy))
 
 
 def by_folder(results: Results, paths: Sequence[Path]) -> Results:
@@ -96,8 +102,6 @@ def by_folder(results: Results, paths: Sequence[Path]) -> Results:
     return replace(results, measured=in_folders(results.measured, paths), problems=problems)
 
 
-PACKED_OR_NOT = (".json", ".gz")
-"""Suffixes of a result that is a file."""
 REPETITION = re.compile(r"(?<!\d{4}-\d\d)(?:^|[-_.])\d{1,2}$")
 """End of the name of a folder that repeats another: 1, 2, with-2; no day of a month."""
 
@@ -112,13 +116,15 @@ def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Meas
     kinds: dict[Kind, set[Path]] = {}
     for one in measured:
         own = one.result.path
-        renamed = len(places) == 1 and own.suffix not in PACKED_OR_NOT and own.name != one.result.run.run_id
+        renamed = len(places) == 1 and own.suffix not in FILES and own.name != one.result.run.run_id
         above = own if renamed else own.parent
         place = next((place for place in places if _is_in(place, one)), own.parent)
-        item = replace(one, folder=printable(str(place)) if len(places) > 1 else "")
         inside = (above.parent if above.name == "runs" and above != place else above).relative_to(place).parts
-        rows.append((item, place.joinpath(*filter(None, (REPETITION.sub("", part) for part in inside)))))
-        kinds.setdefault(kind_of(item), set()).add(rows[-1][1])
+        inner = place.joinpath(*filter(None, (REPETITION.sub("", part) for part in inside)))
+        shown = inner if any(place in other.parents for other in places) else place  # beside a part of it
+        item = replace(one, folder=printable(str(shown)) if len(places) > 1 else "")
+        rows.append((item, inner))
+        kinds.setdefault(kind_of(item), set()).add(inner)
     return [replace(item, folder=printable(str(inner))) if len(kinds[kind_of(item)]) > 1 else item for item, inner in rows]
 
 
@@ -272,7 +278,7 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
         yield "probes.jsonl", "".join(f"{line}\n" for line in lines)
     for place, item in sorted(zip(places_of(runs, folders), runs, strict=True), key=lambda pair: pair[0]):
         result, run = item.result, item.result.run
-        if result.path.is_file() or result.path.suffix in PACKED_OR_NOT:
+        if result.path.is_file() or result.path.suffix in FILES:
             if item.not_counted and run.counts:  # the file contradicts itself, and is written anew from its records
                 run = replace(run, mismatches=(not_counted_words(item),))
             folder, _, name = place.rpartition("/")

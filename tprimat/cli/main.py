@@ -204,6 +204,6 @@ def parser_of(command: Any, prog: str) -> Parser:
     return parser
 
 
-def script(name: str | None = None, prog: str | None = None) -> int:
+def script(name: str | None = None, prog: str | None = None, words: Sequence[str] | None = None) -> int:
     """Run `tprimat`, or one command under a script's name, as a whole process."""
-    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}", suggest=True))
+    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}", words, suggest=True))

@@ -84,19 +84,6 @@ def run_request(options: argparse.Namespace) -> "RunRequest":
     return replace(request, output=output, dry_run=options.dry_run, settings=settings)
 
 
-def pretrain(model: str) -> int:
-    """Run pretrain_{model}.py: one rank of a plan under torchrun (`--plan PATH`), else the benchmark of one model."""
-    words = sys.argv[1:]
-    if "--plan" in words:
-        from tprimat.train.worker import main as train
-
-        return train(words)
-    from tprimat.cli.console import run_as_script
-    from tprimat.cli.main import start
-
-    return run_as_script(lambda: start("run", f"pretrain_{model}.py", ["--model", model, *words]))
-
-
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all runs completed, 1 a run failed, 130 after Ctrl-C, 143 after SIGTERM."""
     if options.report:

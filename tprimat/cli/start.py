@@ -28,11 +28,16 @@ def script(name: str = "", prog: str = "") -> int:
 
 
 def pretrain(model: str) -> int:
-    """Run pretrain_{model}.py: a benchmark, or one rank of it. Returns the exit status."""
+    """Run pretrain_{model}.py: one rank of a plan under torchrun (`--plan PATH`), else the benchmark of one model."""
     find_environment()
-    from tprimat.cli.run import pretrain as run
+    words = sys.argv[1:]
+    if "--plan" in words:
+        from tprimat.train.worker import main as train
 
-    return run(model)
+        return train(words)
+    from tprimat.cli.main import script as run
+
+    return run("run", f"pretrain_{model}.py", ["--model", model, *words])
 
 
 def find_environment() -> None:

@@ -85,11 +85,3 @@ def test_a_damaged_file_and_a_folder_without_results_are_named_as_the_user_knows
     assert nothing.returncode == 2
     assert nothing.stderr.startswith("error: No result could be read.\n  at    empty\n")
     assert not (tmp_path / "empty.tar.gz").exists()
-
-
-def test_the_benchmark_command_reports_what_lies_in_its_output_folder(output, tmp_path):
-    done = run_command("benchmark.py", "--report", "--output-dir", output, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")
-    refused = run_command("benchmark.py", "--dry-run", "--report", cwd=tmp_path)
-    assert (refused.returncode, "--report trains nothing." in refused.stderr) == (2, True)

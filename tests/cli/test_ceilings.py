@@ -66,7 +66,7 @@ def texts_of(folder):
     there = folder.parent
     said = {"compare.py": compare(folder)[0].stdout}
     said["analyze_peak_throughput.py"] = command("analyze_peak_throughput.py", "--results-dir", folder, cwd=there).stdout
-    command("benchmark.py", "--report", "--output-dir", folder, cwd=there)
+    command("report", folder, "--output", folder / "report.html", cwd=there)
     said["report"] = html.unescape((folder / "report.html").read_text(encoding="utf8"))
     return said
 

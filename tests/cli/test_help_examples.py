@@ -46,6 +46,6 @@ def test_every_example_of_the_help_works_on_a_cpu(tmp_path):
     tried = set(examples())
     assert len(tried) > 25
     for program, *words in sorted(tried):
-        dry = ["--dry-run"] if SCRIPTS.get(program) == "run" and not {"--dry-run", "--report"} & set(words) else []
+        dry = ["--dry-run"] if SCRIPTS.get(program) == "run" and "--dry-run" not in words else []
         done = run_command(program, *words, *dry, cwd=tmp_path)
         assert done.returncode == 0 or "they are copies" in done.stderr, (words, done.stderr)

@@ -158,9 +158,7 @@ def _complain(error: UserError) -> None:
 
 
 NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
-    "run": lambda options: (
-        () if options.dry_run or options.report else ("compare", "--results-dir", options.output_dir or "output")
-    ),
+    "run": lambda options: () if options.dry_run else ("compare", "--results-dir", options.output_dir or "output"),
     "explain": lambda options: ("compare", "--results-dir", options.run, "--published"),
     "compare": lambda options: ("report", *itertools.chain.from_iterable(options.results_dir or [["output"]])),
     "report": lambda options: ("archive", *options.results, "results.tar.gz"),

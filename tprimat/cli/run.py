@@ -31,7 +31,6 @@ EPILOG = f"""examples:
   ./benchmark.py --dry-run --platform nvidia             the plan and the exact command; starts nothing
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
   ./benchmark.py --model llama --sweep tp=1,2,4 --sweep pp=1,2
-  ./benchmark.py --report                                one HTML page on the results in ./output
 
 exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 the request is invalid,
 130 stopped by Ctrl-C, 143 by SIGTERM
@@ -71,9 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="trace five steps with PyTorch's profiler; the others are measured (docs/results.md)",
     )
-    how.add_argument(
-        "--report", action="store_true", help="train nothing: write one page on all results in --output-dir to its report.html"
-    )
 
 
 def run_request(options: argparse.Namespace) -> "RunRequest":
@@ -86,8 +82,6 @@ def run_request(options: argparse.Namespace) -> "RunRequest":
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all runs completed, 1 a run failed, 130 after Ctrl-C, 143 after SIGTERM."""
-    if options.report:
-        return _report(options)
     if options.write and not options.dry_run:
         raise ConfigError("--write belongs to --dry-run.", where="--write", fix="leave it out: a run writes its plan.json")
     request = run_request(options)
@@ -228,18 +222,6 @@ def _show_plans(session: "Session", request: "RunRequest", options: argparse.Nam
         print(screen_of(sys.stdout).prose(line, 2))
     print("Nothing was started." if options.write else "Nothing was started or written.")
     return int(failed)
-
-
-def _report(options: argparse.Namespace) -> int:
-    """Write the page about the results that exist."""
-    from tprimat.cli.main import start
-    from tprimat.config.load import environment_choices
-
-    if options.dry_run:
-        raise ConfigError("--report trains nothing.", where="--dry-run", fix="leave out one of them")
-    output = options.output_dir or environment_choices().output_directory
-    words = [word for text in options.settings if text.startswith("probes=") for word in ("--set", text)]
-    return start("report", "tprimat report", [output, "--output", str(Path(output, "report.html")), *words])
 
 
 # The five strategies, one folder each.

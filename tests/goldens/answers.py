@@ -213,7 +213,6 @@ PEAKS = {
     "h200_moe": [RECORDS / "h200/moe", "--set", "flops=6n"],
     "h200_and_h100": [RECORDS / "h200/short", RECORDS / "h100/single", RECORDS / "h100/in-turn"],
     "runs": [RUNS / "h100", RUNS / "mi300x", "--set", "cost_per_gpu_hour=2.5"],
-    "seed_conventions": [RUNS / "h100", RUNS / "mi300x", "--seed-conventions"],
     "sparse": [RUNS / "h100", RUNS / "foreign", "--set", "peak=sparse", "--nodes", "1,4"],
 }
 

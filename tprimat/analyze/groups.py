@@ -69,7 +69,6 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
         telemetry=result.telemetry,
         stated=result.stated,
         cost_per_gpu_hour=price,
-        stated_tokens_per_second=result.stated_tokens_per_second,
     )
     try:
         metrics = run_metrics(run, result.steps, options=chosen)
@@ -77,8 +76,6 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
         return Measured(result=result, metrics=None, not_counted=reason or (Finding(kind="no metrics", subjects=(error.what,)),))
     if run.steps_recorded is None and run.source is None and result.path.suffix not in FILES:
         metrics = replace(metrics, warnings=(*metrics.warnings, Finding(kind="number of steps")))
-    if options.seed_conventions:
-        result = replace(result, stated_tokens_per_second=None)  # repeating what files state is what was asked for
     return Measured(
         result=result, metrics=metrics, not_counted=reason or contradictions(result, metrics) or divergence(result.steps)
     )

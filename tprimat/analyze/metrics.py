@@ -10,7 +10,7 @@ import numpy as np
 
 from tprimat.analyze.window import Warmup, ran_from_graphs, steady_steps, steady_window, steps_without_graphs, tensor_memory
 from tprimat.core.accelerators import peak_flops
-from tprimat.core.flops import SEED_FLOP_PER_TOKEN, FlopConvention, flop_per_token
+from tprimat.core.flops import FlopConvention, flop_per_token
 from tprimat.core.statistics import Array, Interval, TwoStates, median, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import cautions
@@ -48,10 +48,6 @@ class MetricOptions:
     """What a file states of telemetry that is not with it; its energy is used where it is of the same steps."""
     gemm_ceiling_flops: float | None = None
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
-    seed_conventions: bool = False
-    """Count as the first TPrimat did: 6n of rounded sizes, a bf16 peak that is sparse on NVIDIA, and tokens/s as stated."""
-    stated_tokens_per_second: float | None = None
-    """Throughput that the file of another program states; used under seed_conventions."""
 
 
 def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricOptions = MetricOptions()) -> RunMetrics:
@@ -99,12 +95,9 @@ def _rates(
 ) -> dict[str, Any]:
     """Return what is counted by the second, as fields of the metrics: tokens, FLOP, their shares of peaks, and cost."""
     tokens, gpus, hourly = _tokens(steady), run.machine.gpus, options.cost_per_gpu_hour
-    if options.seed_conventions and options.stated_tokens_per_second is not None:
-        rate: Interval | None = Interval(value=options.stated_tokens_per_second, low=None, high=None)
-    else:
-        seconds = np.array([step.step_seconds for step in steady])
-        rate = None if tokens is None else _unless(states, ratio_of_sums(tokens, seconds))
-    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention, dropped)
+    seconds = np.array([step.step_seconds for step in steady])
+    rate = None if tokens is None else _unless(states, ratio_of_sums(tokens, seconds))
+    flop, no_flop = _flop_per_token(run, options.flops_convention, dropped)
     peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, len(steady)) if rate and gpus else None
     flops = scaled(per_gpu, flop, len(steady)) if per_gpu and flop else None
@@ -114,7 +107,7 @@ def _rates(
         "tokens_per_second": rate.value if rate else None,
         "tokens_per_second_per_gpu": per_gpu,
         "flop_per_token": flop,
-        "flops_convention": "6n" if options.seed_conventions else options.flops_convention,
+        "flops_convention": options.flops_convention,
         "model_flops_per_second_per_gpu": flops,
         "peak_dense_flops": peak,
         "mfu": mfu,
@@ -181,16 +174,9 @@ def _flop_per_token(run: RunRecord, convention: FlopConvention, dropped: float |
     return flop_per_token(run.ran.shape, run.ran.sequence_tokens, convention, dropped or 0.0), None
 
 
-def _seed_flop(run: RunRecord) -> tuple[float | None, Finding | None]:
-    flop = None if run.ran.shape is None else SEED_FLOP_PER_TOKEN.get(run.ran.shape.name)
-    return flop, None if flop else Finding(kind="no MFU: first TPrimat", subjects=(run.model,))
-
-
 def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, Finding | None]:
     """Return the peak FLOP/s of one GPU, or why there is none. Never the peak of another GPU."""
     kind, dtype = options.peak, run.ran.matmul_dtype
-    if options.seed_conventions:
-        kind, dtype = ("sparse" if run.machine.platform == "cuda" else "dense"), "bf16"
     if run.machine.platform == "cpu":
         return None, Finding(kind="no MFU: CPU")
     if run.machine.accelerator is None or dtype is None:

@@ -154,7 +154,6 @@ CONVENTIONS = {
     "full, dense peak": MetricOptions(flops_convention="full"),
     "6n, dense peak": MetricOptions(flops_convention="6n"),
     "6n, sparse peak": MetricOptions(flops_convention="6n", peak="sparse"),
-    "first TPrimat": MetricOptions(seed_conventions=True),
 }
 """Every way of counting FLOP and peaks, by name."""
 

@@ -84,7 +84,7 @@ def varying_traits(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
+def metric_options(options: argparse.Namespace) -> "MetricOptions":
     """Return how the flags of `add_counting` want metrics counted. Raises ConfigError: a value does not fit its option."""
     from tprimat.analyze.metrics import MetricOptions
 
@@ -94,7 +94,6 @@ def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
         warmup=values.get("warmup", "auto"),
         cost_per_gpu_hour=values.get("cost_per_gpu_hour"),
         peak=values.get("peak", "dense"),
-        **more,
     )
 
 

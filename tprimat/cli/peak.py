@@ -3,7 +3,6 @@
 ./analyze_peak_throughput.py                              results in output, output-* and all_outputs/*
 ./analyze_peak_throughput.py --show-all --results-dir h100 mi300x
 ./analyze_peak_throughput.py --nodes 1,2,4,8 --scaling-efficiency 0.9
-./analyze_peak_throughput.py --seed-conventions           count as the first TPrimat did, and show what is wrong with it
 ./visualize_peak_throughput.py                            the same as a picture (--picture)
 """
 
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import add_counting, add_results_dir, counts, fraction, metric_options, print_json, read, results_dirs
-from tprimat.core.errors import ConfigError, RecordError
+from tprimat.core.errors import RecordError
 
 if TYPE_CHECKING:
     from tprimat.analyze.peak import PeakAnalysis
@@ -25,9 +24,6 @@ PICTURE = Path("peak_throughput_analysis.png")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_results_dir(parser, "output, output-*, all_outputs/*")
-    parser.add_argument(
-        "--seed-conventions", action="store_true", help="count as the first TPrimat did, to reproduce its figures"
-    )
     add_counting(parser)
     parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
     parser.add_argument("--even-if-different", action="store_true", help="compare machines even if their work differs")
@@ -54,10 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.analysis import result_folders
 
     efficiency = fraction(options.scaling_efficiency, "--scaling-efficiency", "0.9 or 90%")
-    metrics = metric_options(options, seed_conventions=options.seed_conventions)
-    if options.seed_conventions and (metrics.flops_convention != "causal" or metrics.peak != "dense"):
-        what = "--seed-conventions already says how FLOP are counted and which peak they are divided by."
-        raise ConfigError(what, where="--set flops, --set peak", fix="leave out --seed-conventions, or the other two")
+    metrics = metric_options(options)
     named = results_dirs(options)
     results = read(options, named or result_folders(), metrics, named=bool(named))
     analysis = analyze_peaks(

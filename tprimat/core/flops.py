@@ -18,8 +18,6 @@ FlopConvention = Literal["causal", "full", "6n"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
 FORWARD_AND_BACKWARD = 3
-SEED_FLOP_PER_TOKEN = {"llama-3.1-8b": 6 * 8.0e9, "qwen-2.5-7b": 6 * 7.6e9}
-"""What the first TPrimat counted: 6 x the size rounded to 0.1 billion, without attention. Only for its published figures."""
 SEED_SHAPES: dict[str, tuple[int, int, int]] = {
     "square 4K": (4096, 4096, 4096),
     "square 8K": (8192, 8192, 8192),

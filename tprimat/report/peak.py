@@ -36,11 +36,6 @@ MOST_MODELS = 3
 
 def counted_as(options: MetricOptions) -> str:
     """Say in words how metrics are counted."""
-    if options.seed_conventions:
-        return (
-            "Counted as the first TPrimat did: FLOP 6n of rounded sizes; utilization of the sparse peak on NVIDIA, of the dense "
-            "one on AMD.\nThese figures do not compare between the two; the other conventions below do."
-        )
     return (
         f"FLOP counted {options.flops_convention}, utilization of the {options.peak} peak of the dtype that ran. "
         "[low, high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."

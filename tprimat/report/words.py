@@ -298,7 +298,6 @@ FINDINGS = {
     "attention ends",
     "no MFU: dropped choices": "no MFU, since experts are full at a capacity of {}, but how many choices they dropped is not "
     "recorded",
-    "no MFU: first TPrimat": "no MFU, since the first TPrimat had no FLOP count for model {!r}",
     "no MFU: CPU": "no MFU, since a CPU has no published matrix peak to compare with",
     "no MFU: no peak": "no MFU, since no {} {} peak is known for {}",
     "few steps": "only {} steady steps; 10 or more make an interval trustworthy",

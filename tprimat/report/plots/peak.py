@@ -65,9 +65,7 @@ def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str
             text += f": {MATMUL_SHARE.text(entry.group)} of {ceiling / TERA:,.0f}"
         single.append(bar_of(label, flops, text, look, scale=TERA))
     axis = per_rank("tokens/s, all GPUs", {entry.run.machine.platform for entry in analysis.peaks})
-    options = analysis.options
-    counted = "6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count"
-    below = f"TFLOP/s, {counted}" + ("; black: fastest matmul probed" if ceilings else "")
+    below = f"TFLOP/s, {analysis.options.flops_convention} FLOP count" + ("; black: fastest matmul probed" if ceilings else "")
     return [
         BarPanel("Peak throughput of the whole machine", axis, total).panel("peaks"),
         BarPanel("Compute of each GPU", below, single, ceilings).panel("peaks"),
@@ -87,9 +85,8 @@ def _of_configurations(analysis: PeakAnalysis, works: Sequence[Workload], looks:
             share, look = entry.utilization, looks.get(one.name)
             shares.append(bar_of(one.label, share, units.percent(share.value if share else None), look, scale=0.01))
             steps.append(bar_of(one.label, entry.mean_step, step_time(entry.mean_step.value), look))
-    options, axis = analysis.options, "seconds (lines: 95 % interval; compare within a workload)"
-    peak = "peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak"
+    axis = "seconds (lines: 95 % interval; compare within a workload)"
     return [
-        BarPanel("Utilization, every configuration", f"% of the {peak}", shares).panel("every"),
+        BarPanel("Utilization, every configuration", f"% of the {analysis.options.peak} matrix peak", shares).panel("every"),
         BarPanel("Mean step time", axis, steps).panel("every"),
     ]

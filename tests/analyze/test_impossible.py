@@ -70,7 +70,7 @@ TRAPS = [
     (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, but 128 sequences of 2,048 make 262,144"),
     (later_batches_doubled, "17 of 37 steps have 524,288 tokens, but 128 sequences of 2,048 make 262,144"),
     (stepped(peak_allocated_bytes=200 * 2**30), "its peak memory is 200.0 GiB, but its GPU has 79.2 GiB"),
-    (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
+    (last_loss_lost, "no finite loss in 1 of 40 steps"),
     (last_losses_left_out, "it has losses, but none of its last 10 steps"),
     (without_steps(*range(1, 10), *range(30, 41)), "it had 40 steps, but only 20 are left"),
     (lambda result: without_steps(*range(1, 21))(ran(steps_recorded=40)(result)), "it had 40 steps, but only 20 are left"),
@@ -103,6 +103,8 @@ def test_a_sound_run_counts(sound):
     every_tenth = [replace(one, loss=one.loss if one.step % 10 == 0 else None) for one in sound.steps[:35]]
     assert counted(replace(sound, steps=tuple(every_tenth))) == "", "a log may print the loss of a few steps"
     assert counted(stepped(finite=False)(sound)) == "", "a gradient norm may overflow where the loss is finite"
+    first = replace(sound.steps[0], loss=None, finite=False)
+    assert counted(replace(sound, steps=(first, *sound.steps[1:]))) == "", "fp16 looks for its first loss scale"
 
 
 @pytest.mark.parametrize(("trap", "reason"), TRAPS, ids=[reason for _, reason in TRAPS])

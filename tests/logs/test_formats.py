@@ -71,6 +71,19 @@ def test_what_builds_on_megatron_adds_a_sequence_length_a_rate_or_memory():
     assert (step.loss, step.peak_reserved_bytes) == (0.01529132, round(83.46 * GIB))
 
 
+def test_a_command_and_the_lines_of_the_start_say_what_runs():
+    lines = [
+        "+ torchrun pretrain_gpt.py --num-layers 24 --seq-length 4096 --train-iters 90 --bf16 --swiglu --micro-batch-size $MBS",
+        "using world size: 8, data-parallel-size: 4, tensor-model-parallel size: 2, pipeline-model-parallel size: 1",
+        "using torch.float16 for parameters ...",
+    ]
+    for dialect in ("megatron-lm", "deepspeed"):
+        contents = collect(lines, dialect)
+        told = {"sequence_tokens": 4096, "matmul_dtype": "fp16", "world_size": 8, "tensor_parallel": 2, "pipeline_parallel": 1}
+        assert (contents.evidence, contents.total_steps) == (told, 90)
+        assert contents.arguments == {"num_layers": "24", "swiglu": "True"}
+
+
 def test_fp8_without_transformer_engine_is_no_fp8():
     rows = ["  bf16 ..................... True", "  fp8 ....................... hybrid", "  transformer_impl ........ local"]
     result = parse(rows, "megatron-lm")

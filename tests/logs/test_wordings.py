@@ -86,6 +86,8 @@ def test_what_a_scheduler_kills_after_a_lost_node_or_at_its_limit_is_no_cause():
         assert cause in cause_of(killed, f"slurmstepd: error: *** STEP 7 ON n3 CANCELLED AT 2026 DUE TO {reason}").cause
     ended = "slurmstepd: error: *** STEP 7.0 ON node03 CANCELLED AT 2026-03-03T03 ***"  # by srun, since a task of it failed
     assert cause_of("[rank3]: ValueError: x", ended, killed).cause == "ValueError: x"
+    requeued = "slurmstepd: error: *** JOB 608 ON n3 CANCELLED AT 2022-08-12T02:06:12 DUE TO JOB REQUEUE ***"
+    assert "failed first" not in cause_of(requeued, "srun: error: n3: tasks 2-3: Exited with exit code 1").hint
     assert "task ended" in cause_of(killed, "slurmstepd: error: *** STEP 7.0 ON node03 CANCELLED AT 2026-03-03T03 ***").cause
 
 

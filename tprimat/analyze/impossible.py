@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 from tprimat.analyze.window import steady_steps
 from tprimat.core.accelerators import find_accelerator
@@ -96,11 +96,12 @@ def _tokens(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
 
 
 def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
-    """Compare the steps with their number, with finite losses, and with the moments at which they ended."""
+    """Compare the steps with their number, with finite losses once fp16 has found its first scale, and with when they ended."""
     whole = steps[-1].step + 1 - (1 if run.command else steps[0].step) if steps and run.clock == "step_end" else 0
     if len(steps) < (known := max(whole, run.steps_recorded or 0)) and all(step.merged == 1 for step in steps):
         yield Finding(kind="lost steps", numbers=(known, len(steps)))
-    if lost := sum(not step.finite and step.loss is None for step in steps):
+    settled = list(dropwhile(lambda step: not step.finite and step.loss is None, steps)) or steps
+    if lost := sum(not step.finite and step.loss is None for step in settled):
         yield Finding(kind="no loss", numbers=(lost, len(steps)))
     places = [place for place, step in enumerate(steps) if step.loss is not None]
     silent = len(steps) - 1 - places[-1] if places else 0

@@ -42,7 +42,8 @@ ONE_NODE_GPUS = 8
 VENDORS: Mapping[Backend, str] = {
     "cuda": "nvidia geforce quadro rtx gtx tesla titan",
     "rocm": "amd instinct radeon mi rx",
-    "other": "intel max arc gaudi tpu ascend 910a 910b 910c npu xpu hpu mlu musa mtt trainium inferentia neuron",
+    "other": "intel max arc gaudi tpu ascend 910a 910b 910c npu xpu hpu mlu musa mtt ppu dcu metax gcu kunlun iluvatar "
+    "trainium inferentia neuron",
 }
 """Platform -> words in names of its devices."""
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"

@@ -117,6 +117,11 @@ class LoggedStep(LineFields):
         return not self.failed and all(value is None or math.isfinite(value) for value in (self.loss, self.grad_norm))
 
     @property
+    def skips(self) -> bool:
+        """Whether the update was not made, though the loss is finite where the log has it: fp16 looks for a scale."""
+        return self.failed and (self.loss is None or math.isfinite(self.loss))
+
+    @property
     def is_printed(self) -> bool:
         """Whether the log prints the time of the step, instead of a rate."""
         return self.step_seconds is not None and math.isfinite(self.step_seconds)

@@ -64,6 +64,8 @@ IGNORED = "Exception ignored in"
 LONGEST_TRACEBACK = 40
 LONGEST_READ = 2000
 """Characters of a line that are looked at: patterns take the square of it."""
+PROGRESS = re.compile(r"^\s*\d{1,3}%\|[ \u2588-\u258f]*(?:\| *\S+ \[[^\]]*\])?")
+"""A bar of tqdm, on whose line a message begins."""
 RANK_MARK = re.compile(r"^(?:\[rank\d+\]:\s*)+")
 LAST_ERROR = ("Last error:", "Inner Error!")
 """Of NCCL and CANN, which print the reason on the next line."""
@@ -133,7 +135,12 @@ def cause_in(
         or ended_by(number, set(signal.Signals))
     )
     place = place_of(facts_of(block)) or place_of(task_of(texts))
-    if failure is None or place is None or failure.kind == "worker_refused":
+    if (
+        failure is None
+        or place is None
+        or failure.kind in {"worker_refused", "scheduler_limit"}
+        or failure.outcome == "interrupted"
+    ):
         return failure
     return replace(failure, hint="; ".join(filter(None, (failure.hint, f"{place} failed first"))))
 
@@ -192,7 +199,7 @@ def meaningful(lines: Iterable[str]) -> list[str]:
     """Remove control sequences, empty lines, harmless lines that look like errors, and tracebacks that Python passed over."""
     texts: list[str] = []
     passed_over = 0
-    for text in (ESCAPES.sub("", line[:LONGEST_READ]).strip() for line in lines):
+    for text in (PROGRESS.sub("", ESCAPES.sub("", line[:LONGEST_READ])).strip() for line in lines):
         if IGNORED in text:
             passed_over = LONGEST_TRACEBACK
         elif passed_over:

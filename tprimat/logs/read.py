@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ SEQUENCE_UNIT = 64
 SEQUENCE_TOLERANCE, MEDIAN_TOLERANCE = 1e-4, 1e-3
 MOST_ATTEMPTS = 8
 """Before the last one, that are listed."""
+LONGEST_SEARCH = 40
+"""Lines of steps in which fp16 may look for its first loss scale, and skip updates."""
 UNKNOWN_ENGINE = "unknown"
 """Of a run that failed before its log showed the framework."""
 
@@ -298,6 +301,8 @@ def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect
     """Return how the run ended, as far as the log shows."""
     contents = reading.attempts.latest
     total, last = contents.total_steps, contents.newest
+    searching = (step.step for step in takewhile(lambda step: step.skips, islice(contents.steps.values(), LONGEST_SEARCH)))
+    steps = [step for step in steps if step.step > max(searching, default=0)]
     completed = diverging(steps) or Failure(outcome="completed", cause="")
     if is_complete(contents):
         return completed

@@ -342,7 +342,7 @@ FINDINGS = {
     "too many FLOP": "it implies {1:tera} TFLOP/s per GPU, but {0} reaches {2:tera} in its fastest dtype",
     "too much power": "its energy implies {} W per GPU, but its limit is {} W",
     "other tokens": "{} of {} steps have {} tokens, but {} sequences of {} make {}",
-    "no loss": "the loss is not a number in {} of {} steps",
+    "no loss": "no finite loss in {} of {} steps",
     "lost losses": "it has losses, but none of its last {} steps",
     "lost steps": "it had {} steps, but only {} are left",
     "other span": "its steps sum to {:digits} s, but {:digits} s passed between their ends",

@@ -38,7 +38,7 @@ DIALECT = Dialect(
         ),
         # 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed
         "elapsed_time_per_iteration_ms=": lambda text: megatron.read_iteration(text, "=", mean_since_reset=True),
-        "elapsed time per iteration": megatron.read_iteration,
+        **{words: megatron.RULES[words] for words in ("elapsed time per iteration", "using world size", " --num-layers ")},
         "skipped=": matching(
             r"\bstep=(\d+), skipped=\d+, lr=\[([^,\]]+)",
             lambda match: LineFields(step=count(match[1]), learning_rate=number(match[2])),

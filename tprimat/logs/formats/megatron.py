@@ -44,7 +44,9 @@ def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | N
         return None
     parts = pairs(text[match.end() :], sign)
     further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
-    counted = (whole(parts.get(f"number of {kind} iterations")) for kind in ("skipped", "nan"))
+    counted = [whole(parts.get(f"number of {kind} iterations")) for kind in ("skipped", "nan")]
+    if counted[1] and "lm loss" not in parts:
+        parts["lm loss"] = "nan"
     fields = {"mean_since_reset": "/" not in parts.get("elapsed time per iteration (ms)", "/"), **stated(parts), **others}
     return LineFields(
         step=count(match[1]),
@@ -53,6 +55,20 @@ def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | N
         arguments=({"mtp_num_layers": str(max(further))} if further else {})
         | ({"reward": "printed"} if "reward" in parts else {}),
         **fields,
+    )
+
+
+FLAG = re.compile(r"--([a-z][\w-]+)(?:[= ](?!--)(\S+))?")
+
+
+def read_command(text: str) -> LineFields:
+    """Read the command that starts Megatron-LM, where a shell or a launcher prints it; a flag without a value is a switch."""
+    given = [argument(name.replace("-", "_"), value or "True") for name, value in FLAG.findall(text)]
+    known = [fields for fields in given if fields is not None]
+    return LineFields(
+        total_steps=next((fields.total_steps for fields in known if fields.total_steps), None),
+        arguments={name: value for fields in known for name, value in fields.arguments.items()},
+        evidence={name: value for fields in known for name, value in fields.evidence.items()},
     )
 
 
@@ -67,6 +83,7 @@ RULES = {
     "elapsed time per iteration": read_iteration,
     "| lm loss:": read_iteration,  # of programs that print a rate, and no time
     "max allocated": MEMORY,
+    " --num-layers ": read_command,
     " ..": matching(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)", lambda match: argument(match[1], match[2])),
     "using world size": lambda text: LineFields(
         evidence={f"{name}{kind.replace('-', '_') or '_size'}": count(digits) for name, kind, digits in SIZE.findall(text)}

@@ -1,6 +1,5 @@
-"""Series over GPUs and the laws fitted to them."""
+"""Series over numbers of GPUs."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +9,17 @@ from runs.make_runs import a_run
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.scaling import Point, fit, series, series_of
+from tprimat.analyze.scaling import Point, series, series_of
 from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Machine, StepRecord
-
-COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def point(gpus, rate, tokens=1.0):
     return Point(gpus=gpus, nodes=1, tokens_per_second=Estimate(value=rate, low=None, high=None, samples=1), tokens=tokens)
 
 
-def usl(gpus, single, contention, coherency):
-    return single * gpus / (1 + contention * (gpus - 1) + coherency * gpus * (gpus - 1))
-
-
-def a_series(rates, counts=COUNTS):
+def a_series(rates, counts):
     return series("a", [point(n, rate, 100.0 * n) for n, rate in zip(counts, rates, strict=True)], [100.0 * n for n in counts])
 
 
@@ -41,38 +34,6 @@ def run(gpus, batch, seconds, **changes):
 
 def series_in(*runs):
     return series_of(group_runs([measure(result, MetricOptions()) for result in runs]))
-
-
-def test_exact_points_give_back_the_parameters_they_were_made_of():
-    found = fit(a_series([usl(n, 1000, 0.03, 0.0004) for n in COUNTS]))
-    assert found.single.value == pytest.approx(1000)
-    assert found.contention.value == pytest.approx(0.03)
-    assert found.coherency.value == pytest.approx(0.0004)
-    assert found.most_gpus == pytest.approx(math.sqrt(0.97 / 0.0004))
-    assert found.at(8) == pytest.approx(usl(8, 1000, 0.03, 0.0004))
-
-
-def test_an_interval_of_95_percent_holds_the_truth_about_that_often():
-    rng = np.random.default_rng(11)
-    gpus = np.array(COUNTS, dtype=float)
-    inside = 0
-    for _ in range(600):
-        found = fit(a_series(usl(gpus, 1000, 0.05, 0.001) * np.exp(0.01 * rng.normal(size=len(gpus)))))
-        inside += found.contention.low is not None and found.contention.low <= 0.05 <= found.contention.high
-    assert 0.93 <= inside / 600 <= 0.97
-
-
-def test_a_parameter_that_would_be_negative_is_held_at_zero_without_an_interval():
-    found = fit(a_series([1000 * n**1.05 for n in COUNTS]))
-    assert found.contention.value == 0
-    assert (found.contention.low, found.contention.high) == (None, None)
-    assert found.most_gpus is None
-
-
-def test_two_points_have_amdahls_law_without_an_interval():
-    two = fit(a_series([1000, 1900], (1, 2)))
-    assert two.contention.value == pytest.approx(1 / 19)
-    assert (two.contention.low, two.coherency) == (None, None)
 
 
 def test_multiplier_and_efficiency_count_from_the_smallest_even_if_it_is_not_one_gpu():

@@ -1,28 +1,23 @@
-"""Scaling of throughput with GPUs: multiplier, efficiency, and the laws of Amdahl and Gunther.
+"""Scaling of throughput with GPUs: multiplier and efficiency.
 
 Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. The tokens of a step decide
 which of them a series is, not its name.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
-
-import numpy as np
 
 from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, model_name, tokens_per_step
 from tprimat.core.errors import MetricError
-from tprimat.core.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
+from tprimat.core.statistics import BETWEEN_RUNS, Rate, ratio_of_rates
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 
-LEAST_TERM = 1e-12
-"""Share of one GPU's time below which a term of a law counts as 0."""
 ALIKE = 0.01
 """Relative difference up to which two amounts of work are equal."""
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
@@ -215,73 +210,4 @@ def _point(group: Group) -> Point | None:
         runs=len(group.runs),
         rates=tuple(run_rates(group)),
         assumed_spread=assumed_spread(group),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """A fitted law of scaling, X(N) = single * N / (1 + contention * (N - 1) + coherency * N * (N - 1)).
-
-    An interval's ends are None where there are no more points than parameters, or where the parameter sits at 0, its bound.
-    """
-
-    single: Estimate
-    """Throughput of one GPU."""
-    contention: Estimate
-    """Waiting and unshared work: Amdahl's serial fraction."""
-    coherency: Estimate | None
-    """Cost of every pair of GPUs; None in Amdahl's law."""
-    deviation: float
-    """Root mean square of the relative residuals."""
-
-    def at(self, gpus: float) -> float:
-        """Return the tokens/s that the law predicts."""
-        pairs = 0.0 if self.coherency is None else self.coherency.value * gpus * (gpus - 1)
-        return self.single.value * gpus / (1 + self.contention.value * (gpus - 1) + pairs)
-
-    @property
-    def most_gpus(self) -> float | None:
-        """Return the number of GPUs with the highest throughput; None where the law has no maximum."""
-        if self.coherency is None or self.coherency.value <= 0 or self.contention.value >= 1:
-            return None
-        return math.sqrt((1 - self.contention.value) / self.coherency.value)
-
-
-def fit(measured: Series) -> Fit:
-    """Fit Gunther's universal scalability law (2007, Guerrilla Capacity Planning, chapter 4); to two points Amdahl's (1967).
-
-    N / X is linear in (1, N - 1, N (N - 1)), so least squares of its relative residuals need no iteration. Parameters cannot be
-    negative: one that would be is set to 0 and the others are fitted again. Intervals: Student's t on the residuals, carried
-    to the ratios by the Jacobian.
-    """
-    from scipy.optimize import nnls  # imported late: every command on results imports this module
-
-    gpus = np.array([float(point.gpus) for point in measured.points])
-    inverse = gpus / np.array([point.tokens_per_second.value for point in measured.points])
-    terms = [np.ones_like(gpus), gpus - 1, gpus * (gpus - 1)][: len(gpus)]
-    design = np.stack(terms, axis=1) / inverse[:, None]
-    positive, _ = nnls(design, np.ones(len(design)))
-    free = [0, *(place for place in range(1, len(terms)) if positive[place] > LEAST_TERM * positive[0])]
-    columns = design[:, free]
-    solution = np.linalg.lstsq(columns, np.ones(len(design)), rcond=None)[0]
-    residual, freedom, first = columns @ solution - 1, len(gpus) - len(free), float(solution[0])
-    covariance = float(residual @ residual) / max(1, freedom) * np.linalg.pinv(columns.T @ columns)
-
-    def estimate(value: float, slope: Array) -> Estimate:
-        arm = t_quantile(freedom) * math.sqrt(float(slope @ covariance @ slope)) if freedom > 0 else None
-        low, high = (None, None) if arm is None else (value - arm, value + arm)
-        return Estimate(value=value, low=low, high=high, samples=len(gpus))
-
-    def over_first(column: int) -> Estimate:
-        if column not in free:
-            return Estimate(value=0.0, low=None, high=None, samples=len(gpus))
-        place = free.index(column)
-        value = float(solution[place]) / first
-        return estimate(value, (np.eye(len(free))[place] - value * np.eye(len(free))[0]) / first)
-
-    return Fit(
-        single=estimate(1 / first, -np.eye(len(free))[0] / first**2),
-        contention=over_first(1),
-        coherency=over_first(2) if len(terms) > 2 else None,
-        deviation=math.sqrt(float(residual @ residual) / len(gpus)),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series, fit
+from tprimat.analyze.scaling import Kind, LeftOut, Row, Series
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
@@ -17,10 +17,6 @@ KINDS: dict[Kind, str] = {
     "mixed": "Neither weak nor strong: work grows, but not with the GPUs, so efficiency mixes two causes.",
     "unknown": "The work of a step is not recorded, so weak and strong scaling look the same.",
 }
-LOOSE_FIT = 0.03
-"""Relative deviation from which a law does not describe a series."""
-TRUSTED_POINTS = 4
-"""Numbers of GPUs that bound the parameters of a law."""
 MOST_LEFT_OUT = 4
 """Configurations that are no point and that are each named; more are counted."""
 HEADER = ("Configuration", "Total tokens", "Tokens/s", "per GPU", "Multiplier", "Efficiency")
@@ -56,7 +52,7 @@ def cell(value: Estimate, show: Callable[[float], str]) -> str:
 
 
 def text(all_series: Sequence[Series], screen: Screen = PLAIN) -> str:
-    """Format tables and fitted laws for a terminal."""
+    """Format tables for a terminal."""
     blocks = []
     for series in all_series:
         header, *rows = ([on_ranks(cell, series) for cell in line] for line in (HEADER, *map(_cells, series.rows)))
@@ -67,13 +63,12 @@ def text(all_series: Sequence[Series], screen: Screen = PLAIN) -> str:
 
 
 def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
-    """Describe the kind of scaling and the fitted law; name what is no point."""
+    """Describe the kind of scaling, and name what is no point."""
     lines = [KINDS[series.kind], *([CPU_CAUTION] if series.on_cpu else [])]
     if series.differing:
         traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
         lines.append(f"Caution, the points also differ in {traits}.")
-    lines += [repetition(series), *_law(fit(series), len(series.points))]
-    return [*(on_ranks(line, series) for line in lines), *left_out(series.left_out, most)]
+    return [*(on_ranks(line, series) for line in (*lines, repetition(series))), *left_out(series.left_out, most)]
 
 
 def repetition(series: Series) -> str:
@@ -95,53 +90,18 @@ def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[
     return lines + [f"Not points here: {rest} more; --format json names each."] * (rest > 0)
 
 
-def _law(law: Fit, points: int) -> list[str]:
-    """Say what law was fitted, how well it holds, and where it peaks."""
-    if law.contention.value > 1:  # no share of the work: one GPU is faster than any number
-        return ["No scaling law describes these points: throughput falls as GPUs are added."]
-    pairs = "" if law.coherency is None else f", coherency {_share(law.coherency, 4)} per pair of GPUs"
-    name = "Amdahl's law" if law.coherency is None else "USL"
-    lines = [f"{name}: contention {_share(law.contention)}{pairs}; rms deviation {units.percent(law.deviation)}."]
-    if law.deviation > LOOSE_FIT:
-        lines.append(f"It does not fit the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate.")
-    elif points < TRUSTED_POINTS:
-        lines.append(f"{points} numbers of GPUs say little about a law; {TRUSTED_POINTS} or more bound its parameters.")
-    elif law.most_gpus is not None and law.coherency is not None and law.coherency.low is not None and law.coherency.low > 0:
-        lines.append(f"By the USL, throughput is highest near {units.count(law.most_gpus)} GPUs; more would slow it down.")
-    return lines
-
-
-def _share(value: Estimate, digits: int = 2) -> str:
-    if value.low is None or value.high is None:
-        return f"{units.percent(value.value, digits)} (no interval)"
-    low, high = (units.percent(end, digits).removesuffix(" %") for end in (value.low, value.high))
-    return f"{units.percent(value.value, digits)} [{low}, {high}]"
-
-
 def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the series and laws as data, unrounded."""
+    """Return the series as data, unrounded."""
     return [
         {
             "name": series.name,
             "kind": series.kind,
             "points": list(map(_document, series.rows)),
             "left_out": [{"name": name, "gpus": gpus, "why": finding_words(why)} for name, gpus, why in series.left_out],
-            "laws": [_law_document(fit(series))],
             "remarks": remarks(series, None),
         }
         for series in all_series
     ]
-
-
-def _law_document(law: Fit) -> dict[str, Any]:
-    return {
-        "law": "Amdahl" if law.coherency is None else "USL",
-        "single_gpu_tokens_per_second": _ends(law.single),
-        "contention": _ends(law.contention),
-        "coherency": None if law.coherency is None else _ends(law.coherency),
-        "rms_relative_deviation": law.deviation,
-        "most_gpus": law.most_gpus,
-    }
 
 
 def _ends(value: Estimate) -> dict[str, float | None]:

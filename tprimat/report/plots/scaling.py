@@ -4,10 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.scaling import Row, Series, fit
+from tprimat.analyze.scaling import Row, Series
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL
@@ -32,8 +30,6 @@ class Curve:
     show: Callable[[float], str]
     grows: bool = False
     """Whether it grows with the GPUs, and both axes are logarithmic, where proportional growth is straight."""
-    fitted: bool = False
-    """Whether to draw the fitted law of the multiplier, dashed."""
 
 
 THROUGHPUT = (
@@ -53,12 +49,11 @@ THROUGHPUT = (
 )
 MULTIPLIER = (
     Curve(
-        title="Scaling multiplier (dotted: proportional, dashed: fitted)",
+        title="Scaling multiplier (dotted: proportional)",
         axis="times the throughput of the smallest",
         value=lambda row: row.multiplier,
         show=lambda times: f"{times:.2f} x",
         grows=True,
-        fitted=True,
     ),
     Curve(
         title="Scaling efficiency",
@@ -107,10 +102,6 @@ def _draw(axes: "Axes", series: Series, curve: Curve, look: Look, *, written: bo
             axes.annotate(curve.show(one.value), place, xytext=(7, -13), textcoords="offset points", ha="left", size=SMALL)
     last = values[0].value * (gpus[-1] / gpus[0] if curve.grows else 1)
     axes.plot([gpus[0], gpus[-1]], [values[0].value, last], color=look.color, linestyle=":", linewidth=1)
-    if curve.fitted:
-        law, grid = fit(series), np.geomspace(gpus[0], gpus[-1], 100)
-        heights = [law.at(float(count)) / series.points[0].tokens_per_second.value for count in grid]
-        axes.plot(grid, heights, color=look.color, linestyle="--", linewidth=1.2, alpha=0.8)
 
 
 def scaling_sheet(all_series: Sequence[Series], curves: Sequence[Curve]) -> Sheet:

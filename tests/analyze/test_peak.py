@@ -1,4 +1,4 @@
-"""Peaks, projections and conventions, on recorded runs."""
+"""Peaks and projections, on recorded runs."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import against_the_best, analyze_peaks, by_convention, peaks, project
+from tprimat.analyze.peak import against_the_best, analyze_peaks, peaks, project
 from tprimat.records.discover import load_results
 from tprimat.report.words import without_mfu
 
@@ -38,11 +38,11 @@ def test_winners_are_paired_within_a_model_only_and_refused_where_the_work_diffe
 
 
 def test_honest_conventions_turn_the_published_order_of_utilization_around():
-    amd, nvidia = (by_convention(made, "auto") for made in peaks(entries("published")) if made.model == "qwen")
-    assert amd["6n, dense peak"].utilization.value > nvidia["6n, sparse peak"].utilization.value  # as they were published
-    honest = [one["causal, dense peak"] for one in (amd, nvidia)]
-    assert honest[0].utilization.value == pytest.approx(0.367, abs=5e-4)
-    assert honest[1].utilization.value == pytest.approx(0.435, abs=5e-4)
+    def of_qwen(**options):
+        return [made.utilization.value for made in peaks(entries("published", **options)) if made.model == "qwen"]
+
+    assert of_qwen(flops_convention="6n")[0] > of_qwen(flops_convention="6n", peak="sparse")[1]  # as they were published
+    assert of_qwen() == pytest.approx([0.367, 0.435], abs=5e-4)
 
 
 def test_a_processor_has_tokens_but_neither_flops_nor_utilization():

@@ -9,7 +9,6 @@ from tprimat.analyze.compare import Question, Ranking, Verdict, rankings, throug
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure, on_cpu
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import layout, machine_name, model_and_shape
-from tprimat.analyze.window import Warmup
 from tprimat.core.statistics import mean_of_runs
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord
 
@@ -147,21 +146,6 @@ def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Proje
         )
         for count in nodes
     ]
-
-
-CONVENTIONS = {
-    "causal, dense peak": MetricOptions(flops_convention="causal"),
-    "full, dense peak": MetricOptions(flops_convention="full"),
-    "6n, dense peak": MetricOptions(flops_convention="6n"),
-    "6n, sparse peak": MetricOptions(flops_convention="6n", peak="sparse"),
-}
-"""Every way of counting FLOP and peaks, by name."""
-
-
-def by_convention(entry: Entry, warmup: Warmup) -> dict[str, Entry]:
-    """Count the same runs by every convention, under its name."""
-    counted = {name: entry_of(recounted(entry.group, replace(options, warmup=warmup))) for name, options in CONVENTIONS.items()}
-    return {name: one for name, one in counted.items() if one is not None}
 
 
 def recounted(group: Group, options: MetricOptions) -> Group:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tprimat.analyze.groups import Group, Measured, findings, on_cpu
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, PeakAnalysis, best_of_models, by_convention
+from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, PeakAnalysis, best_of_models
 from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape, routing_words, work_words
 from tprimat.core import units
 from tprimat.report.catalogue import (
@@ -72,7 +72,7 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
 def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> str:
     """Format the whole analysis, with every configuration or with the peaks only."""
     parts = [_overall(analysis, screen), *_tables(analysis, show_all, screen)]
-    parts += [*_projection(analysis, screen), *_conventions(analysis, screen)]
+    parts += _projection(analysis, screen)
     if remarks := [screen.prose(line, 2) for line in _remarks(analysis)]:
         parts.append(_section("Remarks", "\n".join(remarks)))
     left_out = [f"{run_name(item)}: {not_counted_words(item)}" for item in analysis.not_counted]
@@ -179,18 +179,6 @@ def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
     return [_section(f"More nodes: {best.model} on {best.platform}", body)]
 
 
-def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
-    header = ["platform", "model", "counted as", "TFLOP/s/GPU", "peak", "utilization"]
-    rows = [
-        [entry.platform, entry.model, name, tera(row.flops_per_gpu.value), tera(row.peak_flops), share]
-        for entry in analysis.peaks
-        for name, row in by_convention(entry, analysis.options.warmup).items()
-        if row.flops_per_gpu and row.utilization and (share := units.percent(row.utilization.value))
-    ]
-    title = "The same runs by other conventions"
-    return [_section(title, columns(header, rows, left=3, screen=screen))] if rows else []
-
-
 def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
     """Return the analysis as one JSON document, unrounded, in SI units."""
     return {
@@ -208,11 +196,6 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
                 "efficiency": analysis.efficiency,
             }
             for row in analysis.projections
-        ],
-        "by_convention": [
-            {"platform": entry.platform, "model": entry.model, "counted_as": name, **_figures(row)}
-            for entry in analysis.peaks
-            for name, row in by_convention(entry, analysis.options.warmup).items()
         ],
         "remarks": _remarks(analysis),
         "not_counted": [{"run": run_name(item), "because": not_counted_words(item)} for item in analysis.not_counted],

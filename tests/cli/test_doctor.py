@@ -16,7 +16,7 @@ from tprimat.runner.doctor import check_stack, check_torch
 
 
 def test_this_machine_which_runs_the_tests_can_train(tmp_path):
-    done = run_command("doctor", "--output-dir", tmp_path / "not there yet")
+    done = run_command("doctor", environment={"OUTPUT_DIR": str(tmp_path / "not there yet")})
     assert done.returncode == 0
     assert "This machine can train" in done.stdout
     for name in ("Python", "torch", "Megatron-Core", "Lightning", "disk"):

@@ -19,7 +19,7 @@ class Doctor:
     """Check this machine: Python, torch, GPUs, frameworks, shared memory, disk, SLURM; and say what to do.
 
     tprimat doctor
-    tprimat doctor --output-dir /scratch/results --json
+    tprimat doctor --json
 
     exit status: 0, or 1 if no engine can train
     """
@@ -27,9 +27,6 @@ class Doctor:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Add the flags."""
-        parser.add_argument(
-            "--output-dir", type=Path, metavar="PATH", help="where results would go (default: $OUTPUT_DIR, ./output)"
-        )
         parser.add_argument("--json", action="store_true", help="print the checks as one JSON document")
 
     @staticmethod
@@ -39,7 +36,7 @@ class Doctor:
         from tprimat.runner.doctor import examine
 
         choices = environment_choices()
-        checks, can_train = examine(options.output_dir or Path(choices.output_directory), choices.primus_path)
+        checks, can_train = examine(Path(choices.output_directory), choices.primus_path)
         if options.json:
             print_json({"can_train": can_train, "checks": [dataclasses.asdict(check) for check in checks]})
             return 0 if can_train else 1

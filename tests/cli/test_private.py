@@ -49,7 +49,7 @@ def test_a_plan_holds_no_unknown_value_is_for_its_user_alone_and_is_still_found_
 
 def test_a_name_with_a_secret_is_masked_wherever_results_are_shown_and_two_stay_two(tmp_path):
     for place, name in enumerate((f"dp-{SECRET}", f"dp-{SECRET[::-1]}-token={SECRET}")):
-        run = a_run(f"run-{place}", strategy=name)
+        run = a_run(f"run-{place}", strategy=name, engine=f"own-{SECRET}", software={"own": f"1+token={SECRET}"})
         write_run(tmp_path, run, steps_of(run, step_times(4.2 + place, 20), 20))
     shown = []
     for command in (

@@ -57,6 +57,13 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_shows_repetitions_once_and_every_command_where_it_writes_their_plans(tmp_path):
+    words = ("--dry-run", "--platform", "cpu", "--model", "llama", "--runs", "3")
+    shown = call(*words, cwd=tmp_path).stdout
+    assert (shown.count("Workload: "), "stdlib, 3 runs\n" in shown) == (1, True)
+    assert call(*words, "--write", cwd=tmp_path).stdout.count("Command: ") == 3
+
+
 def test_a_dry_run_for_another_machine_predicts_memory_and_says_what_would_be_faster(tmp_path):
     words = ("--dry-run", "--model", "llama", "--parallel", "maximum_performance", "--gpu")
     done = call(*words, "h100", "--write", cwd=tmp_path)

@@ -67,7 +67,7 @@ def opened(browser, page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [1280, 800, 400])
 def test_every_panel_is_drawn_without_an_error_or_a_sideways_scroll(browser, page, scheme, width, tmp_path):
     browser.size(width)
     browser.scheme(scheme)
@@ -75,6 +75,7 @@ def test_every_panel_is_drawn_without_an_error_or_a_sideways_scroll(browser, pag
     browser.wait(ALL_DRAWN)
     assert browser.run("document.querySelectorAll('.plot .main-svg').length") >= 6
     assert browser.run("document.documentElement.scrollWidth") <= width
+    assert not browser.run("[...document.querySelectorAll('.scroll')].some(one => one.scrollWidth > one.clientWidth)")
     assert browser.errors == []
     background = browser.run("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")

@@ -104,9 +104,12 @@ def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     if lost := sum(not step.finite and step.loss is None for step in settled):
         yield Finding(kind="no loss", numbers=(lost, len(steps)))
     places = [place for place, step in enumerate(steps) if step.loss is not None]
+    rarest = max((later - place for place, later in pairwise([-1, *places])), default=0)
     silent = len(steps) - 1 - places[-1] if places else 0
-    if silent > max((later - place for place, later in pairwise([-1, *places])), default=0):  # of a log, not of each step
-        yield Finding(kind="lost losses", numbers=(silent,))
+    half = len(steps) // 2
+    early, late = (sum(low <= place < low + half for place in places) for low in (0, len(steps) - half))
+    if silent >= rarest > 0 or late < early - 1:  # a log may print the loss of every tenth step
+        yield Finding(kind="lost losses", numbers=(len(places), len(steps)))
     passed = {
         step: step.ended_at_seconds - before.ended_at_seconds
         for before, step in pairwise(steps)

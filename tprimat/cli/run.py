@@ -203,8 +203,11 @@ def _show_plans(session: "Session", request: "RunRequest", options: argparse.Nam
         plans = [replace(plan, environment=masked_environment(plan.environment)) for plan in session.plans]
         print_json({"plans": [as_document(plan) for plan in plans], "checks": [asdict(check) for check in checks]})
         return int(failed)
-    for plan in session.plans:
-        command, work = command_shown(plan), plan.workload
+    alike = [replace(plan, run_id="", run_directory="", seed=0) for plan in session.plans]
+    for place, plan in enumerate(session.plans):
+        if alike[place] in alike[:place] and not options.write:
+            continue
+        command, work, runs = command_shown(plan), plan.workload, alike.count(alike[place])
         environment = {**command.environment, **masked_environment(plan.environment)}
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         words = without_secrets(" ".join([*variables, shlex.join(command.argv)]))
@@ -213,6 +216,7 @@ def _show_plans(session: "Session", request: "RunRequest", options: argparse.Nam
         print(
             f"Workload: {plan.steps} steps of {work.global_batch_sequences} x {work.sequence_tokens} tokens, micro-batch "
             f"{work.micro_batch_sequences}, {work.format}, recompute {work.recompute_words}, data {plan.dataset}"
+            + (f", {runs} runs" if runs > 1 else "")
         )
         if remark := engine_named(plan.engine).remark(plan):
             print(remark)

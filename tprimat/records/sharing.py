@@ -55,6 +55,17 @@ def masked_name(name: str) -> str:
     return name if masked == name else f"{masked} {digest_of('', name)[-5:-1]}"
 
 
+def masked_texts(value: Any, name: str = "") -> Any:
+    """Return the document of a record without secrets in its texts, as it is shown here."""
+    if isinstance(value, Mapping):
+        return {key: masked_texts(inner, key) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked_texts(inner, name) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return masked_name(value) if name in NAMES else without_secrets(value)
+
+
 def masked_command(words: Iterable[str]) -> tuple[str, ...]:
     """Return a command line without secrets, and with digests in place of environment variables that no library reads."""
     masked, flag = [], ""

@@ -189,7 +189,7 @@ def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: 
 
 def _question(question: Question, rates: Rates, screen: Screen) -> str:
     nodes, asked = question.gpus // question.gpus_per_node, question.work
-    where = plural(question.gpus, "GPU") + (f" in {nodes} nodes" if nodes > 1 else "")
+    where = plural(question.gpus, "GPU") + (f" in {units.count(nodes)} nodes" if nodes > 1 else "")
     work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.format}"
     if asked.shape.experts and asked.routing in ROUTING_NAMES:
         work += f", {ROUTING_NAMES[asked.routing]}, {'DeepEP or HybridEP' if asked.code.dispatches_once_a_node else 'alltoall'}"

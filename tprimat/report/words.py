@@ -343,7 +343,7 @@ FINDINGS = {
     "too much power": "its energy implies {} W per GPU, but its limit is {} W",
     "other tokens": "{} of {} steps have {} tokens, but {} sequences of {} make {}",
     "no loss": "no finite loss in {} of {} steps",
-    "lost losses": "it has losses, but none of its last {} steps",
+    "lost losses": "it has losses of {} of {} steps, and fewer toward its end",
     "lost steps": "it had {} steps, but only {} are left",
     "other span": "its steps sum to {:digits} s, but {:digits} s passed between their ends",
     "other moments": "its step times differ from the time between the ends of its steps: first in step {}, in {} of {}",

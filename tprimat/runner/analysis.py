@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from tprimat.config.load import load_config
 from tprimat.core.errors import ConfigError, MetricError, RecordError
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.core.units import printable
-from tprimat.records.benchmark_file import benchmark_text
+from tprimat.records.benchmark_file import RunResult, benchmark_text
 from tprimat.records.discover import (
     PROBES_FILE,
     WHAT_A_RESULT_IS,
@@ -32,7 +32,7 @@ from tprimat.records.discover import (
     probes_in,
 )
 from tprimat.records.schema import ProbeRecord, RunRecord
-from tprimat.records.sharing import masked_name, shareable, shareable_text
+from tprimat.records.sharing import masked_texts, shareable, shareable_text
 from tprimat.records.store import as_document, cannot_write, checked, to_json
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import Comparison
@@ -79,17 +79,16 @@ def read_results(
     Raises RecordError: one of the places for probes holds none.
     """
     results, unreadable = load_results(paths)
-    if to_share:
-        results = [replace(one, run=checked(RunRecord, shareable(as_document(one.run)), one.path)) for one in results]
-    else:
-        results = [replace(one, run=_without_secret_names(one.run)) for one in results]
+    results = [_masked(one, shareable if to_share else masked_texts) for one in results]
     records, damaged = probes_in([*paths, *check_probes(probes)])
     measured = [measure(result, under_ceiling(options, result.run, records), prices) for result in results]
     return Results(measured=without_far_losses(without_copies(measured)), problems=[*unreadable, *damaged], probes=records)
 
 
-def _without_secret_names(run: RunRecord) -> RunRecord:
-    return replace(run, model=masked_name(run.model), strategy=run.strategy and masked_name(run.strategy))
+def _masked(result: RunResult, mask: Callable[[dict[str, Any]], dict[str, Any]]) -> RunResult:
+    document = as_document(result.run)
+    masked = mask(document)
+    return result if masked == document else replace(result, run=checked(RunRecord, masked, result.path))
 
 
 def by_folder(results: Results, paths: Sequence[Path]) -> Results:
@@ -164,7 +163,7 @@ def compare_runs(
         ranked = compare.rankings(groups, question)
         verdicts, candidates = compare.verdicts_of(ranked, question), []
     else:
-        place = Path(baseline)
+        place = next((path for path in paths if path.resolve() == Path(baseline).resolve()), Path(baseline))
         groups = group_runs(in_folders(measured, [place, *paths]), folders_first=True)
         baselines = [group for group in groups if all(_is_in(place, item) for item in group.runs)]
         if not baselines:

@@ -147,25 +147,11 @@ def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, 
     return "\n\n".join(parts)
 
 
-def chosen(
-    answers: Sequence[tuple[Answer, Rates]], wishes: Wishes, budget: float | None, deadline: float | None
-) -> tuple[Answer, Rates]:
-    """Return the answer for one of several numbers of GPUs: the cheapest in time, else the fastest that can be paid.
-
-    Without a limit, or where none keeps it, the fastest counts.
-    """
-
-    def limits(rated: tuple[Answer, Rates]) -> tuple[bool, float]:
-        best = next(iter(rated[0].fitting), None)
-        if best is None:
-            return False, -math.inf
-        days, _, cost = wishes.bill(best)
-        kept = (deadline is None or (days or 0.0) <= deadline) and (budget is None or (cost or 0.0) <= budget)
-        if deadline is None or not kept:
-            return kept, rate_of(best) * best.workload.world_size
-        return kept, round(rate_of(best), -2) - 1e-3 * best.workload.world_size  # the cheapest; of like ones the fewest GPUs
-
-    return max(answers, key=limits)
+def fastest_of(answers: Sequence[tuple[Answer, Rates]]) -> tuple[Answer, Rates]:
+    """Return the answer for the number of GPUs that is fastest in all."""
+    best = [next(iter(answer.fitting), None) for answer, _ in answers]
+    speeds = [0.0 if one is None else rate_of(one) * one.workload.world_size for one in best]
+    return answers[speeds.index(max(speeds))]
 
 
 def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: Screen) -> str:

@@ -20,7 +20,7 @@ def point(gpus, rate, tokens=1.0):
 
 
 def a_series(rates, counts):
-    return series("a", [point(n, rate, 100.0 * n) for n, rate in zip(counts, rates, strict=True)], [100.0 * n for n in counts])
+    return series("a", "weak", [point(n, rate, 100.0 * n) for n, rate in zip(counts, rates, strict=True)])
 
 
 def run(gpus, batch, seconds, **changes):
@@ -41,10 +41,9 @@ def test_multiplier_and_efficiency_count_from_the_smallest_even_if_it_is_not_one
     assert [(row.multiplier.value, row.efficiency.value) for row in rows] == [(1, 1), (pytest.approx(1.8), pytest.approx(0.9))]
 
 
-def test_the_work_decides_between_weak_and_strong():
-    points = [point(n, 100 * n) for n in (1, 2, 4)]
-    kinds = [series("", points, work).kind for work in ([8, 16, 32], [8, 8, 8], [8, 8, 32], [8, None, 32])]
-    assert kinds == ["weak", "strong", "mixed", "unknown"]
+def test_runs_whose_work_grows_but_not_with_the_gpus_are_no_series():
+    assert series_in(run(1, 16, 1.0), run(2, 16, 0.9), run(4, 48, 1.1))[0].kind == "strong"
+    assert series_in(run(1, 16, 1.0), run(4, 48, 1.1)) == []
 
 
 def test_runs_of_both_kinds_make_a_weak_and_a_strong_series():

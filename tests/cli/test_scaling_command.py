@@ -27,7 +27,7 @@ def test_both_pictures_say_the_finding_and_what_was_measured(tmp_path):
         Point(gpus=gpus, nodes=None, tokens_per_second=Estimate(value=rate, low=None, high=None, samples=1), tokens=33.8e6 * gpus)
         for gpus, rate in rates.items()
     ]
-    scaled = series("throughput_scaling", points, [point.tokens for point in points])
+    scaled = series("throughput_scaling", "weak", points)
     for curves in (THROUGHPUT, MULTIPLIER):
         draw_sheet(scaling_sheet([scaled], curves), tmp_path / "picture.svg")
         words = (tmp_path / "picture.svg").read_text()
@@ -66,4 +66,7 @@ def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):
     assert done.returncode == 2
     assert "No configuration ran on two numbers of GPUs" in done.stderr
     assert "--gpus" in done.stderr
-    assert "No configuration ran on two numbers of processes." in scaling(RUNS / "cpu", "--output", tmp_path).stderr
+    assert (
+        "No configuration ran on two numbers of processes with the same work on each"
+        in scaling(RUNS / "cpu", "--output", tmp_path).stderr
+    )

@@ -1,10 +1,10 @@
 """Scaling of throughput with GPUs: multiplier and efficiency.
 
-Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. The tokens of a step decide
-which of them a series is, not its name.
+Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. The tokens of
+a step decide; where they follow neither there is no series, because its efficiency would mix two causes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,10 +16,8 @@ from tprimat.core.errors import MetricError
 from tprimat.core.statistics import BETWEEN_RUNS, Rate, ratio_of_rates
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
-Kind = Literal["weak", "strong", "mixed", "unknown"]
+Kind = Literal["weak", "strong"]
 
-ALIKE = 0.01
-"""Relative difference up to which two amounts of work are equal."""
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
 """Traits that change with the number of GPUs, or that a series names anyway."""
 
@@ -98,26 +96,12 @@ def _row(first: Point, point: Point) -> Row:
     return Row(point=point, multiplier=scaled(efficiency, point.gpus / first.gpus, efficiency.samples), efficiency=efficiency)
 
 
-def series(name: str, points: Sequence[Point], work: Sequence[float | None]) -> Series:
-    """Build a series in order of GPUs; `work` is that of a step at each point, in tokens, and decides between weak and strong."""
-    ordered = sorted(zip(points, work, strict=True), key=lambda pair: pair[0].gpus)
-    counts = [point.gpus for point, _ in ordered]
+def series(name: str, kind: Kind, points: Sequence[Point]) -> Series:
+    """Build a series in order of GPUs."""
+    counts = sorted(point.gpus for point in points)
     if len(set(counts)) < max(2, len(counts)):
         raise MetricError(f"{name or 'The series'} has {counts} GPUs.", why="Scaling needs two or more numbers, each once.")
-    return Series(name=name, kind=_kind(counts, [amount for _, amount in ordered]), points=tuple(point for point, _ in ordered))
-
-
-def _kind(gpus: Sequence[int], work: Sequence[float | None]) -> Kind:
-    known = [amount for amount in work if amount is not None]
-    if len(known) < len(work):
-        return "unknown"
-    if _equal(known):
-        return "strong"
-    return "weak" if _equal([amount / count for amount, count in zip(known, gpus, strict=True)]) else "mixed"
-
-
-def _equal(values: Sequence[float]) -> bool:
-    return max(values) <= min(values) * (1 + ALIKE)
+    return Series(name=name, kind=kind, points=tuple(sorted(points, key=lambda point: point.gpus)))
 
 
 def series_of(groups: Sequence[Group]) -> list[Series]:
@@ -143,20 +127,15 @@ def _key(group: Group) -> tuple[object, ...]:
 
 
 def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
-    """Return series of equal keys and equal work per step and GPU, then per step; then of other work where a key has neither."""
+    """Return series of equal keys and equal work per step and GPU, then per step."""
     all_series: list[tuple[Series, list[Group]]] = []
-    with_series = set()
-    for work in (_tokens_per_gpu, _tokens, None):
-        kinds: dict[tuple[object, ...], list[Group]] = {}
+    ways: tuple[tuple[Kind, Callable[[Group], float | None]], ...] = (("weak", _tokens_per_gpu), ("strong", _tokens))
+    for kind, work in ways:
+        alike: dict[tuple[object, ...], list[Group]] = {}
         for group in groups:
-            if work is None and _key(group) not in with_series:
-                kinds.setdefault(_key(group), []).append(group)
-            elif work is not None and (amount := work(group)) is not None:
-                kinds.setdefault((*_key(group), amount), []).append(group)
-        for members in kinds.values():
-            if (made := _series_of_fastest(members)) is not None:
-                all_series.append(made)
-                with_series.add(_key(members[0]))
+            if (amount := work(group)) is not None:
+                alike.setdefault((*_key(group), amount), []).append(group)
+        all_series += filter(None, (_series_of_fastest(kind, members) for members in alike.values()))
     return all_series
 
 
@@ -169,7 +148,7 @@ def _tokens_per_gpu(group: Group) -> float | None:
     return None if tokens is None or gpus is None else tokens / gpus
 
 
-def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | None:
+def _series_of_fastest(kind: Kind, groups: Sequence[Group]) -> tuple[Series, list[Group]] | None:
     """Build a series from the fastest group of each number of GPUs, with these groups; None for a single number."""
     best: dict[int, tuple[Point, Group]] = {}
     for group in groups:
@@ -181,7 +160,7 @@ def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | 
     members = [best[count][1] for count in sorted(best)]
     run = members[0].run
     name = f"{model_name(run)} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
-    made = series(name, [best[count][0] for count in sorted(best)], list(map(_tokens, members)))
+    made = series(name, kind, [point for point, _ in best.values()])
     return replace(made, differing=_differing([group.run for group in members]), on_cpu=on_cpu(members)), members
 
 

@@ -14,8 +14,6 @@ from tprimat.report.words import finding_words, values_in_words
 KINDS: dict[Kind, str] = {
     "weak": "Weak scaling: every GPU has the same work, and the batch grows.",
     "strong": "Strong scaling: one batch, divided among more GPUs.",
-    "mixed": "Neither weak nor strong: work grows, but not with the GPUs, so efficiency mixes two causes.",
-    "unknown": "The work of a step is not recorded, so weak and strong scaling look the same.",
 }
 MOST_LEFT_OUT = 4
 """Configurations that are no point and that are each named; more are counted."""

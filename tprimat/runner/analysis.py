@@ -227,8 +227,9 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
     series = series_of(group_runs(measured))
     if not series:
         counted = sum(item.counts for item in measured)
+        what = "No configuration ran on two numbers of GPUs with the same work on each, or in all."
         raise MetricError(
-            per_rank("No configuration ran on two numbers of GPUs.", {item.result.run.machine.platform for item in measured}),
+            per_rank(what, {item.result.run.machine.platform for item in measured}),
             why=f"{counted} of {len(measured)} runs count.",
             fix="run the same strategy with --gpus 1, 2, 4 and 8",
         )

@@ -108,7 +108,7 @@ def scaling_sheet(all_series: Sequence[Series], curves: Sequence[Curve]) -> Shee
     """Return a picture before it is drawn: with the finding as its title, and what was measured below it."""
     more = f"; {len(all_series) - 1} more series" if len(all_series) > 1 else ""
     parts = [
-        " and ".join(dict.fromkeys(f"{series.kind} scaling" for series in all_series if series.kind != "unknown")),
+        " and ".join(dict.fromkeys(f"{series.kind} scaling" for series in all_series)),
         ", ".join(dict.fromkeys(point.layout for series in all_series for point in series.points if point.layout)),
         "bars: 95 % intervals",
         f"{len(all_series) - MOST_SERIES} more series are not drawn" if len(all_series) > MOST_SERIES else "",

@@ -9,7 +9,7 @@ from runs.make_runs import a_run
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.scaling import Point, series, series_of
+from tprimat.analyze.scaling import Point, serial_share, series, series_of
 from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Machine, StepRecord
@@ -91,3 +91,10 @@ def test_what_forbids_a_comparison_forbids_a_series(option):
     usual = {"optimizer_states": "fp32", **shape}
     assert len(series_in(run(1, 16, 1.0, **usual), run(2, 32, 1.05, **usual))) == 1
     assert series_in(run(1, 16, 1.0, **usual), run(2, 32, 1.05, **{**usual, **changes[option]})) == []
+
+
+def test_points_made_by_amdahls_law_give_back_its_share_with_an_interval_that_holds_it_from_three_on():
+    rates = [1000 * n / (1 + 0.03 * (n - 1)) * by for n, by in zip((1, 2, 4, 8), (1.002, 0.999, 1.001, 0.998), strict=True)]
+    found = serial_share(a_series(rates, (1, 2, 4, 8)))
+    assert found.low < 0.03 < found.high < 0.035
+    assert serial_share(a_series([1000, 1900], (1, 2))).value == pytest.approx(1 / 19)

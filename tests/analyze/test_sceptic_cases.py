@@ -174,7 +174,7 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
     (series,) = json.loads(done.stdout)
     reasons = [one["why"].split(",")[0] for one in series["left_out"]]
     assert reasons == 3 * ["alone in its layout and work"] + ["failed: rank 3 ended"]
-    assert sum(line.startswith("Not a point here: ") for line in series["remarks"]) == 4
+    assert sum(line.startswith("Not a point here, ") for line in series["remarks"]) == 2
     assert any(line.startswith("1 run per point: intervals are between the steps of one") for line in series["remarks"])
 
 

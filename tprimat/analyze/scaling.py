@@ -1,4 +1,4 @@
-"""Scaling of throughput with GPUs: multiplier and efficiency.
+"""Scaling of throughput with GPUs: multiplier, efficiency, and the share of the work that more GPUs do not shorten.
 
 Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. The tokens of
 a step decide; where they follow neither there is no series, because its efficiency would mix two causes.
@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+
 from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, model_name, tokens_per_step
 from tprimat.core.errors import MetricError
-from tprimat.core.statistics import BETWEEN_RUNS, Rate, ratio_of_rates
+from tprimat.core.statistics import BETWEEN_RUNS, Rate, ratio_of_rates, t_quantile
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
 Kind = Literal["weak", "strong"]
@@ -190,3 +192,20 @@ def _point(group: Group) -> Point | None:
         rates=tuple(run_rates(group)),
         assumed_spread=assumed_spread(group),
     )
+
+
+def serial_share(measured: Series) -> Estimate:
+    """Fit Amdahl's law (1967), X(N) = X(1) N / (1 + s (N - 1)), and return s, the share of the work that GPUs do not share.
+
+    Least squares of the relative residuals of the throughput X. The interval is Student's t; its ends are None for two points.
+    """
+    gpus = np.array([float(point.gpus) for point in measured.points])
+    inverse = gpus / np.array([point.tokens_per_second.value for point in measured.points])
+    design = np.stack([np.ones_like(gpus), gpus - 1], axis=1) / inverse[:, None]
+    (one, more), *_ = np.linalg.lstsq(design, np.ones(len(gpus)), rcond=None)
+    share, freedom = float(more / one), len(gpus) - 2
+    if not freedom:
+        return Estimate(value=share, low=None, high=None, samples=len(gpus))
+    residual, slope = design @ (one, more) - 1, np.array([-share, 1.0]) / one
+    arm = t_quantile(freedom) * float(np.sqrt(residual @ residual / freedom * (slope @ np.linalg.inv(design.T @ design) @ slope)))
+    return Estimate(value=share, low=share - arm, high=share + arm, samples=len(gpus))

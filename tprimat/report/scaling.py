@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tprimat.analyze.scaling import Kind, LeftOut, Row, Series
+from tprimat.analyze.scaling import Kind, LeftOut, Row, Series, serial_share
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
@@ -16,7 +16,7 @@ KINDS: dict[Kind, str] = {
     "strong": "Strong scaling: one batch, divided among more GPUs.",
 }
 MOST_LEFT_OUT = 4
-"""Configurations that are no point and that are each named; more are counted."""
+"""Configurations that are named for each reason why they are no point; more are counted."""
 HEADER = ("Configuration", "Total tokens", "Tokens/s", "per GPU", "Multiplier", "Efficiency")
 DROP = ("Total tokens", "per GPU")
 """Columns in the order in which a narrow terminal loses them."""
@@ -61,12 +61,13 @@ def text(all_series: Sequence[Series], screen: Screen = PLAIN) -> str:
 
 
 def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
-    """Describe the kind of scaling, and name what is no point."""
+    """Describe the kind of scaling and the law that fits it; name what is no point."""
     lines = [KINDS[series.kind], *([CPU_CAUTION] if series.on_cpu else [])]
     if series.differing:
         traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
         lines.append(f"Caution, the points also differ in {traits}.")
-    return [*(on_ranks(line, series) for line in (*lines, repetition(series))), *left_out(series.left_out, most)]
+    lines += [repetition(series), f"Amdahl's law: {cell(serial_share(series), units.percent)} of the work is not shared by GPUs."]
+    return [*(on_ranks(line, series) for line in lines), *left_out(series.left_out, most)]
 
 
 def repetition(series: Series) -> str:
@@ -82,10 +83,15 @@ def repetition(series: Series) -> str:
 
 
 def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[str]:
-    """Name configurations that are no point, and why; count those beyond the first."""
-    lines = [f"Not a point here: {name} ({units.count(gpus)} GPUs): {finding_words(why)}." for name, gpus, why in some[:most]]
-    rest = 0 if most is None else len(some) - most
-    return lines + [f"Not points here: {rest} more; --format json names each."] * (rest > 0)
+    """Name configurations that are no point, by the reason; count those beyond the first."""
+    reasons: dict[str, list[str]] = {}
+    for name, gpus, why in some:
+        reasons.setdefault(finding_words(why), []).append(f"{name} ({units.count(gpus)} GPUs)")
+    lines = []
+    for words, names in reasons.items():
+        rest = f", and {len(names) - most} more" if most is not None and len(names) > most else ""
+        lines.append(f"Not a point here, {words}: {', '.join(names[:most])}{rest}.")
+    return lines
 
 
 def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -96,6 +102,7 @@ def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
             "kind": series.kind,
             "points": list(map(_document, series.rows)),
             "left_out": [{"name": name, "gpus": gpus, "why": finding_words(why)} for name, gpus, why in series.left_out],
+            "serial_share": _ends(serial_share(series)),
             "remarks": remarks(series, None),
         }
         for series in all_series

@@ -12,7 +12,7 @@ from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import PARTS, Part
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate, Question, other_routing, reason
+from tprimat.predict.search import Answer, Candidate, Question, reason
 from tprimat.predict.time import TIME_PARTS
 from tprimat.report.tables import Screen, columns, plural
 
@@ -191,7 +191,7 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     rates, question, layouts = rated[1], rated[0].question, rated[0].layouts()
     best = layouts[0]
     lines = [f"{plural(len(layouts) - shown, 'more layout')}: tprimat plan --all"] if len(layouts) > shown else []
-    lines += [screen.prose(line) for line in (_money(best, rates, wishes), _other_routing(best, rates)) if line]
+    lines += [screen.prose(money)] if (money := _money(best, rates, wishes)) else []
     # Errors of one question are shared in part, so half the width of the best's interval tells layouts apart.
     width = 0.0 if best.expected is None else best.expected.high / best.step_seconds
     close = sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
@@ -212,13 +212,6 @@ def _money(best: Candidate, rates: Rates, money: Wishes) -> str:
     words += [] if cost is None else [f"${units.count(cost)}"]
     words += [] if each is None else [f"${units.significant(each)} per billion tokens"]
     return f"The fastest: {', '.join(words)}." if words else ""
-
-
-def _other_routing(best: Candidate, rates: Rates) -> str:
-    other = other_routing(best, rates)
-    if other is None or other.workload.routing is None:
-        return ""
-    return f"Under {ROUTING_NAMES[other.workload.routing]}: {units.count(rate_of(other))} tokens/s/GPU."
 
 
 def _enough(enough: Candidate, question: Question) -> str:
@@ -384,7 +377,4 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
             "dollars_per_billion_tokens": money.bill(candidate).per_billion,
             "why_not": reason(candidate, answer.fitting[0]),
         }
-    if candidate is answer.fitting[0] if answer.fitting else False:
-        other = other_routing(candidate, rates)
-        row["other_routing"] = other and {"routing": other.workload.routing, "tokens_per_second_per_gpu": rate_of(other)}
     return row

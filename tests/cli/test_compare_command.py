@@ -147,6 +147,17 @@ def test_a_folder_as_baseline_pairs_each_configuration_with_its_own_kind(tmp_pat
     ):
         assert sum(f"after: {kind} against before: {kind}: no difference shown" in pair for pair in pairs) == 1
     assert len(pairs) == 3
+    for name in ("h100-llama-0", "h100-llama-split"):
+        for number in (2, 3):
+            for folder in ("before", "after"):
+                run = f"{folder}-{name}"
+                slower(tmp_path / folder / run, tmp_path / folder / f"{run}-{number}", 1)
+    for lost in [*(tmp_path / "after").glob("*split*"), *tmp_path.glob("*/*qwen*")]:
+        shutil.rmtree(lost)
+    gate = ("--results-dir", tmp_path / "after", "before", "--baseline", tmp_path / "before", "--fail-if-slower", "3%")
+    done = compare(*gate, "--output", "x.md", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "by more than 3.0 %. Not compared: before: llama H100 SXM memory_optimized.\n" in done.stderr
 
 
 def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_path):

@@ -1,12 +1,12 @@
 """Find the fastest configuration of each machine and model, and project its throughput to a day and to more nodes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from tprimat.analyze.compare import Question, Ranking, Verdict, rankings, throughput, verdict
-from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure, on_cpu
+from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, on_cpu
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import layout, machine_name, model_and_shape
 from tprimat.core.statistics import mean_of_runs
@@ -146,11 +146,6 @@ def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Proje
         )
         for count in nodes
     ]
-
-
-def recounted(group: Group, options: MetricOptions) -> Group:
-    """Measure a group again by other options."""
-    return replace(group, runs=tuple(measure(item.result, options) for item in group.runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

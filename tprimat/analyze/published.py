@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tprimat.analyze.compare import rankings
-from tprimat.analyze.groups import Group
+from tprimat.analyze.groups import Group, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import Entry, entry_of, recounted
+from tprimat.analyze.peak import Entry, entry_of
 from tprimat.analyze.traits import TRAITS, accelerator_name
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import flop_per_token
@@ -71,7 +71,7 @@ def nearest_published(groups: Sequence[Group]) -> list[Neighborhood]:
 
 
 def _neighborhood(group: Group) -> Neighborhood | None:
-    ours = entry_of(recounted(group, MetricOptions()))
+    ours = entry_of(replace(group, runs=tuple(measure(item.result, MetricOptions()) for item in group.runs)))
     if ours is None or ours.flops_per_gpu is None:
         return None
     neighbors = []

@@ -72,7 +72,10 @@ def run(options: argparse.Namespace) -> int:
         return 1 if results.problems or not comparison.groups else 0
     gate = regression_gate(comparison, margin)
     undecided = (*gate.undecided, *["undecided: a file could not be read."] * bool(results.problems))
+    judged = {name for one in comparison.verdicts for name in (one.baseline, one.candidate)}
+    alone = ", ".join(group.label for group in comparison.groups if group.label not in judged)
     passed = f"passed: nothing is slower than its baseline by more than {percent(margin)}."
+    passed += f" Not compared: {alone}." if alone else ""
     for line in (*gate.closed, *undecided) or (passed,):
         print(screen_of(sys.stderr).prose(f"gate: {line}", 2), file=sys.stderr)
     return 1 if gate.closed else 3 if undecided else 0

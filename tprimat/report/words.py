@@ -132,7 +132,8 @@ def differing_traits(judged: Sequence[Verdict], varying: Collection[str] = ()) -
     folders = [verdict.folders for verdict in judged if len({*verdict.folders}) > 1 and not _recorded_apart(verdict)]
     if folders:
         names = " | ".join(dict.fromkeys(folder for pair in folders for folder in pair))
-        lines.append(f"Only the folders differ, as far as recorded ({names}).")
+        which = "Some differ in the folder only" if lines else "Only the folders differ"
+        lines.append(f"{which}, as far as recorded ({names}).")
     return lines
 
 

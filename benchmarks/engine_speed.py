@@ -57,7 +57,7 @@ from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.core.errors import UserError  # noqa: E402
 from tprimat.core.statistics import BETWEEN_RUNS  # noqa: E402
-from tprimat.engines import embedded  # noqa: E402
+from tprimat.engines import megatron  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.records.schema import RunMetrics  # noqa: E402
 from tprimat.records.store import as_document, write_atomically  # noqa: E402
@@ -68,7 +68,7 @@ HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "m
 RATIO = "{} / peer"
 AGAIN = "call again with --resume"
 """Said where the time limit left runs to make; whole_machine.py looks for it."""
-EMBEDDED = embedded.ENGINE.name
+EMBEDDED = megatron.ENGINE.name
 COMPARED = Question(varying=("clock",))
 """Programs time themselves in their own ways."""
 

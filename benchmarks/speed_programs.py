@@ -16,7 +16,7 @@ from speed_layouts import Layout
 from tprimat.config.options import OPTIONS
 from tprimat.core.accelerators import BACKEND_OF, PLATFORM_OF
 from tprimat.core.errors import LaunchError, UserError
-from tprimat.engines import bridge, embedded, megatron_lm, nemo, torchtitan
+from tprimat.engines import bridge, megatron, megatron_lm, nemo, torchtitan
 from tprimat.engines.base import Here, engine_named, is_installed
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.benchmark_file import RunResult
@@ -110,7 +110,7 @@ def _transformer_engine(name: str, options: argparse.Namespace) -> Program:
             f"Transformer Engine is not installed for {sys.executable}.", fix="pip install 'transformer-engine[pytorch]'"
         )
     layers = ("engine_options.layers=transformer_engine", CURRENT_SCALING)
-    return replace(_this_python(embedded.ENGINE.name, options), name=name, settings=layers)
+    return replace(_this_python(megatron.ENGINE.name, options), name=name, settings=layers)
 
 
 def _as_graphs(name: str, options: argparse.Namespace) -> Program:
@@ -146,7 +146,7 @@ def _nemo(name: str, options: argparse.Namespace) -> Program:
 
 FINDERS: Mapping[str, Callable[[str, argparse.Namespace], Program]] = {
     TRANSFORMER_ENGINE: _transformer_engine,
-    embedded.ENGINE.name + GRAPHS: _as_graphs,
+    megatron.ENGINE.name + GRAPHS: _as_graphs,
     TRANSFORMER_ENGINE + GRAPHS: _as_graphs,
     bridge.ENGINE.name: _with_current_scaling,
     megatron_lm.ENGINE.name: _with_current_scaling,

@@ -36,7 +36,7 @@ from speed_programs import FINDERS, GRAPHS, Program, program_named  # noqa: E402
 
 from tprimat.core.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.core.errors import RecordError, UserError  # noqa: E402
-from tprimat.engines import embedded, nemo  # noqa: E402
+from tprimat.engines import megatron, nemo  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.records.store import json_document, write_atomically  # noqa: E402
 
@@ -112,7 +112,7 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
     steps.append(Step(name="in-turn-graphs", words=words, folder=output, knows_limit=True))
     common = ("--steps", "10", "--gpus", str(gpus), "--set", f"probes={probes}")
     for program in programs if gpus >= STRATEGIES_NEED else ():
-        if program.name in (embedded.ENGINE.name, nemo.ENGINE.name):
+        if program.name in (megatron.ENGINE.name, nemo.ENGINE.name):
             settings = [word for setting in program.settings for word in ("--set", f"platform_optimizations.nvidia.{setting}")]
             words = (program.python, "-m", "tprimat", "sweep", "both", "--engine", program.engine, *common, *settings)
             steps.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
@@ -133,7 +133,7 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
 
 def programs_here(options: argparse.Namespace) -> list[Program]:
     """Return the embedded engine and the others that are installed; say which are not."""
-    programs = [program_named(embedded.ENGINE.name, options)]
+    programs = [program_named(megatron.ENGINE.name, options)]
     for name in (name for name in FINDERS if not name.endswith(GRAPHS)):
         try:
             programs.append(program_named(name, options))

@@ -8,13 +8,13 @@ from speed_layouts import LAYOUTS, Layout
 
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, output_matrix
 from tprimat.core.models import model_shape
-from tprimat.engines import embedded
+from tprimat.engines import megatron
 from tprimat.predict.rates import under_load
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 from tprimat.report.tables import table
 
-PROGRAMS = {embedded.ENGINE.name: "embedded engine", "transformer_engine": "with Transformer Engine's layers"}
+PROGRAMS = {megatron.ENGINE.name: "embedded engine", "transformer_engine": "with Transformer Engine's layers"}
 MODEL = "llama-3.1-8b"
 SERIES = {"bf16": ("with-transformer-engine", 1.05), "fp8": ("fp8-current-scaling", 1.15)}
 """Precision -> the folder of both programs, and how many times as fast as the other the embedded engine aims to be."""

@@ -10,7 +10,7 @@ from speed_programs import GRAPHS, TRANSFORMER_ENGINE
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, Measured, group_mean
 from tprimat.core import units
-from tprimat.engines import embedded
+from tprimat.engines import megatron
 from tprimat.report.tables import table
 
 MACHINES = (
@@ -22,8 +22,8 @@ MACHINES = (
 """Folders whose runs with graphs are from one machine each, as PROGRAM/LAYOUT/ROUND; beside the records of H200."""
 LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "tp4_mbs4", "dp_mbs2_fp8")
 WORDS = {
-    embedded.ENGINE.name: "embedded engine",
-    f"{embedded.ENGINE.name}{GRAPHS}": "embedded engine, CUDA graphs",
+    megatron.ENGINE.name: "embedded engine",
+    f"{megatron.ENGINE.name}{GRAPHS}": "embedded engine, CUDA graphs",
     TRANSFORMER_ENGINE: "Transformer Engine's layers",
     f"{TRANSFORMER_ENGINE}{GRAPHS}": "Transformer Engine's layers, CUDA graphs",
 }
@@ -76,7 +76,7 @@ def cuda_graphs(results: Path) -> str:
 def graph_losses(results: Path) -> str:
     """List how far losses with graphs are from those without, on any of the machines, and those of like runs from each other."""
     rows = []
-    for layout, program in product(LAYOUTS, (embedded.ENGINE.name, TRANSFORMER_ENGINE)):
+    for layout, program in product(LAYOUTS, (megatron.ENGINE.name, TRANSFORMER_ENGINE)):
         usual, recorded = (_items(results, name, layout) for name in (program, program + GRAPHS))
         if usual and recorded:
             pairs = list(product(usual, recorded)), [*combinations(usual, 2), *combinations(recorded, 2)]

@@ -15,7 +15,7 @@ from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.analyze.traits import accelerator_name
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
-from tprimat.engines import bridge, embedded, nemo, torchtitan
+from tprimat.engines import bridge, megatron, nemo, torchtitan
 from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
 
@@ -38,7 +38,7 @@ from the others.
 """
 DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
-OURS = embedded.ENGINE.name
+OURS = megatron.ENGINE.name
 PROGRAMS = (OURS, *(name for name in FINDERS if not name.endswith(GRAPHS)))
 WORDS = {
     OURS: "embedded engine",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tprimat.core.errors import ConfigError
-from tprimat.engines import AUTO, ENGINE_NAMES, MODULES
+from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.engines.base import Here, choose, engine_named
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def comparisons(source):
         elif isinstance(node, ast.MatchValue):
             strings = strings_of(node.value, constants)
         elif isinstance(node, ast.Dict):
-            strings = {key for key in strings_of(node, {}) if MODULES.keys() >= {key}}
+            strings = {key for key in strings_of(node, {}) if key in ENGINE_NAMES}
         else:
             continue
         found += [node.lineno] if strings & set(ENGINE_NAMES) else []

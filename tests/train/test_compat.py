@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tprimat.core.errors import LaunchError
-from tprimat.engines import embedded
+from tprimat.engines import megatron
 from tprimat.megatron import compat
 from tprimat.train.compat import KNOWN_VERSIONS
 
@@ -61,13 +61,13 @@ def private_uses(source):
 
 def test_every_known_version_has_been_tried():
     """0.16.1 by `make test`, 0.19.2 by `make test-core19`, 0.15.3 by `make test-nemo`: goldens/losses are those of all."""
-    assert metadata.version("megatron-core") in embedded.KNOWN_CORES == KNOWN_VERSIONS["megatron-core"]
+    assert metadata.version("megatron-core") in megatron.KNOWN_CORES == KNOWN_VERSIONS["megatron-core"]
 
 
 @pytest.mark.parametrize(("installed", "refused"), [("0.20.0rc1", True), ("1.0", True), ("0.19.5", False), ("0.15.0", False)])
 def test_a_newer_version_is_refused_with_the_known_ones(monkeypatch, installed, refused):
     monkeypatch.setattr(metadata, "version", lambda _: installed)
-    error = embedded.ENGINE.untried()
+    error = megatron.ENGINE.untried()
     assert (error is not None) is refused
     if error:
         assert error.what == f"megatron-core {installed} is too new."

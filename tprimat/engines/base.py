@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape
-from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
+from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK
 from tprimat.logs.fields import Dialect, LineFields
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 from tprimat.records.environment import software_versions
@@ -150,9 +150,9 @@ class Engine(ABC):
 
 def engine_named(name: str) -> Engine:
     """Return the engine with a name."""
-    if name not in MODULES:
+    if name not in ENGINE_NAMES:
         raise ConfigError(f"There is no engine {name!r}.", where="--engine", fix=f"one of: {', '.join((AUTO, *ENGINE_NAMES))}")
-    engine = import_module(MODULES[name]).ENGINE
+    engine = import_module(f"tprimat.engines.{name.replace('-', '_')}").ENGINE
     assert isinstance(engine, Engine)
     return engine
 

@@ -13,7 +13,7 @@ from tprimat.analyze.waterfall import REPEATED, Expected, LossName, Waterfall, w
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
 from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, graph_obstacle
-from tprimat.engines import MODULES
+from tprimat.engines import ENGINE_NAMES
 from tprimat.engines.base import engine_named
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import Rates
@@ -211,7 +211,7 @@ def recorded_workload(run: RunRecord) -> FullWorkload | None:
     """Return the workload of a run that was measured; None where its record does not say all of it."""
     ran, dtype = run.ran, PRECISIONS.get(run.ran.matmul_dtype or "")
     needed = (ran.tensor_parallel, ran.pipeline_parallel, ran.accumulation_steps, ran.sequence_tokens, dtype)
-    if run.engine not in MODULES or ran.shape is None or None in needed:
+    if run.engine not in ENGINE_NAMES or ran.shape is None or None in needed:
         return None
     te = run.evidence.transformer_engine if run.evidence is not None else None
     code = engine_named(run.engine).implementation(ran.shape, run.engine_options, te)

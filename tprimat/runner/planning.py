@@ -20,7 +20,7 @@ from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, models
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
-from tprimat.engines import embedded, megatron_lm, primus, torchtitan
+from tprimat.engines import megatron, megatron_lm, primus, torchtitan
 from tprimat.engines.base import Engine, engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
@@ -96,7 +96,7 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
         return _answer_by(primus.ENGINE.name, asked)
     if shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4)):
         return _answer_by(megatron_lm.ENGINE.name, asked)
-    own = _answer_by(embedded.ENGINE.name, asked)
+    own = _answer_by(megatron.ENGINE.name, asked)
     other = own if own[0].fitting else _answer_by(megatron_lm.ENGINE.name, asked)
     return other if other[0].fitting else own
 
@@ -114,7 +114,7 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
         expert_capacity=asked.capacity if shape.experts else None,
     )
     tuned = engine_named(engine).planned_as_tuned
-    plan = _usual_plan(work, embedded.ENGINE if tuned else engine_named(engine), accelerator)
+    plan = _usual_plan(work, megatron.ENGINE if tuned else engine_named(engine), accelerator)
     question = question_of(replace(plan, gpus_per_node=per_node, nodes=gpus // per_node), accelerator, asked.accelerator)
     if engine == torchtitan.ENGINE.name and gpus > per_node:
         question = replace(question, engine=None)  # it is planned over nodes, and started on one

@@ -10,7 +10,7 @@ from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import read_config
 from tprimat.engines import ENGINE_NAMES
 from tprimat.engines.base import engine_named
-from tprimat.engines.embedded import ENGINE
+from tprimat.engines.megatron import ENGINE
 from tprimat.plan.build import build_plan
 from tprimat.plan.graphs import launches_graphs
 from tprimat.records.discover import load_results

@@ -307,8 +307,6 @@ class BarPanel:
     title: str
     axis: str
     rows: Sequence[Bar]
-    ceilings: Sequence[tuple[int, float]] = ()
-    """Black lines at the height of some rows."""
 
     def panel(self, which: str) -> Panel:
         """Return a panel of them; those whose rows are the same (`which`) label them once if they are side by side."""
@@ -316,9 +314,6 @@ class BarPanel:
         def draw(canvas: Canvas) -> None:
             axes = canvas.axes(self.title)
             bars(axes, self.rows, canvas.inches, labelled=canvas.labelled)
-            for place, ceiling in self.ceilings:
-                axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color=INK, linewidth=2.5)
-            axes.set_xlim(0, max([axes.get_xlim()[1], *(1.02 * ceiling for _, ceiling in self.ceilings)]))
             axes.set_xlabel(self.axis, size=SMALL)
 
         lines = max((len(wrapped(row.label, LABEL_INCHES, LABEL)) for row in self.rows), default=1)

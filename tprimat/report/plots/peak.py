@@ -50,8 +50,8 @@ def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str
     """Return throughput and compute of each peak, with the fastest product measured on its machine."""
     named = {id(one.group): one for work in works for one in work.configurations}
     several = len({dtype_that_ran(entry.run) for entry in analysis.peaks}) > 1
-    total, single, ceilings = [], [], []
-    for place, entry in enumerate(analysis.peaks[:MOST_PEAKS]):
+    total, single = [], []
+    for entry in analysis.peaks[:MOST_PEAKS]:
         one, flops, ceiling = named[id(entry.group)], entry.flops_per_gpu, MATMUL_RATE.value(entry.group)
         name = one.label.removeprefix(accelerator_name(entry.run)).strip() or one.label
         dtype = f", {dtype_that_ran(entry.run) or 'dtype unknown'}" if several else ""
@@ -61,14 +61,12 @@ def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str
         total.append(bar_of(label, entry.per_gpu, text, look, scale=1 / entry.gpus))
         text = tera(flops.value) if flops else ""
         if ceiling is not None and flops is not None:
-            ceilings.append((place, ceiling / TERA))
-            text += f": {MATMUL_SHARE.text(entry.group)} of {ceiling / TERA:,.0f}"
+            text += f": {MATMUL_SHARE.text(entry.group)} of {ceiling / TERA:,.0f}, the fastest matmul probed"
         single.append(bar_of(label, flops, text, look, scale=TERA))
     axis = per_rank("tokens/s, all GPUs", {entry.run.machine.platform for entry in analysis.peaks})
-    below = f"TFLOP/s, {analysis.options.flops_convention} FLOP count" + ("; black: fastest matmul probed" if ceilings else "")
     return [
         BarPanel("Peak throughput of the whole machine", axis, total).panel("peaks"),
-        BarPanel("Compute of each GPU", below, single, ceilings).panel("peaks"),
+        BarPanel("Compute of each GPU", f"TFLOP/s, {analysis.options.flops_convention} FLOP count", single).panel("peaks"),
     ]
 
 

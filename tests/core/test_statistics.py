@@ -158,7 +158,7 @@ def test_as_many_runs_as_were_promised_of_the_same_spread_are_enough_and_one_few
             logs = center + 0.002 * factor * shape[count] / shape[count].std(ddof=1)
             groups.append([statistics.Rate(log=float(log), error=0.001, freedom=10) for log in logs])
         found = statistics.ratio_of_rates(*groups)
-        return found, statistics.spreads_of(*groups, found)
+        return found, statistics.spreads_of(*groups)
 
     now, spreads = ratio(2)
     bound = 0.985

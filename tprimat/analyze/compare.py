@@ -73,7 +73,7 @@ class Verdict:
     folders: tuple[str, str] = ("", "")
     """Of baseline and candidate, among several that a user named."""
     spreads: tuple[float, float] | None = None
-    """Of baseline and candidate: standard deviation of a run's log throughput, as shown or assumed; None without an interval."""
+    """Of baseline and candidate: standard deviation of a run's log throughput; None where one has a single run."""
 
     @property
     def differences(self) -> tuple[DifferingTrait, ...]:
@@ -153,7 +153,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         outcome=outcome,
         losses=losses,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
-        spreads=spreads_of(first, second, ratio),
+        spreads=spreads_of(first, second),
     )
 
 

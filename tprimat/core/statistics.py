@@ -362,18 +362,10 @@ MOST_RUNS = 10_000
 """Looked at to show a difference."""
 
 
-def spreads_of(first: Sequence[Rate], second: Sequence[Rate], ratio: Interval) -> tuple[float, float] | None:
-    """Return the standard deviation of a run's log throughput on each side; None without an interval.
-
-    Where a side has a single run, both have the one that the interval of their ratio assumes.
-    """
-    if ratio.low is None:
+def spreads_of(first: Sequence[Rate], second: Sequence[Rate]) -> tuple[float, float] | None:
+    """Return the standard deviation of a run's log throughput on each side; None where a side has a single run."""
+    if min(len(first), len(second)) < 2:
         return None
-    if min(len(first), len(second)) == 1:
-        freedom = BETWEEN_RUNS_FREEDOM + len(first) + len(second) - 2
-        error = math.log(ratio.value / ratio.low) / t_quantile(freedom)
-        spread = error / math.sqrt(1 / len(first) + 1 / len(second))
-        return spread, spread
     one, other = (float(np.std([rate.log for rate in group], ddof=1)) for group in (first, second))
     return one, other
 

@@ -79,7 +79,7 @@ def as_json(comparison: Comparison) -> str:
             for group in comparison.groups
         ],
         "verdicts": [
-            {key: value for key, value in asdict(verdict).items() if key not in {"losses", "folders"}}
+            {key: value for key, value in asdict(verdict).items() if key not in {"losses", "folders", "spreads"}}
             | {
                 "differences": [words.difference(entry) for entry in verdict.differences],
                 "other_loss": words.loss_words(verdict) or None,

@@ -30,7 +30,7 @@ def test_the_answer_is_three_layouts_and_the_next_command_and_the_whole_one_has_
     assert lines[0].startswith("llama-3.1-70b on 64 GPUs in 8 nodes (H100 SXM, 79.2 GiB each): 128 x 8,192 tokens a step, bf16")
     assert len(lines) < 20
     assert "published figures of H100 SXM" in done.stdout
-    (more,) = re.findall(r"^(\d+) more layouts: tprimat plan --all$", done.stdout, re.MULTILINE)
+    (more,) = re.findall(r"^(\d+) more layouts: --all$", done.stdout, re.MULTILINE)
     whole = run_command("plan", *QUESTION, "--all").stdout
     rows = [line for line in whole.splitlines() if re.match(r"(TP\d|PP\d|CP\d|DP\d)", line)]
     assert len(rows) == int(more) + 3

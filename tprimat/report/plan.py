@@ -190,7 +190,7 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     """Return lines below the table: what it leaves out, time and money, whether to measure, and the commands."""
     rates, question, layouts = rated[1], rated[0].question, rated[0].layouts()
     best = layouts[0]
-    lines = [f"{plural(len(layouts) - shown, 'more layout')}: tprimat plan --all"] if len(layouts) > shown else []
+    lines = [f"{plural(len(layouts) - shown, 'more layout')}: --all"] if len(layouts) > shown else []
     lines += [screen.prose(money)] if (money := _money(best, rates, wishes)) else []
     # Errors of one question are shared in part, so half the width of the best's interval tells layouts apart.
     width = 0.0 if best.expected is None else best.expected.high / best.step_seconds

@@ -31,16 +31,6 @@ def sequence_words(run: RunRecord) -> str | None:
     return None if tokens is None else f"{tokens:,}" + (f" {filled}" if filled else "")
 
 
-def work_words(run: RunRecord) -> list[str]:
-    """Return what one step works on: tokens, sequence length, dtype."""
-    tokens, sequence = tokens_per_step(run), sequence_words(run)
-    return [
-        "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
-        "sequence length not recorded" if sequence is None else f"sequences of {sequence}",
-        dtype_that_ran(run) or "dtype not recorded",
-    ]
-
-
 def model_name(run: RunRecord) -> str:
     """Return 'llama', or 'llama tiny' for a size other than the full one.
 

@@ -6,7 +6,7 @@ from typing import Any
 from tprimat.analyze.groups import Group, Measured, findings, on_cpu
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, PeakAnalysis, best_of_models
-from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape, routing_words, work_words
+from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape
 from tprimat.core import units
 from tprimat.report.catalogue import (
     COST,
@@ -26,7 +26,7 @@ from tprimat.report.catalogue import (
     tera,
 )
 from tprimat.report.comparison import REPEAT
-from tprimat.report.names import configurations
+from tprimat.report.names import configurations, heading
 from tprimat.report.tables import PLAIN, Screen, columns, flat, plural, with_interval
 from tprimat.report.words import headline, not_counted_words, run_name, sentence, told, without_mfu
 
@@ -121,7 +121,7 @@ def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
     folder = f", folder {group.folder}" if group.folder else ""
     rows = {
         "best configuration": f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}{folder}",
-        "work": ", ".join(filter(None, (*work_words(run), routing_words(run)))),
+        "work": heading(ranking),
         "throughput": f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s, {each} per {gpu}",
         "compute": f"{total} total, {single} per GPU{share}" if best.flops_per_gpu else "",
         MATMUL_SHARE.heading: matmul if MATMUL_SHARE.fills(group) else "",

@@ -48,16 +48,6 @@ def test_a_run_that_failed_has_a_row_with_its_outcome_and_no_figures(tmp_path):
     assert row["not_counted_because"].startswith("out_of_memory: ")
 
 
-def test_json_is_the_same_with_numbers_and_nulls(tmp_path):
-    export("csv", tmp_path / "runs.csv")
-    assert export("json", tmp_path / "runs.json").returncode == 0
-    rows = json.loads((tmp_path / "runs.json").read_text())
-    from_csv = rows_of(tmp_path / "runs.csv")
-    for row in rows:
-        assert {name: "" if value is None else str(value) for name, value in row.items()} == from_csv[row["run_id"]]
-    assert isinstance(rows[0]["mfu"], float)
-
-
 def test_text_that_a_spreadsheet_would_run_is_escaped_and_numbers_are_not(tmp_path):
     folder = tmp_path / "results" / "runs" / "cpu-llama-0"
     shutil.copytree(RUNS / "cpu" / "runs" / "cpu-llama-0", folder)

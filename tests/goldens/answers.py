@@ -1,7 +1,7 @@
 """What TPrimat answers to fixed questions, as documents of numbers and keys: each function makes the documents of one kind.
 
-Only public commands are asked, in this process. `plain` removes what is volatile (paths, versions, times) or is worded (captions,
-hints, labels), so that a document holds facts alone.
+Public commands are asked, in this process, and of an export its rows. `plain` removes what is volatile (paths, versions, times)
+or is worded (captions, hints, labels), so that a document holds facts alone.
 """
 
 import base64
@@ -346,14 +346,16 @@ predicted_step_error final_loss joules_per_token watts_per_gpu gpu_busy expert_l
 
 
 def export_document(folders, columns=()):
-    """The rows of `tprimat export` by run, all columns or some as a list."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "runs.json")
-        done = run_command("export", "--to", "json", file, "--results-dir", *folders)
-        rows = json.loads(file.read_text(encoding="utf8"))
+    """The rows of `tprimat export` by run, as its file gets them, all columns or some as a list."""
+    from tprimat.analyze.metrics import MetricOptions
+    from tprimat.report.export import rows_of
+    from tprimat.runner.analysis import read_results
+
+    results = read_results(folders, MetricOptions(), {}, to_share=True)
+    rows, status = rows_of(results.measured), int(bool(results.problems))
     if columns:
-        return {"status": done.returncode, "columns": columns, **{row["run_id"]: [row[key] for key in columns] for row in rows}}
-    return {"status": done.returncode, **{row["run_id"]: prune(plain(row), ("not_counted_because",)) for row in rows}}
+        return {"status": status, "columns": columns, **{row["run_id"]: [row[key] for key in columns] for row in rows}}
+    return {"status": status, **{row["run_id"]: prune(plain(row), ("not_counted_because",)) for row in rows}}
 
 
 def export():

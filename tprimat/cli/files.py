@@ -61,7 +61,7 @@ class Export:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Add the flags."""
         parser.add_argument("path", type=Path, metavar="PATH", help="where to write: a file, or a folder of W&B")
-        parser.add_argument("--to", required=True, choices=("csv", "json", "wandb-offline"), help="format")
+        parser.add_argument("--to", required=True, choices=("csv", "wandb-offline"), help="format")
         add_results_dir(parser, "./output")
         add_counting(parser)
 
@@ -69,7 +69,7 @@ class Export:
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0; 1 where a file of results was damaged, after the others were written."""
         from tprimat.records.store import write_atomically
-        from tprimat.report.export import as_json, comma_separated, rows_of
+        from tprimat.report.export import comma_separated, rows_of
         from tprimat.report.tables import plural
         from tprimat.runner.analysis import places_of, to_wandb
 
@@ -81,7 +81,7 @@ class Export:
         if options.to == "wandb-offline":
             written = to_wandb(results.measured, rows, options.path)
         else:
-            write_atomically(options.path, comma_separated(rows) if options.to == "csv" else as_json(rows))
+            write_atomically(options.path, comma_separated(rows))
         print(f"{options.path}: {plural(written, 'run')}" + (f" of {len(rows)}" if written < len(rows) else ""))
         return 1 if results.problems else 0
 

@@ -1,11 +1,10 @@
-"""One row per run, flat, for notebooks: the columns, and the rows as CSV and JSON.
+"""One row per run, flat, for notebooks: the columns, and the rows as CSV.
 
 Units are SI: seconds, bytes, watts, FLOP/s, fractions 0..1. None is what was not recorded or measured; CSV leaves the cell empty.
 """
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Sequence
 
@@ -106,8 +105,3 @@ def comma_separated(rows: Sequence[Row]) -> str:
     writer.writerow(rows[0])
     writer.writerows([csv_cell(value) for value in row.values()] for row in rows)
     return out.getvalue()
-
-
-def as_json(rows: Sequence[Row]) -> str:
-    """Format the rows as a JSON list of objects, as pandas.read_json reads it."""
-    return json.dumps(rows, indent=1, allow_nan=False) + "\n"

@@ -232,6 +232,8 @@ def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
     assert "with is fastest" in (tmp_path / "report.html").read_text(encoding="utf8")
     parent = run_command("compare.py", "--results-dir", ".", *TABLE, cwd=tmp_path)
     assert parent.stdout == compared.stdout, "named by what holds both"
+    absolute = run_command("compare.py", "--results-dir", tmp_path, *TABLE, cwd=tmp_path)
+    assert "Only the folders differ, as far as recorded (with | without)." in absolute.stdout
     both = run_command("compare.py", "--results-dir", ".", "--baseline", "without", *TABLE, cwd=tmp_path)
     assert "with is fastest: 3." in both.stdout, "beside a part of it, the rest is named"
     for place in sorted(tmp_path.glob("*/runs/*")):

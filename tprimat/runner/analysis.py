@@ -122,8 +122,8 @@ def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Meas
         inner = place.joinpath(*filter(None, (REPETITION.sub("", part) for part in inside)))
         shown = inner if any(place in other.parents for other in places) else place  # beside a part of it
         item = replace(one, folder=printable(str(shown)) if len(places) > 1 else "")
-        rows.append((item, inner))
-        kinds.setdefault(kind_of(item), set()).add(inner)
+        rows.append((item, inner if len(places) > 1 or inner == place else inner.relative_to(place)))
+        kinds.setdefault(kind_of(item), set()).add(rows[-1][1])
     return [replace(item, folder=printable(str(inner))) if len(kinds[kind_of(item)]) > 1 else item for item, inner in rows]
 
 

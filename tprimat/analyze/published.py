@@ -16,8 +16,7 @@ from tprimat.core.published import PublishedResult, rebase, results
 from tprimat.records.schema import RunRecord
 
 MOST_NEIGHBORS = 3
-MOST_ROWS = 10
-"""Of ours and theirs together."""
+MOST_WORKLOADS = 3
 DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "sequence": 1.0, "engine": 0.5}
 """How far apart each difference puts two configurations, per octave where it is a size."""
 OTHER_DISTANCE = 0.25
@@ -61,13 +60,10 @@ class Neighborhood:
 def nearest_published(groups: Sequence[Group]) -> list[Neighborhood]:
     """Return the published results most like the fastest configuration of each workload, without those that have no FLOP/s.
 
-    At most MOST_ROWS rows: the workloads with the most configurations first, each with as many neighbors as leave room for all.
-    A CPU run has no FLOP/s, and so no neighbors.
+    Of the workloads with the most configurations. A CPU run has no FLOP/s, and so no neighbors.
     """
     ranked = sorted(rankings(groups), key=lambda ranking: -len(ranking.groups))
-    nearest = [one for ranking in ranked if (one := _neighborhood(ranking.best)) is not None]
-    each = max(1, min(MOST_NEIGHBORS, MOST_ROWS // max(1, len(nearest)) - 1))
-    return [replace(one, neighbors=one.neighbors[:each]) for one in nearest[: MOST_ROWS // (each + 1)]]
+    return [one for ranking in ranked if (one := _neighborhood(ranking.best)) is not None][:MOST_WORKLOADS]
 
 
 def _neighborhood(group: Group) -> Neighborhood | None:

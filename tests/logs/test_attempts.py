@@ -88,13 +88,14 @@ def test_tokens_follow_from_rates_and_times_of_four_digits():
     run = run_from(lines, "qwen3-30b-a3b", gpus=8, accelerator="H100 SXM")
     assert [step.tokens for step in run.steps] == [32 * 4096] * 3
     line = "completed step: {}, seconds: 6.051, TFLOP/s/device: 357.1, Tokens/s/device: 8123.462, loss: 6.765"
-    run = run_from([line.format(7), line.format(8)], "mistral-7b", gpus=8, accelerator="TPU v6e")
+    run = run_from([line.format(7), line.format(8)], "mistral-7b", gpus=8, accelerator="v6e-8")
     assert [step.tokens for step in run.steps] == [393216] * 2
 
 
 def test_the_last_resort_is_the_last_line_about_an_error_of_a_log_without_steps():
     warning = "node1:1:2 [0] p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : invalid argument"
-    record = run_from([warning, "node1:1:2 [0] NCCL INFO p2p.cc:473 -> 3"], "llama", gpus=8, accelerator="H100 SXM").record
+    after = ["node1:1:2 [0] NCCL INFO p2p.cc:473 -> 3", "[titan] - root - WARNING - Error running lspci, fallback to"]
+    record = run_from([warning, *after], "llama", gpus=8, accelerator="H100 SXM").record
     assert record.cause == f"The log ends with an error of a kind that is not known here: {warning}"
     ends = [
         "srun: error: n1: task 0: Exited with exit code 1",

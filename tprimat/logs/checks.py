@@ -43,7 +43,7 @@ VENDORS: Mapping[Backend, str] = {
     "cuda": "nvidia geforce quadro rtx gtx tesla titan",
     "rocm": "amd instinct radeon mi rx",
     "other": "intel max arc gaudi tpu ascend 910a 910b 910c npu xpu hpu mlu musa mtt ppu dcu metax gcu kunlun iluvatar "
-    "trainium inferentia neuron",
+    "trainium trn inferentia inf neuron v5e v5p v6e litepod",
 }
 """Platform -> words in names of its devices."""
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
@@ -184,7 +184,7 @@ def platform_of(accelerator: str | None) -> Backend | None:
     """Return the platform of an accelerator, by the table of accelerators or by the vendor's name."""
     if (known := find_accelerator(accelerator)) is not None:
         return known.backend
-    words = re.findall("[a-z]+|910[abc]", (accelerator or "").lower())
+    words = re.findall("v[5-7][ep]|910[abc]|[a-z]+", (accelerator or "").lower())
     return next((platform for word in words for platform, vendors in VENDORS.items() if word in vendors.split()), None)
 
 

@@ -13,7 +13,7 @@ from commands import run_command
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
-from tprimat.records.schema import StepRecord, TelemetrySample
+from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
 
 ROOT = Path(__file__).parents[2]
@@ -209,20 +209,7 @@ def test_a_plot_that_has_not_come_into_view_is_drawn_for_printing(browser, page)
 def test_a_hundred_runs_of_500_steps_stay_under_8_megabytes_and_open(browser, tmp_path):
     for i in range(100):
         run = a_run(f"run-{i:03d}", machine=(H100, MI300X)[i % 2], engine_options={"flag": i})
-        seconds = step_times(4 + i / 30, i, steps=500)
-        rng = np.random.default_rng(i)
-        steps = [
-            StepRecord(
-                step=n,
-                step_seconds=float(s),
-                tokens=262144,
-                loss=float(6 - n / 250 + 0.1 * rng.random()),
-                learning_rate=float(rng.random()),
-                peak_allocated_bytes=int(rng.integers(1e10, 8e10)),
-            )
-            for n, s in enumerate(seconds, 1)
-        ]
-        write_run(tmp_path, run, steps)
+        write_run(tmp_path, run, steps_of(run, step_times(4 + i / 30, i, steps=500), i))
     page = page_of(tmp_path, tmp_path)
     assert page.stat().st_size < 8_000_000
     browser.size(1280)

@@ -57,6 +57,14 @@ def last_loss_lost(result):
     return replace(result, steps=(*result.steps[:-1], replace(result.steps[-1], loss=None, finite=False)))
 
 
+def every_fifth_step_hurried(result):
+    factors = [0.01 if one.step % 5 == 0 else 1 for one in result.steps]
+    rows = zip(result.steps, factors, strict=True)
+    return replace(
+        result, steps=tuple(replace(one, step_seconds=one.step_seconds * by, ended_at_seconds=None) for one, by in rows)
+    )
+
+
 def last_losses_left_out(result, every=1):
     left = [replace(one, loss=None) if one.step > 36 - 6 * every and one.step % every == 0 else one for one in result.steps]
     return replace(result, steps=tuple(left))
@@ -68,6 +76,7 @@ def without_steps(*left):
 
 TRAPS = [
     (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
+    (every_fifth_step_hurried, "step 5 is faster than its GPU could compute it, as 8 of 37 are"),
     (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, but 128 sequences of 2,048 make 262,144"),
     (later_batches_doubled, "17 of 37 steps have 524,288 tokens, but 128 sequences of 2,048 make 262,144"),
     (stepped(peak_allocated_bytes=200 * 2**30), "its peak memory is 200.0 GiB, but its GPU has 79.2 GiB"),

@@ -97,6 +97,9 @@ def test_steps_are_missed_by_the_plan_where_the_record_does_not_count_them(tmp_p
     file = tmp_path / "run" / "steps.jsonl"
     file.write_text("".join(f"{line}\n" for line in file.read_text().split("\n")[:5]))
     assert "holds 5 of the 40 steps" in load_results([tmp_path])[1][0].what
+    for steps in (-5, 10**400, "40", None):
+        (tmp_path / "run" / "plan.json").write_text(json.dumps({"steps": steps}))
+        assert load_results([tmp_path])[0][0].run.steps_recorded is None
     (tmp_path / "run" / "plan.json").unlink()
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
     assert "How many steps it had is not recorded: some may be lost: cpu-llama-0" in done.stdout

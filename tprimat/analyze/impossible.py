@@ -25,13 +25,14 @@ PARAMETER_TOLERANCE = 0.02
 def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[Finding, ...]:
     """List why a run cannot be what it says; empty if nothing contradicts it."""
     run, steps = result.run, result.steps
+    steady = steady_steps(steps, metrics.window) if metrics else steps
     return (
         *_against_evidence(run),
         *_against_arithmetic(run),
         *_memory(run, steps),
         *_steps(run, steps),
-        *_tokens(run, steady_steps(steps, metrics.window) if metrics else steps),
-        *(_rates(run, metrics) if metrics else ()),
+        *_tokens(run, steady),
+        *(_rates(run, metrics, steady) if metrics else ()),
         *_stated_rate(result.stated_tokens_per_second, steps),
     )
 
@@ -75,11 +76,15 @@ def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
         yield Finding(kind="too much memory", numbers=(peak, memory))
 
 
-def _rates(run: RunRecord, metrics: RunMetrics) -> Iterator[Finding]:
+def _rates(run: RunRecord, metrics: RunMetrics, steady: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare FLOP/s with the accelerator's peak, in its fastest dtype where the dtype is not known; and power with its limit."""
     known, flops = find_accelerator(run.machine.accelerator), metrics.model_flops_per_second_per_gpu
     if metrics.mfu is not None and metrics.mfu.value > 1:
         yield Finding(kind="too much MFU", numbers=(metrics.mfu.value,))
+    elif metrics.mfu is not None and run.clock == "step_end":  # a framework may print a step late, and the next one short
+        least = metrics.mfu.value * metrics.mean_step_seconds
+        if fast := [step.step for step in steady if step.step_seconds < least]:
+            yield Finding(kind="too fast", numbers=(fast[0], len(fast), len(steady)))
     if metrics.mfu is None and known and flops and flops.value > (most := max(known.dense_flops.values())):
         yield Finding(kind="too many FLOP", subjects=(known.name,), numbers=(flops.value, most))
     rate, joules, limit = metrics.tokens_per_second_per_gpu, metrics.joules_per_token, run.machine.power_limit_watts

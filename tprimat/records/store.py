@@ -27,7 +27,7 @@ import pydantic_core
 from pydantic import ValidationError
 
 from tprimat.core.errors import ConfigError, RecordError
-from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_UNPACKED, most_unpacked
+from tprimat.core.limits import LARGEST_DOCUMENT, LARGEST_STEP, LARGEST_UNPACKED, most_unpacked
 from tprimat.core.rows import adapter, explain
 from tprimat.records.schema import SCHEMA_VERSION, Machine, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.sharing import without_secrets
@@ -246,7 +246,7 @@ class RunDirectory:
             with contextlib.suppress(RecordError):
                 plan = json_document(read_bytes(self.plan_file), self.plan_file)
                 planned = plan.get("steps") if isinstance(plan, dict) else None
-                run = replace(run, steps_recorded=planned if isinstance(planned, int) else None)
+                run = replace(run, steps_recorded=planned if isinstance(planned, int) and 0 < planned <= LARGEST_STEP else None)
         if run.outcome == "completed" and len(steps) < (run.steps_recorded or 0):
             raise RecordError(
                 f"{self.path} holds {len(steps)} of the {run.steps_recorded} steps of its run.",

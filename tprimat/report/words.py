@@ -340,6 +340,7 @@ FINDINGS = {
     "uneven batch": "a batch of {} sequences is not a multiple of micro-batch {} on {} replicas",
     "too much memory": "its peak memory is {:memory}, but its GPU has {:memory}",
     "too much MFU": "MFU is {:share}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
+    "too fast": "step {} is faster than its GPU could compute it, as {} of {} are",
     "too many FLOP": "it implies {1:tera} TFLOP/s per GPU, but {0} reaches {2:tera} in its fastest dtype",
     "too much power": "its energy implies {} W per GPU, but its limit is {} W",
     "other tokens": "{} of {} steps have {} tokens, but {} sequences of {} make {}",

@@ -76,7 +76,7 @@ def test_the_one_title_names_a_winner_and_the_line_below_what_ran(sweep):
     sheet = sheet_of(sweep)
     winner = r"llama: minimal_communication ran fastest: 1\d\.\d % \[.*\] ahead of the next, balanced"
     assert re.fullmatch(f"{winner}; {FEW}; 1 more workload", sheet.title)
-    assert sheet.subtitle.startswith("2 workloads · Megatron · 2026-01-01 · 6 configurations · 6 runs · n = 222 steady steps")
+    assert sheet.subtitle.startswith("2 workloads · megatron · 2026-01-01 · 6 configurations · 6 runs · n = 222 steady steps")
     assert sheet.notes[0].startswith("They differ in strategy (minimal_communication | balanced | quick), layout (")
 
 

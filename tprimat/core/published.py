@@ -25,9 +25,6 @@ ROW_UNITS: Units = {
 }
 FACTS = tuple(field.name for field in fields_of(Workload))
 
-SPELLING = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
-"""Frameworks whose makers write them with capitals, by the name of their engine or log format."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedResult(RefuseUnknownKeys):

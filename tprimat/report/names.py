@@ -9,7 +9,6 @@ from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, label_of, labels_among
 from tprimat.analyze.waterfall import Known
 from tprimat.core import units
-from tprimat.core.published import SPELLING
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import per_rank
 from tprimat.report.plan import TIME_NAMES
@@ -64,7 +63,7 @@ def configurations(groups: Sequence[Group]) -> list[Configuration]:
         behind = strategy and split and strategy in name.split() and split not in name
         label = name.replace(strategy, f"{strategy} ({split})", 1) if strategy and behind else name
         imported = group.run.source is not None and traits.engine_words(group.run) not in label
-        label += f", {engine_name(group.run)}" if imported else ""
+        label += f", {traits.engine_words(group.run)}" if imported else ""
         named.append(Configuration(group=group, name=name, label=label))
     return named
 
@@ -90,11 +89,6 @@ def short_layout(run: RunRecord) -> str:
     full = traits.layout(run)
     alone = per_rank("one GPU", {run.machine.platform}) if full else ""
     return " ".join(part for part in full.split() if part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "1") or alone
-
-
-def engine_name(run: RunRecord) -> str:
-    """Return the engine as its makers spell it, and Transformer Engine where its layers were seen in the running model."""
-    return traits.engine_words(run).replace(run.engine, SPELLING.get(run.engine, run.engine), 1)
 
 
 def shared_parts(groups: Sequence[Group]) -> dict[str, str]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
 from tprimat.analyze.groups import Measured, Shared, on_cpu
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.traits import TRAITS, DifferingTrait, machine_name, model_name
+from tprimat.analyze.traits import TRAITS, DifferingTrait, engine_words, machine_name, model_name
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding, RunMetrics, Window
 from tprimat.records.sharing import masked_name, without_secrets
 from tprimat.report.catalogue import CPU_CAUTION, MFU, per_rank
-from tprimat.report.names import Workload, engine_name, heading, short_names
+from tprimat.report.names import Workload, heading, short_names
 from tprimat.report.tables import TOO_FEW, plural, shows_nothing
 
 MOST_NAMED = 2
@@ -455,7 +455,7 @@ def subtitle(works: Sequence[Workload]) -> str:
     steps = sum(item.metrics.window.steps for item in measured if item.metrics)
     parts = [
         heading(works[0].ranking) if len(works) == 1 else plural(len(works), "workload"),
-        ", ".join(dict.fromkeys(engine_name(group.run) for group in groups)),
+        ", ".join(dict.fromkeys(engine_words(group.run) for group in groups)),
         " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
         plural(len(groups), "configuration"),
         plural(len(measured), "run"),

@@ -11,7 +11,6 @@ from tprimat.report.plots import Bar, bars, figure, looks, looks_of, readable_lo
 def test_32_groups_look_different_and_neighbors_differ_in_color_and_line():
     made = looks(32)
     assert len({(look.color, look.line) for look in made}) == 32
-    assert len({(look.color, look.hatch) for look in made}) == 32
     assert all(one.color != other.color and one.line != other.line for one, other in pairwise(made))
 
 

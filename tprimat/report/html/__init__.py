@@ -133,7 +133,7 @@ def _plotly() -> str:
 
 
 def _appearance(works: Sequence[Workload], shown: Mapping[str, Look]) -> list[Look]:
-    """Return a look for each group: that of the pictures for the fastest, another line or pattern for each of the others."""
+    """Return a look for each group: that of the pictures for the fastest, another line for each of the others."""
     rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
     names = [one.name for work in works for one in work.configurations]
     return [shown[name] if name in shown else next(rest) for name in names]

@@ -31,7 +31,6 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A
 """Six of Okabe and Ito 2008 (jfly.uni-koeln.de/color), a darker yellow that shows on white, and a violet that shows on black."""
 LineStyle = Literal["-", "--", ":", "-."]
 LINE_STYLES: tuple[LineStyle, ...] = ("-", "--", ":", "-.")
-HATCHES = ("", "//", "..", "xx")
 PICTURES = ("png", "svg", "pdf")
 MISSING = "not recorded"
 MOST_SERIES = 8
@@ -54,16 +53,12 @@ class Look:
 
     color: str
     line: LineStyle
-    hatch: str
 
 
 def looks(count: int) -> list[Look]:
     """Return a look per group: 32 pairs of color and line, neighbors differing in both, so that covered lines show."""
     colors, lines = len(PALETTE), len(LINE_STYLES)
-    return [
-        Look(PALETTE[i % colors], LINE_STYLES[(i + i // colors) % lines], HATCHES[i // colors % len(HATCHES)])
-        for i in range(count)
-    ]
+    return [Look(PALETTE[i % colors], LINE_STYLES[(i + i // colors) % lines]) for i in range(count)]
 
 
 def looks_of(names: Sequence[str]) -> dict[str, Look]:
@@ -152,8 +147,8 @@ def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bo
         text = len(row.text or MISSING) * SMALL * LETTER / 72 + 0.15
         right = max(right, ((row.high or row.value or 0) + top * 0.02) / max(0.2, 1 - text / panel_inches / ROOM))
         if row.value is not None:
-            look = row.look or Look(REST, "-", "")
-            axes.barh(place, row.value, height=height, color=look.color, hatch=look.hatch, edgecolor="white")
+            look = row.look or Look(REST, "-")
+            axes.barh(place, row.value, height=height, color=look.color, edgecolor="white")
             axes.text((row.high or row.value) + top * 0.02, place, row.text, va="center", size=SMALL, in_layout=False)
             if row.low is not None and row.high is not None:
                 arms = [[max(0.0, row.value - row.low)], [max(0.0, row.high - row.value)]]  # equal steps differ by rounding

@@ -1,6 +1,5 @@
 // Panels are drawn when they come into view, or when the browser is idle, and again when the filter, the width or the theme changes.
 const DASHES = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
-const PATTERNS = { "": "", "//": "/", "..": ".", "xx": "x" };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const LOG_TICKS = [-5, -4, -3, -2, -1, 0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`)));
 const BARE = { showticklabels: false, showgrid: false, zeroline: false }; // Plotly numbers the axes of an empty panel from -1
@@ -70,7 +69,7 @@ const LINE_PIXELS = 16;
 function bar(row, top, thick, look) {
   return {
     type: "bar", orientation: "h", x: [row.value], y: [top], width: thick, offset: 0, name: "",
-    marker: { color: row.group.color, pattern: { shape: PATTERNS[row.group.hatch], bgcolor: row.group.color, fgcolor: look.card, size: 6, solidity: 0.2 } },
+    marker: { color: row.group.color },
     hovertemplate: `${plain(row.group.label)}<br>${plain(row.text)}<extra></extra>`,
     error_x: row.low === null || row.high === null || row.value === null ? { visible: false }
       : { type: "data", symmetric: false, array: [row.high - row.value], arrayminus: [row.value - row.low], color: look.ink, thickness: 1.4, width: 4 },

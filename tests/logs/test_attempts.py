@@ -113,5 +113,5 @@ def test_a_loss_that_stays_not_finite_ends_a_log_as_diverged():
     assert read(*line[:2], *lost[2:])[0].record.outcome == "diverged"
     assert read(*line[:3], lost[3].replace("lm loss: nan", "number of skipped iterations: 1"))[0].record.outcome == "interrupted"
     searching = [text.replace("lm loss: 2.0", "number of skipped iterations: 1") for text in line]
-    assert read(*searching[:2])[0].record.outcome == "interrupted", "fp16 looks for its first loss scale"
+    assert read(*searching)[0].record.outcome == "interrupted", "fp16 looks for its first loss scale"
     assert read(*[text.replace("skipped", "nan") for text in searching[:2]])[0].record.outcome == "diverged"

@@ -301,8 +301,9 @@ def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect
     """Return how the run ended, as far as the log shows."""
     contents = reading.attempts.latest
     total, last = contents.total_steps, contents.newest
-    searching = (step.step for step in takewhile(lambda step: step.skips, islice(contents.steps.values(), LONGEST_SEARCH)))
-    steps = [step for step in steps if step.step > max(searching, default=0)]
+    first_steps = islice(contents.steps.values(), LONGEST_SEARCH)
+    searching = max((step.step for step in takewhile(lambda step: step.skips, first_steps)), default=0)
+    steps = [step for step in steps if step.step > searching]
     completed = diverging(steps) or Failure(outcome="completed", cause="")
     if is_complete(contents):
         return completed

@@ -231,13 +231,6 @@ def test_failures_warnings_and_commands_are_told(text):
     assert "Not recorded for:" in text
 
 
-def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):
-    for name, seed in (("a", 1), ("b", 2)):
-        run = a_run(name, strategy=name)
-        write_run(tmp_path, run, steps_of(run, step_times(4.0, seed, noise=0.05), seed))
-    assert "No winner: " in page_of(tmp_path, tmp_path).read_text("utf8")
-
-
 def test_the_ranking_says_how_far_behind_the_fastest_in_the_words_of_the_comparison(tmp_path):
     compared = run_command("compare.py", "--results-dir", RUNS / "h100", "--output", tmp_path / "x.md").stdout
     assert re.search("^configuration +vs fastest +tokens/s/GPU ", compared, re.MULTILINE)

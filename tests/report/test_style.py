@@ -5,19 +5,13 @@ from itertools import pairwise
 import pytest
 
 from tprimat.core.errors import UserError
-from tprimat.report.plots import Bar, bars, figure, looks, looks_of, readable_log_ticks, save
+from tprimat.report.plots import Bar, bars, figure, looks, readable_log_ticks, save
 
 
 def test_32_groups_look_different_and_neighbors_differ_in_color_and_line():
     made = looks(32)
     assert len({(look.color, look.line) for look in made}) == 32
     assert all(one.color != other.color and one.line != other.line for one, other in pairwise(made))
-
-
-def test_the_first_eight_groups_differ_in_color_and_the_first_four_in_their_lines():
-    found = list(looks_of("abcdefghij").values())
-    assert len({look.color for look in found}) == len(found) == 8
-    assert len({look.line for look in found[:4]}) == 4
 
 
 def test_a_suffix_that_is_no_picture_is_refused(tmp_path):

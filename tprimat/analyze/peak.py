@@ -130,7 +130,6 @@ class Projection:
     linear_tokens_per_second: float
     tokens_per_second: float
     """At the assumed efficiency."""
-    linear_flops: float | None
 
 
 def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Projection]:
@@ -142,7 +141,6 @@ def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Proje
             gpus=entry.gpus // measured * count,
             linear_tokens_per_second=entry.tokens_per_second / measured * count,
             tokens_per_second=entry.tokens_per_second / measured * count * (efficiency if count > measured else 1.0),
-            linear_flops=None if entry.flops is None else entry.flops / measured * count,
         )
         for count in nodes
     ]

@@ -192,7 +192,6 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
                 "gpus": row.gpus,
                 "linear_tokens_per_second": row.linear_tokens_per_second,
                 "tokens_per_second": row.tokens_per_second,
-                "linear_flops_per_second": row.linear_flops,
                 "efficiency": analysis.efficiency,
             }
             for row in analysis.projections

@@ -2,10 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
 from tprimat.cli.main import start
+from tprimat.records.discover import load_results
+from tprimat.runner.cells import measured_lead
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "runs"
 
 
 def run(*flags):
@@ -30,6 +39,25 @@ def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(trainer
     assert "truly_identical" in ranking
     assert "balanced" not in ranking
     assert "the gears broke" in out
+
+
+def test_a_faster_strategy_than_maximum_performance_is_named():
+    fast = [result for result in load_results([RUNS / "h100"])[0] if "llama" in result.run.run_id]
+    fast = [result for result in fast if result.run.strategy == "minimal_communication"]
+    slow = [
+        replace(
+            result,
+            run=replace(result.run, run_id=f"slow-{result.run.run_id}", strategy="maximum_performance"),
+            steps=tuple(
+                replace(step, step_seconds=step.step_seconds * 1.2, ended_at_seconds=step.ended_at_seconds * 1.2)
+                for step in result.steps
+            ),
+        )
+        for result in fast
+    ]
+    (line,) = measured_lead(group_runs([measure(result, MetricOptions()) for result in (*fast, *slow)]))
+    assert line.startswith("maximum_performance is not the fastest for llama here: ")
+    assert list(measured_lead(group_runs([measure(result, MetricOptions()) for result in fast]))) == []
 
 
 def test_the_document_has_the_mean_and_its_interval(trainer, capsys):

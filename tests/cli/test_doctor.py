@@ -12,7 +12,7 @@ import pytest
 from commands import ROOT, fake_nvml, run_command
 
 from tprimat.hardware import health
-from tprimat.runner.doctor import check_torch
+from tprimat.runner.doctor import check_stack, check_torch
 
 
 def test_this_machine_which_runs_the_tests_can_train(tmp_path):
@@ -26,6 +26,17 @@ def test_this_machine_which_runs_the_tests_can_train(tmp_path):
     *checks, empty, _ = done.stdout.splitlines()
     assert empty == ""
     assert all(re.match(r"(ok|absent|problem) {2,}\S| {29}try: ", line) for line in checks), "a pipe gets each finding whole"
+
+
+@pytest.mark.parametrize(
+    ("bridge", "words"), [("0.6.2", "the versions of nvcr.io/nvidia/nemo:26.08"), ("0.9.0", "not a set of versions known")]
+)
+def test_the_installed_set_of_versions_is_named_if_it_is_known(monkeypatch, bridge, words):
+    versions = {"torch": "2.12.0a0", "megatron-core": "0.19.0", "megatron-bridge": bridge}
+    monkeypatch.setattr("tprimat.runner.doctor._version", versions.get)
+    finding = check_stack().finding
+    assert f"torch 2.12.0a0, megatron-core 0.19.0, megatron-bridge {bridge}" in finding
+    assert words in finding
 
 
 def test_gpus_that_this_torch_is_not_built_for_are_a_problem():

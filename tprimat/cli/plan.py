@@ -5,24 +5,28 @@ tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 
 tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
 tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
 tprimat plan --architecture llama-3.1-8b --accelerator H100 --all     every layout
-tprimat plan --architecture llama-3.1-70b --accelerator "H100 SXM" --gpus 64,128,256 --price 2.5 --tokens 1T
+tprimat plan --architecture llama-3.1-70b --accelerator "H100 SXM" --gpus 64,128,256 --price 2.5 --tokens 1T --deadline 30
 
 exit status: 0, 1 if nothing fits, 2 the request is invalid
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tprimat.cli.common import counts, doing, positive, print_json
+from tprimat.core.errors import ConfigError
 from tprimat.core.implementations import DISPATCHERS
 from tprimat.core.models import model_shape
 from tprimat.core.workload import FORMATS, Routing
 from tprimat.engines import ENGINE_NAMES
 
 LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+"""Numbers of GPUs that --budget and --deadline choose from where --gpus names none."""
 ROUTINGS: dict[str, Routing] = {"natural": "natural", "forced": "balanced"}
 """How tokens choose experts: a user's word -> a workload's."""
 
@@ -51,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--price", type=_amount, metavar="DOLLARS", help="price per GPU-hour (cloud_costs in config.yaml)")
     parser.add_argument("--tokens", type=_amount, metavar="N", help="tokens to train on, such as 1T or 300B")
+    parser.add_argument("--budget", type=_amount, metavar="DOLLARS", help="the fastest number of GPUs that costs no more")
+    parser.add_argument("--deadline", type=_amount, metavar="DAYS", help="the cheapest number of GPUs that takes no longer")
     parser.add_argument("--all", action="store_true", help="show every layout, and where the memory and time of the fastest go")
     parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
 
@@ -104,10 +110,15 @@ def run(options: argparse.Namespace) -> int:
         probes=tuple(options.probes),
     )
     wishes = plan.Wishes(price=options.price or price_per_hour(options.accelerator), tokens=options.tokens, whole=options.all)
+    chooses = options.budget is not None or options.deadline is not None
+    if chooses and (wishes.tokens is None or (options.budget is not None and wishes.price is None)):
+        missing = "--tokens 1T" if wishes.tokens is None else "--price 2.5"
+        raise ConfigError("--budget and --deadline need --tokens; --budget also needs a price.", where="--budget", fix=missing)
+    asked: Sequence[int | None] = options.gpus or (COUNTS if chooses else (None,))
     screen = screen_of(sys.stdout)
     with doing("predicting all layouts ..."):
-        answers = [answer(replace(request, gpus=count)) for count in options.gpus or (None,)]
-        chosen, rates = rated = plan.fastest_of(answers)
+        answers = [answer(replace(request, gpus=count)) for count in asked]
+        chosen, rates = rated = plan.chosen(answers, wishes, options.budget, options.deadline) if len(answers) > 1 else answers[0]
         missing_here = not chosen.fitting and not options.json
         enough = enough_gpus(chosen.question, rates, any_engine=request.engine is None) if missing_here else None
     if options.json:

@@ -361,12 +361,14 @@ def print_document(results: "Sequence[CellResult]") -> None:
 def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]") -> None:
     """Print the ranking of all runs, and the table of all cells."""
     from tprimat.report.tables import screen_of
-    from tprimat.runner.cells import combined, table
+    from tprimat.runner.cells import combined, groups_of, measured_lead, table
 
     screen = screen_of(sys.stdout)
     if winners := combined([result.run for result in results if result.run is not None], screen):
         print("\n" + winners)
     print("\n" + table(entries, results, screen))
+    for line in measured_lead(groups_of([result.run for result in results if result.run is not None])):
+        print("\n" + screen.prose(line, 2))
 
 
 def draw(picture: Path, words: Sequence[str]) -> bool:

@@ -175,6 +175,15 @@ def with_sharded(question: Question) -> list[Question]:
     return [question, replace(question, work=work, sharded=None)] if question.sharded else [question]
 
 
+def other_routing(candidate: Candidate, rates: Rates) -> Candidate | None:
+    """Return a layout of a mixture that is spread over ranks under the other routing; None where that makes no difference."""
+    work = candidate.workload
+    if not work.shape.experts or work.layout.expert == 1 or work.routing not in {"natural", "balanced"}:
+        return None
+    other = replace(work, routing="balanced" if work.routing == "natural" else "natural")
+    return _timed(other, candidate.memory, rates)
+
+
 def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorkload | None:
     """Return a workload that recomputes all layers with as few of each chunk as fit; None if that is all, or the engine cannot.
 

@@ -12,7 +12,7 @@ from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import PARTS, Part
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate, Question, reason
+from tprimat.predict.search import Answer, Candidate, Question, other_routing, reason
 from tprimat.predict.time import TIME_PARTS
 from tprimat.report.tables import Screen, columns, plural
 
@@ -147,11 +147,25 @@ def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, 
     return "\n\n".join(parts)
 
 
-def fastest_of(answers: Sequence[tuple[Answer, Rates]]) -> tuple[Answer, Rates]:
-    """Return the answer for the number of GPUs that is fastest in all."""
-    best = [next(iter(answer.fitting), None) for answer, _ in answers]
-    speeds = [0.0 if one is None else rate_of(one) * one.workload.world_size for one in best]
-    return answers[speeds.index(max(speeds))]
+def chosen(
+    answers: Sequence[tuple[Answer, Rates]], wishes: Wishes, budget: float | None, deadline: float | None
+) -> tuple[Answer, Rates]:
+    """Return the answer for one of several numbers of GPUs: the cheapest in time, else the fastest that can be paid.
+
+    Without a limit, or where none keeps it, the fastest counts.
+    """
+
+    def limits(rated: tuple[Answer, Rates]) -> tuple[bool, float]:
+        best = next(iter(rated[0].fitting), None)
+        if best is None:
+            return False, -math.inf
+        days, _, cost = wishes.bill(best)
+        kept = (deadline is None or (days or 0.0) <= deadline) and (budget is None or (cost or 0.0) <= budget)
+        if deadline is None or not kept:
+            return kept, rate_of(best) * best.workload.world_size
+        return kept, round(rate_of(best), -2) - 1e-3 * best.workload.world_size  # the cheapest; of like ones the fewest GPUs
+
+    return max(answers, key=limits)
 
 
 def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: Screen) -> str:
@@ -191,7 +205,7 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     rates, question, layouts = rated[1], rated[0].question, rated[0].layouts()
     best = layouts[0]
     lines = [f"{plural(len(layouts) - shown, 'more layout')}: --all"] if len(layouts) > shown else []
-    lines += [screen.prose(money)] if (money := _money(best, rates, wishes)) else []
+    lines += [screen.prose(line) for line in (_money(best, rates, wishes), _other_routing(best, rates)) if line]
     # Errors of one question are shared in part, so half the width of the best's interval tells layouts apart.
     width = 0.0 if best.expected is None else best.expected.high / best.step_seconds
     close = sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
@@ -212,6 +226,13 @@ def _money(best: Candidate, rates: Rates, money: Wishes) -> str:
     words += [] if cost is None else [f"${units.count(cost)}"]
     words += [] if each is None else [f"${units.significant(each)} per billion tokens"]
     return f"The fastest: {', '.join(words)}." if words else ""
+
+
+def _other_routing(best: Candidate, rates: Rates) -> str:
+    other = other_routing(best, rates)
+    if other is None or other.workload.routing is None:
+        return ""
+    return f"Under {ROUTING_NAMES[other.workload.routing]}: {units.count(rate_of(other))} tokens/s/GPU."
 
 
 def _enough(enough: Candidate, question: Question) -> str:
@@ -377,4 +398,7 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
             "dollars_per_billion_tokens": money.bill(candidate).per_billion,
             "why_not": reason(candidate, answer.fitting[0]),
         }
+    if candidate is answer.fitting[0] if answer.fitting else False:
+        other = other_routing(candidate, rates)
+        row["other_routing"] = other and {"routing": other.workload.routing, "tokens_per_second_per_gpu": rate_of(other)}
     return row

@@ -1,7 +1,7 @@
 """One list for every call that makes runs: an entry per configuration, planned or refused, with a cell for each of its runs."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from tprimat.report.catalogue import MFU, TOKENS, per_rank
 from tprimat.report.comparison import blocks
 from tprimat.report.names import heading
 from tprimat.report.tables import PLAIN, Screen, columns, with_interval
-from tprimat.report.words import caveats
-from tprimat.runner.request import RunRequest
+from tprimat.report.words import caveats, sentence
+from tprimat.runner.request import BEST, RunRequest
 from tprimat.runner.run import TrainingRun, renamed
 from tprimat.runner.session import Session, prepare
 
@@ -233,3 +233,11 @@ def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
         for ranking in rankings(groups_of(runs))
         for group in ranking.groups
     ]
+
+
+def measured_lead(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a sentence for each model for which another strategy was measured faster than maximum_performance."""
+    for ranking in rankings(groups):
+        for group, judged in zip(ranking.groups, ranking.against_best, strict=True):
+            if group.run.strategy == BEST and judged is not None and judged.outcome in {"slower", "these runs differ"}:
+                yield f"{BEST} is not the fastest for {group.run.model} here: {sentence(judged)}"

@@ -5,12 +5,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tprimat.core.accelerators import PLATFORM_OF
+from tprimat.core.rows import read_rows
 from tprimat.engines import ENGINE_NAMES, FALLBACK
 from tprimat.engines.base import Here, engine_named
 from tprimat.hardware.health import Check, machine_checks
@@ -88,10 +90,25 @@ def check_package(name: str, distributions: Sequence[str]) -> Check:
     return Check(name, "problem", "not installed", INSTALL)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A row of data/stacks.yaml."""
+
+    name: str
+    versions: dict[str, str]
+    source: str
+
+
 def check_stack() -> Check:
-    """Name the installed packages that trainings run on."""
-    installed = [f"{name} {version}" for name in STACK if (version := _version(name)) is not None]
-    return Check("stack", "ok", ", ".join(installed) or "nothing")
+    """Name the installed packages that trainings run on, and the known set of versions that they are."""
+    installed = {name: version for name in STACK for version in [_version(name)] if version is not None}
+    finding = ", ".join(f"{name} {version}" for name, version in installed.items()) or "nothing"
+    short = {name: ".".join(version.split(".")[:2]) for name, version in installed.items()}
+    for stack in read_rows("stacks.yaml", "stacks", Stack):
+        if stack.versions.items() <= short.items():
+            return Check("stack", "ok", f"{finding}; the versions of {stack.name}")
+    unknown = f"{finding}; not a set of versions known to TPrimat"
+    return Check("stack", "absent", unknown, "docs/engines.md lists known ones under Versions")
 
 
 def _version(package: str) -> str | None:

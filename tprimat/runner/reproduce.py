@@ -17,7 +17,7 @@ from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import FullWorkload
 from tprimat.engines.base import is_installed
-from tprimat.hardware.nodes import this_machine
+from tprimat.hardware.nodes import cpu_cores, this_machine
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import probes_in
 from tprimat.report.explain import Against
@@ -32,8 +32,8 @@ MICRO_BATCHES = 16
 MORE = {"pp": "pipeline_parallel", "vpp": "virtual_pipeline", "cp": "context_parallel", "ep": "expert_parallel"}
 
 
-def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan, Against]:
-    """Return the words of `tprimat run` that come nearest to a row, their plan, and how it differs.
+def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan, Against | None]:
+    """Return the words of `tprimat run` that come nearest to a row, their plan, and how it differs; on a CPU nothing compares.
 
     `asked`: options and keys of the configuration that the user gives, such as gpu of another machine.
     """
@@ -43,20 +43,22 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
         why = "Its source leaves out one of model, accelerator, GPUs, dtype, sequence, tensor parallelism and global batch."
         raise ConfigError(f"{row} cannot be reproduced.", where=row, why=why, fix="another row of tprimat models --published")
     machine = named_machine(request.gpu, work.format) if request.gpu else this_machine()
-    if machine is None or request.platform == "cpu":
-        what = "This machine shows no GPU." if machine is None else "A CPU says nothing of a row's speed."
-        raise LaunchError(what, where=row, fix='--dry-run --set gpu="H100 SXM"')
-    platform, nodes = request.platform or PLATFORM_OF[machine.platform], request.nodes or 1
-    each = min(work.world_size // nodes, request.gpus or machine.gpus_per_node or 1)
+    if machine is None and request.platform != "cpu":
+        fix = """--dry-run --set gpu="H100 SXM"; --set platform=cpu trains a tiny version, which has no speed to compare"""
+        raise LaunchError("This machine shows no GPU.", where=row, fix=fix)
+    platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
+    on_cpu, nodes = platform == "cpu", request.nodes or 1
+    here = 2 ** (min(8, cpu_cores()).bit_length() - 1) if on_cpu else machine and machine.gpus_per_node
+    each = min(work.world_size // nodes, request.gpus or here or 1)
     divided = _divided(work, nodes * each)
     unit = divided.pipeline_parallel * (divided.virtual_pipeline or 1)
     most = work.shape.layers * divided.pipeline_parallel // work.pipeline_parallel
     depths = [depth for depth in range(most, 0, -1) if depth % unit == 0 and depth > work.shape.dense_first_layers]
-    for depth in depths:
+    for depth in depths[-1:] if on_cpu else depths:
         values = {"gpus": str(each), **_model(work.shape, depth), "tp": str(divided.tensor_parallel)}
         values |= {name: str(value) for name, key in MORE.items() if (value := getattr(divided, key) or 1) > 1}
         values |= {"routing": work.routing} if work.routing else {}
-        values |= _workload(divided, platform, elsewhere=request.gpu is not None)
+        values |= {} if on_cpu else _workload(divided, platform, elsewhere=request.gpu is not None)
         values |= asked
         session = prepare(replace(with_values(RunRequest(), values.items(), "--"), dry_run=True))
         plan, machine = session.plans[0], session.machine_of(session.plans[0])
@@ -68,6 +70,8 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
                 option = BY_NAME.get(name)
                 if name != "gpu":
                     words += [option.flag, value] if option and option.commands else ["--set", f"{name}={value}"]
+            if on_cpu:
+                return words, plan, None
             accelerator, full = find_accelerator(machine.accelerator), planned_workload(plan)
             if full is None or accelerator is None:
                 what = f"Nothing predicts {plan.engine} on {machine.accelerator}."

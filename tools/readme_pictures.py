@@ -42,8 +42,8 @@ def draw_comparison(path: Path) -> None:
 
 def draw_waterfall(path: Path) -> None:
     """Draw where the throughput of a run went."""
-    probes = f"probes={RECORDS.parent / 'probes-1gpu'}"
-    words = ["-m", "tprimat", "explain", str(EXPLAINED), "--set", probes, "--picture", str(path)]
+    probes = [word for name in ("probes-1gpu", "probes-4gpu") for word in ("--set", f"probes={RECORDS.parent / name}")]
+    words = ["-m", "tprimat", "explain", str(EXPLAINED), *probes, "--picture", str(path)]
     subprocess.run([sys.executable, *words], check=True, cwd=ROOT, capture_output=True)
 
 

@@ -107,7 +107,7 @@ def test_two_runs_differ_first_by_their_fields_then_by_their_parts():
 
 def test_a_published_row_is_the_other_side_and_the_nearest_has_the_same_model_and_dtype():
     found, apart = differences(RECOMPUTED, "published")
-    assert found["name"] == "tprimat-h100-llama"
+    assert found["name"] == "dgx-cloud-llama-3.1-8b-bf16"
     found, apart = differences(DP2, "megatron-bridge-llama-3-70b-h100")
     assert {"dtype", "sequence", "model, layout"} <= apart.keys()
     assert found["low"] < found["here"] - found["parts"]["rest"] < found["high"]

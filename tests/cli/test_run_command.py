@@ -71,11 +71,13 @@ def test_a_dry_run_for_another_machine_predicts_memory_and_says_what_would_be_fa
     assert "minimal_communication is predicted 16.8 % faster than maximum_performance" in done.stdout
     (plan,) = tmp_path.rglob("plan.json")
     assert f"--plan {plan}\n" in done.stdout, "the command can be copied and run"
+    done = call(*words, "h100", "--gpus", "4", cwd=tmp_path)  # on which memory_optimized, TP4 PP2, cannot run
+    assert "balanced is predicted" in done.stdout, done.stderr
     for flags, said in (
         ([*words, "V100"], "V100 SXM2 32GB does not multiply in bf16."),
         ([*words, "h100", "--platform", "amd"], "H100 SXM is not a GPU of amd."),
         (["--gpu", "h100"], "--gpu describes another machine."),
-        (["--write"], "--write belongs to --dry-run."),
+        (["--write"], "--write belongs to --dry-run, for a run that starts here."),
     ):
         assert said in call(*flags, cwd=tmp_path).stderr
 

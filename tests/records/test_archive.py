@@ -1,5 +1,6 @@
 """Archives that are made, opened again, and attacked."""
 
+import gzip
 import io
 import shutil
 import tarfile
@@ -96,6 +97,9 @@ def test_a_damaged_byte_is_named_wherever_it_is(tmp_path):
 def test_an_archive_that_swells_is_refused_before_it_is_written(tmp_path):
     archive = an_archive(tmp_path / "x.tar.gz", ("a/run.json", b"0" * 900_000), ("b/run.json", b"0" * 900_000))
     with pytest.raises(RecordError, match="unpacks to more than"), unpacked(archive, most=1_000_000):
+        pass
+    archive.write_bytes(archive.read_bytes() + gzip.compress(bytes(70 << 20)))
+    with pytest.raises(RecordError, match="goes on behind the end"), unpacked(archive):
         pass
 
 

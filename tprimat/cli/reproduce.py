@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report.explain import against_lines, text
     from tprimat.report.tables import screen_of
     from tprimat.runner.analysis import read_results
-    from tprimat.runner.reproduce import nearest_run
+    from tprimat.runner.reproduce import nearest_run, refuse_unlike
 
     place, screen = options.made, screen_of(sys.stdout)
     if place is None:
@@ -58,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
             return 0
         place = max((Path(plan.output_directory) / "runs").iterdir())
     explanation = explain_newest(read_results([place], MetricOptions(), {}), place, options.row)
+    refuse_unlike(options.row, explanation.measured.result.run)
     print(text(explanation, "tflops", screen))
     assert explanation.against is not None
     within = explanation.against.within

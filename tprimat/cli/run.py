@@ -82,8 +82,9 @@ def run_request(options: argparse.Namespace) -> "RunRequest":
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all runs completed, 1 a run failed, 130 after Ctrl-C, 143 after SIGTERM."""
-    if options.write and not options.dry_run:
-        raise ConfigError("--write belongs to --dry-run.", where="--write", fix="leave it out: a run writes its plan.json")
+    if options.write and (not options.dry_run or options.launcher != "here"):
+        what = "--write belongs to --dry-run, for a run that starts here."
+        raise ConfigError(what, where="--write", fix="leave it out: a run writes its plan.json")
     request = run_request(options)
     if options.sweep and request.is_auto:
         what = "--parallel auto chooses one layout, and --sweep runs many configurations."

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from tprimat.core.errors import RecordError
-from tprimat.core.limits import most_unpacked
+from tprimat.core.limits import FREE_OF_RATIO, most_unpacked
 from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
 from tprimat.records.legacy import read_legacy
 from tprimat.records.schema import ProbeRecord
@@ -214,8 +214,9 @@ def unpacked(path: Path, most: int | None = None) -> Iterator[Path]:
         try:
             with gzip.open(path) as packed, tarfile.open(fileobj=packed, mode="r|") as members:
                 _extract_results(members, folder, path, most or most_unpacked(path.stat().st_size))
-                while packed.read(1 << 20):  # the checksum stands at the end, behind that of the archive
-                    pass
+                for number, _ in enumerate(iter(lambda: packed.read(1 << 20), b"")):  # the checksum stands at the end
+                    if number > FREE_OF_RATIO >> 20:
+                        raise RecordError(f"{path} goes on behind the end of its archive.", where=str(path))
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             if getattr(error, "errno", None) in NO_ROOM:

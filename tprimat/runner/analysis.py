@@ -208,8 +208,9 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
     for one in comparison.verdicts:
         passed = one.no_slower_than(margin)
         favoured = passed is not None and one.handicapped == ("baseline" if passed else "candidate")
-        if one.outcome == "refused" or one.other_loss is not None:
-            undecided.append(sentence(one))
+        silent = one.losses_open is not None and (one.losses_open.kind, one.losses_open.numbers) == ("no losses", (1,))
+        if one.outcome == "refused" or one.other_loss is not None or silent:
+            undecided.append(f"{sentence(one)} Only one side recorded its losses." if silent else sentence(one))
         elif favoured:
             name = one.baseline if passed else one.candidate
             undecided.append(f"{sentence(one)} Repeat it on GPUs whose clocks are free: {held_words(one, name)}.")

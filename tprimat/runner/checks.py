@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,8 +41,11 @@ def command_shown(plan: RunPlan, environment: Mapping[str, str] = os.environ) ->
 def predicted_lead(session: Session, request: RunRequest) -> Iterator[str]:
     """Yield what is predicted to be faster than maximum_performance, for a dry run that plans this strategy."""
     if any(plan.strategy == BEST for plan in session.plans):
-        every = prepare(replace(request, strategy=",".join(session.loaded.config.parallelism), runs=1))
-        yield from faster_than_best(every.plans, every.machine)
+        models, plans = ",".join(dict.fromkeys(plan.model for plan in session.plans)), list(session.plans)
+        for strategy in (one for one in session.loaded.config.parallelism if one != BEST):
+            with suppress(UserError):  # one that this machine cannot run is no faster
+                plans += prepare(replace(request, model=models, strategy=strategy, runs=1)).plans
+        yield from faster_than_best(plans, session.machine)
 
 
 def check_session(session: Session, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:

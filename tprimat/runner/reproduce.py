@@ -20,6 +20,7 @@ from tprimat.engines.base import is_installed
 from tprimat.hardware.nodes import cpu_cores, this_machine
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import probes_in
+from tprimat.records.schema import RunRecord
 from tprimat.report.explain import Against
 from tprimat.runner.against import Side, compared, published_named, published_side
 from tprimat.runner.planning import named_machine, rates_of, refuse_precision
@@ -81,6 +82,16 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
             return words, plan, compared(Side(name=plan.model, flops=0.0, known=full, full=full, rates=rates), there)
     why = "Even its fewest layers need more memory than a GPU has, by prediction."
     raise LaunchError(f"{row} does not fit {nodes * each} GPUs.", where=row, why=why, fix="more GPUs")
+
+
+def refuse_unlike(row: str, run: RunRecord) -> None:
+    """Refuse a run of another model than a row's, but for its layers, or in another dtype."""
+    there, here = published_named(row).workload, run.ran
+    shapes = [one.shape and replace(one.shape, name="", layers=1, source=None) for one in (here, there)]
+    if shapes[0] != shapes[1] or here.matmul_dtype != there.matmul_dtype:
+        other = "model" if shapes[0] != shapes[1] else "dtype"
+        ran = f"{here.shape.name if here.shape else run.model}, {here.matmul_dtype}"
+        raise ConfigError(f"{run.run_id} is no run of {row}.", where=run.run_id, why=f"It ran {ran}: another {other}.")
 
 
 def _divided(work: FullWorkload, gpus: int) -> FullWorkload:

@@ -21,14 +21,15 @@ from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.analyze.waterfall import EXCHANGES, LOSSES  # noqa: E402
 from tprimat.core import units  # noqa: E402
-from tprimat.core.errors import MetricError  # noqa: E402
+from tprimat.core.errors import MetricError, UserError  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 from tprimat.report.explain import Explanation, signed, text  # noqa: E402
 from tprimat.report.names import LOSS_NAMES  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
-from tprimat.runner.against import against, published_named  # noqa: E402
+from tprimat.runner.against import against  # noqa: E402
 from tprimat.runner.analysis import read_results  # noqa: E402
 from tprimat.runner.explain import explained, newest, trace_of_run  # noqa: E402
+from tprimat.runner.reproduce import refuse_unlike  # noqa: E402
 
 PAGE = ROOT / "benchmarks" / "results" / "explain.md"
 RECORDS = ROOT / "benchmarks" / "records"
@@ -50,10 +51,9 @@ ROWS = (
     "torchtitan-llama-3.1-8b-compiled",
     "dgx-cloud-llama-3.1-8b-fp8",
     "megatron-bridge-llama-3-8b-fp8",
-    "megatron-bridge-2604-llama-3-70b-h100",
     "torchtitan-llama-3.1-8b-float8",
 )
-"""Published on H100, dense."""
+"""Published on H100, of models whose layers are those of Llama 3.1 8B."""
 REPRODUCED = ("torchtitan-llama-3.1-8b-compiled", "dgx-cloud-llama-3.1-8b-bf16", "megatron-bridge-2604-llama-3-70b-h100")
 """Rows of which proxies ran on one, two and four GPUs."""
 EXPECTED = {
@@ -166,12 +166,11 @@ def of_rows() -> str:
     ]
     lines = []
     for row in ROWS:
-        dtype = published_named(row).workload.matmul_dtype
-        beside = [
-            against(explanation, row, ())
-            for explanation in runs
-            if explanation.workload and explanation.workload.matmul_dtype == dtype
-        ]
+        beside = []
+        for explanation in runs:
+            with contextlib.suppress(UserError):
+                refuse_unlike(row, explanation.measured.result.run)
+                beside.append(against(explanation, row, ()))
         errors = [one.here / (one.here - one.parts["rest"]) - 1 for one in beside]
         within = sum(one.within is True for one in beside)
         error = (sum(error**2 for error in errors) / len(errors)) ** 0.5
@@ -186,8 +185,8 @@ def of_rows() -> str:
     return f"""
 ## Published rows
 
-`tprimat reproduce ROW RUN` on every dense run of the row's dtype in the records of H100 and H200 taken in turn, on one, two and
-four GPUs: Llama 3.1 8B whole and with fewer layers, under all layouts and by several programs, without probes of the machine.
+`tprimat reproduce ROW RUN` on every run of the row's layers and dtype in the records of H100 and H200 taken in turn, on one, two
+and four GPUs: Llama 3.1 8B whole and with fewer layers, under all layouts and by several programs, without probes of the machine.
 The calibration has seen most of these runs, so this shows that rows and runs agree, not how far a new machine will be off.
 
 {table(header, lines)}

@@ -34,7 +34,7 @@ from tprimat.train.expert_loads import SUMS, load_sums
 from tprimat.train.observed import batch_facts
 
 BACKWARD_SHARE = 2 / 3
-"""Of the time of a micro-batch's passes, about; which rank takes longer than others does not depend on it."""
+"""Of a micro-batch's passes: two of the three products with each weight. The times of ranks scale with it, not their ratio."""
 
 
 class MegatronModule(lightning.LightningModule):  # type: ignore[misc]

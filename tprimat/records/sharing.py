@@ -5,7 +5,7 @@ Archives, report pages, exports and benchmark files are written from what `share
 
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,7 @@ def masked_name(name: str) -> str:
 
 def masked_texts(value: Any, name: str = "") -> Any:
     """Return the document of a record without secrets in its texts, as it is shown here."""
-    if isinstance(value, Mapping):
-        return {key: masked_texts(inner, key) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [masked_texts(inner, name) for inner in value]
-    if not isinstance(value, str):
-        return value
-    return masked_name(value) if name in NAMES else without_secrets(value)
+    return _with_texts(value, name, lambda key, text: masked_name(text) if key in NAMES else without_secrets(text))
 
 
 def masked_command(words: Iterable[str]) -> tuple[str, ...]:
@@ -143,10 +137,13 @@ def _shared(value: Any, name: str, hosts: Hosts) -> Any:
 
 def _options(value: Any, name: str = "") -> Any:
     """Return the options of an engine, whose names are its own: text that is no plain word stays here."""
+    return _with_texts(value, name, lambda key, text: MASKED if SECRET_NAME.fullmatch(key) else plain_or_digest(key, text))
+
+
+def _with_texts(value: Any, name: str, change: Callable[[str, str], str]) -> Any:
+    """Return a document with each text changed, by the key above it."""
     if isinstance(value, Mapping):
-        return {key: _options(inner, key) for key, inner in value.items()}
+        return {key: _with_texts(inner, key, change) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_options(inner, name) for inner in value]
-    if not isinstance(value, str):
-        return value
-    return MASKED if SECRET_NAME.fullmatch(name) else plain_or_digest(name, value)
+        return [_with_texts(inner, name, change) for inner in value]
+    return change(name, value) if isinstance(value, str) else value

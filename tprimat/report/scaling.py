@@ -66,7 +66,9 @@ def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
     if series.differing:
         traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
         lines.append(f"Caution, the points also differ in {traits}.")
-    lines += [repetition(series), f"Amdahl's law: {cell(serial_share(series), units.percent)} of the work is not shared by GPUs."]
+    share = serial_share(series)
+    law = f"{cell(share, units.percent)} of the work is not shared by GPUs"
+    lines += [repetition(series), f"Amdahl's law: {law if share.value >= 0 else 'throughput grows by more than the GPUs'}."]
     return [*(on_ranks(line, series) for line in lines), *left_out(series.left_out, most)]
 
 

@@ -14,6 +14,7 @@ from tprimat.config.load import load_config
 from tprimat.config.options import BY_NAME
 from tprimat.core.accelerators import PLATFORM_OF, PlatformName, find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError
+from tprimat.core.flops import flop_per_token
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import FullWorkload
 from tprimat.engines.base import is_installed
@@ -85,11 +86,11 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
 
 
 def refuse_unlike(row: str, run: RunRecord) -> None:
-    """Refuse a run of another model than a row's, but for its layers, or in another dtype."""
+    """Refuse a run of a model whose layers compute otherwise than those of a row, or in another dtype."""
     there, here = published_named(row).workload, run.ran
-    shapes = [one.shape and replace(one.shape, name="", layers=1, source=None) for one in (here, there)]
-    if shapes[0] != shapes[1] or here.matmul_dtype != there.matmul_dtype:
-        other = "model" if shapes[0] != shapes[1] else "dtype"
+    layers = [one.shape and flop_per_token(replace(one.shape, layers=1), 1) for one in (here, there)]
+    if layers[0] != layers[1] or here.matmul_dtype != there.matmul_dtype:
+        other = "model" if layers[0] != layers[1] else "dtype"
         ran = f"{here.shape.name if here.shape else run.model}, {here.matmul_dtype}"
         raise ConfigError(f"{run.run_id} is no run of {row}.", where=run.run_id, why=f"It ran {ran}: another {other}.")
 

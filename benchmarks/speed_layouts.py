@@ -25,6 +25,7 @@ class Layout:
     sequence: int = 2048
     precision: str = "bf16"
     optimizer_states: str = "fp32"
+    fully_sharded: bool = False
     recompute: str = "none"
     architecture: str | None = None
     """A row of models.yaml instead of the model's own."""
@@ -124,6 +125,8 @@ LAYOUTS = (
     Layout(name="tp4_mbs4_fp8", tensor=4, precision="fp8"),
     Layout(name="tp4_s8192_mbs1", tensor=4, micro_batch=1, global_batch=32, sequence=8192),
     Layout(name="dp_mbs2_full", micro_batch=2, recompute="full"),
+    Layout(name="dp_mbs2_sharded", micro_batch=2, fully_sharded=True),
+    Layout(name="qwen_dp_mbs2_sharded", model="qwen", micro_batch=2, fully_sharded=True),
     _mixture("moe_ep4", gpus=4, expert=4, global_batch=128),
     _mixture("moe_ep4_balanced", gpus=4, expert=4, global_batch=128, routing="balanced"),
     _mixture("moe_ep2", expert=2, target_tokens_per_second_per_gpu=29_500),

@@ -233,6 +233,8 @@ def request_of(job: Job, options: argparse.Namespace) -> RunRequest:
         settings.append(f"{optimizations}.recompute={layout.recompute}")
     if layout.optimizer_states != "fp32":
         settings.append(f"{optimizations}.engine_options.optimizer_states={layout.optimizer_states}")
+    if layout.fully_sharded:
+        settings.append(f"{optimizations}.engine_options.fully_shard=true")
     return RunRequest(
         platform=options.platform,
         model=layout.model,

@@ -13,7 +13,7 @@ from plans import request_of
 from pydantic import TypeAdapter
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
-from tprimat.cli.main import COMMANDS, command_named, parser_of
+from tprimat.cli.main import COMMANDS, parser_of
 from tprimat.config.load import read_config
 from tprimat.config.schema import ClusterConfig
 from tprimat.logs.failures import classify
@@ -138,7 +138,7 @@ def test_the_commands_of_a_page_are_accepted(page):
                 assert (ROOT / program).is_file(), line
                 continue
             assert name in COMMANDS, line
-            parser_of(command_named(name), name).parse_args(words)
+            parser_of(name, name).parse_args(words)
 
 
 def test_the_configurations_of_the_pages_are_valid():

@@ -27,8 +27,8 @@ def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
     argv = embedded.embedded_command(precision, tmp_path, ON_GPUS).argv
     assert Path(argv[1]) == embedded.ROOT / "benchmark.py"
     words = [*argv[2:], "--platform", "nvidia", "--dry-run"]
-    options = parser_of(run, "benchmark.py").parse_args(words, argparse.Namespace(words=words))
-    (plan,) = prepare(run.run_request(options)).plans
+    options = parser_of("run", "benchmark.py").parse_args(words, argparse.Namespace(words=words))
+    (plan,) = prepare(run.request_of(options, "run", "./benchmark.py")).plans
     assert (plan.workload.shape.name, plan.engine, plan.workload.matmul_dtype, plan.workload.recompute) == (
         "qwen3-8b",
         "megatron",

@@ -40,7 +40,7 @@ def test_every_command_is_understood_by_its_program(gpus, tmp_path):
             assert (options.gpus, options.rounds, options.against) == (gpus, 3, "transformer_engine")
         else:
             command, *words = step.words[3:]
-            commands.parser_of(commands.command_named(command), command).parse_args(words)
+            commands.parser_of(command, command).parse_args(words)
         assert (step.words[0] == "/nemo/python") == (name == "strategies-nemo")
 
 

@@ -7,11 +7,14 @@ import pytest
 from commands import run_command
 
 from tprimat import __version__
-from tprimat.cli.main import COMMANDS, command_named, main, parser_of
+from tprimat.cli.main import COMMANDS, main, parser_of
 from tprimat.config import schema
 from tprimat.config.options import COUNTING, OPTIONS
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.flops import FlopConvention
+from tprimat.core.rows import DATA, document
+from tprimat.core.workload import FORMATS
+from tprimat.engines import ENGINE_NAMES
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_several_strategies_and_models_are_run_one_after_the_other():
 
 
 def test_flags_stay_few():
-    parsers = {name: parser_of(command_named(name), name) for name in COMMANDS}
+    parsers = {name: parser_of(name, name) for name in COMMANDS}
     flags = {name: [one for one in parser._actions if one.option_strings] for name, parser in parsers.items()}
     counted = {name: len(several) - len(("--help", "--version")) for name, several in flags.items()}
     assert counted["run"] <= 28
@@ -112,3 +115,6 @@ def test_choices_of_options_are_those_that_the_code_knows():
     for option in (*OPTIONS, *COUNTING):
         assert option.choices == get_args(known.pop(option.name, None)) or option.name == "peak"
     assert known == {}
+    flags = document(DATA / "flags.yaml")
+    assert flags["plan"]["--precision"]["choices"] == list(FORMATS)
+    assert flags["plan"]["--engine"]["choices"] == list(ENGINE_NAMES)

@@ -28,12 +28,8 @@ def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(m
     done = machine("--platform", "amd", "--parallel", "truly_identical", run=run_script)
     assert done.returncode == 0, done.stderr
     record, folder = only_run(tmp_path / "out")
-    assert (record["engine"], record["outcome"], record["mismatches"], record["clock"]) == (
-        "primus",
-        "completed",
-        [],
-        "framework",
-    )
+    how = record["engine"], record["outcome"], record["mismatches"], record["clock"]
+    assert how == ("primus", "completed", [], "framework")
     seen = record["evidence"]["workload"]
     assert (seen["tensor_parallel"], seen["sequence_tokens"]) == (4, 2048)
     assert record["machine"]["accelerator"] == "AMD Instinct MI300X OAM"

@@ -129,12 +129,8 @@ def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, t
     done = machine(run=run_script)
     assert done.returncode == 0, done.stderr
     record, folder = only_run(tmp_path / "out")
-    assert (record["engine"], record["outcome"], record["mismatches"], record["clock"]) == (
-        "torchtitan",
-        "completed",
-        [],
-        "framework",
-    )
+    how = record["engine"], record["outcome"], record["mismatches"], record["clock"]
+    assert how == ("torchtitan", "completed", [], "framework")
     proof = record["evidence"]["workload"]
     assert (proof["tensor_parallel"], proof["data_parallel"], proof["micro_batch_sequences"]) == (1, 2, 1)
     assert (proof["global_batch_sequences"], proof["sequence_tokens"], proof["matmul_dtype"]) == (8, 2048, "bf16")

@@ -25,11 +25,6 @@ class Doctor:
     """
 
     @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("--json", action="store_true", help="print the checks as one JSON document")
-
-    @staticmethod
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0 some engine can train, 1 none can."""
         from tprimat.config.load import environment_choices
@@ -65,15 +60,6 @@ class Validate:
     ./validate_config.py
     ./validate_config.py --config config.yaml --gpus 16 --gpu H200
     """
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
-        parser.add_argument(
-            "--gpus", type=int, metavar="N", help="GPUs per node, ignored on a CPU (default: from the file, otherwise 8)"
-        )
-        parser.add_argument("--gpu", metavar="NAME", help="predict memory and time for it (this machine's, H100 SXM, MI300X)")
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:

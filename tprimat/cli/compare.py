@@ -10,31 +10,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_counting, add_results_dir, add_varying, fraction, read, results_dirs, varying_traits
+from tprimat.cli.common import fraction, read, results_dirs, varying_traits
 from tprimat.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.report.comparison import Comparison
 
 FORMATS = ("png", "svg", "pdf", "md", "json")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    add_results_dir(parser, "./output")
-    parser.add_argument(
-        "--output", type=Path, default=Path("compare.png"), metavar="FILE", help=f"{', '.join(FORMATS)} (./compare.png)"
-    )
-    parser.add_argument("--baseline", metavar="DIR", help="the baseline: one of the --results-dir")
-    parser.add_argument("--even-if-different", action="store_true", help="judge unlike workloads; the verdict says what differs")
-    add_varying(parser)
-    parser.add_argument(
-        "--fail-if-slower",
-        metavar="3%",
-        help="exit 1 if shown slower than the baseline (else the first folder) by more than this, 3 if nothing is shown",
-    )
-    parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
-    add_counting(parser)
 
 
 def run(options: argparse.Namespace) -> int:

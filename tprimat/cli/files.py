@@ -4,7 +4,7 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, add_results_dir, positive, read, results_dirs
+from tprimat.cli.common import read, results_dirs
 from tprimat.core.errors import ConfigError
 from tprimat.logs.parse import NAMES
 
@@ -19,18 +19,6 @@ report.html                            opens in any browser, offline
 
 class Extract:
     """Turn a training log of Primus, Megatron-LM or another known framework into a benchmark file."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("--log-file", required=True, metavar="PATH", help=LOG_HELP)
-        parser.add_argument("--model-name", required=True, metavar="NAME", help=MODEL_HELP)
-        parser.add_argument("--num-gpus", type=positive, metavar="N", help="GPUs on all nodes (default: from the log)")
-        parser.add_argument("--num-nodes", type=positive, metavar="N", help="nodes (default: 1 for up to 8 GPUs)")
-        parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (default: from the log)")
-        parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens per sequence (default: from the log)")
-        parser.add_argument("--gpu", metavar="NAME", help="the accelerator that ran (default: from the log)")
-        parser.add_argument("--output", type=Path, metavar="PATH", help="default: benchmark_PLATFORM_MODEL.json next to the log")
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -56,14 +44,6 @@ class Export:
     tprimat export --to csv runs.csv
     tprimat export --to wandb-offline wandb                 then: wandb sync wandb/wandb/offline-run-*
     """
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("path", type=Path, metavar="PATH", help="where to write: a file, or a folder of W&B")
-        parser.add_argument("--to", required=True, choices=("csv", "wandb-offline"), help="format")
-        add_results_dir(parser, "./output")
-        add_counting(parser)
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -94,13 +74,6 @@ class Archive:
 
     Other machines read it as it is: ./compare.py --results-dir results.tar.gz
     """
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders or files with results")
-        parser.add_argument("output", type=Path, metavar="OUT.tar.gz", help="where to write")
-        add_counting(parser)
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:

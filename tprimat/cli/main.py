@@ -1,7 +1,7 @@
 """The command `tprimat`, and the one place where every command starts and ends.
 
-A command is a module of this package, or a class in one, with `add_arguments(parser)` and `run(options) -> int`. Its docstring is
-the description.
+A command is a module of this package, or a class in one, with `run(options) -> int`. Its docstring is the description, and its
+flags are rows of data/flags.yaml. Where some are options of a run, `add_arguments(parser)` adds all of them.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from tprimat import __version__
-from tprimat.cli.console import run_as_script
+from tprimat.cli.common import add_flags
 from tprimat.config.options import removed
 from tprimat.core.errors import ConfigError, UserError
 
@@ -133,9 +133,8 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         check_words(words)
-        command = command_named(name)
-        options = parser_of(command, prog).parse_args(words, argparse.Namespace(words=words))
-        status: int = command.run(options)
+        options = parser_of(name, prog).parse_args(words, argparse.Namespace(words=words))
+        status: int = command_named(name).run(options)
         if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
             _suggest(name, options)
     except UserError as error:
@@ -195,13 +194,12 @@ def check_words(words: Sequence[str]) -> None:
             raise ConfigError(f"{shown} is not UTF-8 text.", where=place, fix="rename it, or choose another one")
 
 
-def parser_of(command: Any, prog: str) -> Parser:
+def parser_of(name: str, prog: str) -> Parser:
     """Return a command's parser."""
+    command = command_named(name)
     parser = Parser(prog=prog, description=inspect.getdoc(command), epilog=getattr(command, "EPILOG", None))
-    command.add_arguments(parser)
+    if hasattr(command, "add_arguments"):
+        command.add_arguments(parser)
+    else:
+        add_flags(parser, name, getattr(command, "TYPES", {}), {})
     return parser
-
-
-def script(name: str | None = None, prog: str | None = None, words: Sequence[str] | None = None) -> int:
-    """Run `tprimat`, or one command under a script's name, as a whole process."""
-    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}", words, suggest=True))

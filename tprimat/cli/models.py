@@ -12,19 +12,10 @@ import json
 import sys
 
 from tprimat.core.errors import ConfigError
-from tprimat.core.models import models
 from tprimat.core.published import rebase, results
 from tprimat.records.store import as_document
 from tprimat.report.models import accelerator_rows, count_rows, published_text, select_models, template, text_of
 from tprimat.report.tables import screen_of
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(models())} (all)")
-    parser.add_argument("--published", action="store_true", help="list training runs that others published")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON, in SI units and with sources")
-    parser.add_argument("--yaml", action="store_true", help="print one model as a section of config.yaml to change")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_counting, add_results_dir, counts, fraction, metric_options, print_json, read, results_dirs
+from tprimat.cli.common import fraction, metric_options, print_json, read, results_dirs
 from tprimat.core.errors import RecordError
 
 if TYPE_CHECKING:
@@ -19,26 +19,6 @@ if TYPE_CHECKING:
 
 SUMMARY_FILE = Path("peak_throughput_summary.txt")
 PICTURE = Path("peak_throughput_analysis.png")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    add_results_dir(parser, "output, output-*, all_outputs/*")
-    add_counting(parser)
-    parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
-    parser.add_argument("--even-if-different", action="store_true", help="compare machines even if their work differs")
-    parser.add_argument("--nodes", type=counts, default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
-    parser.add_argument(
-        "--scaling-efficiency", default="0.9", metavar="SHARE", help="efficiency assumed beyond the measured nodes (0.9)"
-    )
-    parser.add_argument("--picture", action="store_true", help="draw a picture instead (./visualize_peak_throughput.py)")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help=f"file for the whole analysis ({SUMMARY_FILE}), or for the picture ({PICTURE})",
-    )
-    parser.add_argument("--json", action="store_true", help="print the analysis as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,51 +14,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from tprimat.cli.common import counts, doing, positive, print_json
+from tprimat.cli.common import doing, print_json
 from tprimat.core.errors import ConfigError
 from tprimat.core.implementations import DISPATCHERS
 from tprimat.core.models import model_shape
-from tprimat.core.workload import FORMATS, Routing
-from tprimat.engines import ENGINE_NAMES
+from tprimat.core.workload import Routing
 
 LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers of GPUs that --budget and --deadline choose from where --gpus names none."""
 ROUTINGS: dict[str, Routing] = {"natural": "natural", "forced": "balanced"}
 """How tokens choose experts: a user's word -> a workload's."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--architecture", metavar="MODEL", help="a model that tprimat models lists")
-    which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
-    parser.add_argument("--accelerator", metavar="NAME", help="a device name, or a row of tprimat models (this machine's)")
-    parser.add_argument("--gpus", type=counts, metavar="N[,N]", help="total number, or several (this machine's; 8 of another)")
-    parser.add_argument("--nodes", type=positive, metavar="N", help="machines (as many as hold 8 GPUs each)")
-    parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
-    parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
-    parser.add_argument("--precision", choices=tuple(FORMATS), default="bf16", help="default: bf16")
-    ways = "natural (default) or forced; alltoall, deepep or hybridep; capacity=1.25 drops what exceeds 1.25 times the mean"
-    parser.add_argument("--routing", type=_routing, default={}, metavar="HOW[,HOW]", help=f"tokens to experts: {ways}")
-    parser.add_argument("--engine", choices=ENGINE_NAMES, help="default: megatron; megatron-lm for what it cannot train")
-    parser.add_argument(
-        "--probes",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help="a probes.jsonl of this machine, or its folder, instead of published rates; may be repeated",
-    )
-    parser.add_argument("--price", type=_amount, metavar="DOLLARS", help="price per GPU-hour (cloud_costs in config.yaml)")
-    parser.add_argument("--tokens", type=_amount, metavar="N", help="tokens to train on, such as 1T or 300B")
-    parser.add_argument("--budget", type=_amount, metavar="DOLLARS", help="the fastest number of GPUs that costs no more")
-    parser.add_argument("--deadline", type=_amount, metavar="DAYS", help="the cheapest number of GPUs that takes no longer")
-    parser.add_argument("--all", action="store_true", help="show every layout, and where the memory and time of the fastest go")
-    parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
 
 
 def _amount(text: str) -> float:
@@ -88,6 +56,10 @@ def _routing(text: str) -> dict[str, Any]:
             known = ", ".join([*ROUTINGS, *DISPATCHERS, "capacity=X"])
             raise argparse.ArgumentTypeError(f"{word!r} is none of {known}")
     return asked
+
+
+TYPES = {"amount": _amount, "routing": _routing}
+"""Of flags of this command alone."""
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,28 +9,10 @@ tprimat probe pieces,overlap                            the operations that pred
 import argparse
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-from tprimat.cli.common import positive
-from tprimat.records.discover import PROBES_FILE
 from tprimat.records.schema import ProbeRecord
 from tprimat.runner import probes
 from tprimat.runner.probes import DTYPES, KINDS, ON_REQUEST, ProbeRequest, tell
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    known, apart = ", ".join((*KINDS, *ON_REQUEST)), ", ".join(ON_REQUEST)
-    parser.add_argument("kinds", help=f"comma-separated: {known}; all leaves out {apart}")
-    parser.add_argument(
-        "--output", type=Path, default=Path("output"), metavar="DIR", help=f"folder of {PROBES_FILE} and the page (./output)"
-    )
-    parser.add_argument("--ranks", type=positive, metavar="N", help="ranks of collectives and ddp (every GPU; 2 on a CPU)")
-    parser.add_argument(
-        "--dtype", metavar="LIST", help="dtypes of matrix products: bf16,fp8,fp16,tf32,fp32 (all; on a CPU bf16,fp16,fp32)"
-    )
-    parser.add_argument("--resume", action="store_true", help=f"skip what {PROBES_FILE} contains for this machine and software")
-    parser.add_argument("--json", action="store_true", help="print the records, one per line")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,23 +13,7 @@ import sys
 from pathlib import Path
 
 from tprimat.cli.common import doing
-from tprimat.config.options import OPTIONS, assignment, hints
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.set_defaults(hints=hints(OPTIONS))
-    parser.add_argument("row", metavar="ROW", help="one of tprimat models --published")
-    parser.add_argument("made", nargs="?", type=Path, metavar="RUN", help="judge this run, and make none")
-    parser.add_argument("--dry-run", action="store_true", help="print command, plan, differences and interval; start nothing")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="settings",
-        help="as ./benchmark.py has it, such as gpus=4 or steps=50; platform=cpu trains a tiny version, without an interval",
-    )
+from tprimat.config.options import assignment
 
 
 def run(options: argparse.Namespace) -> int:

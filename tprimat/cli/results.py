@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_counting, doing, print_json, read
+from tprimat.cli.common import doing, print_json, read
 
 if TYPE_CHECKING:
     from tprimat.report.explain import Explanation
@@ -21,16 +21,6 @@ class Scaling:
 
     tprimat scaling output-1gpu output-2gpus output-4gpus
     """
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("results", nargs="*", type=Path, help="folders or files with results on several numbers of GPUs")
-        parser.add_argument(
-            "--output", type=Path, default=Path(), metavar="DIR", help=f"where {THROUGHPUT_PICTURE} and the other go (.)"
-        )
-        parser.add_argument("--format", choices=("text", "json"), default="text", help="format of the output (text)")
-        add_counting(parser)
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -61,15 +51,6 @@ class Report:
     """
 
     @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders, files or archives with results")
-        parser.add_argument(
-            "--output", type=Path, default=Path("report.html"), metavar="FILE", help="where to write (./report.html)"
-        )
-        add_counting(parser)
-
-    @staticmethod
     def run(options: argparse.Namespace) -> int:
         """Exit status: 0; 1 when a file was bad."""
         from tprimat.records.store import write_atomically
@@ -92,18 +73,6 @@ class Explain:
     Parts come from the trace of a run with the profiler (--profile), else from telemetry, the times of the ranks, and a
     prediction by probes of the machine or published rates. Together they are the step.
     """
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags."""
-        parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or folder, file or archive with results")
-        parser.add_argument(
-            "--in", choices=("tflops", "ms"), default="tflops", dest="unit", help="TFLOP/s per GPU, or ms of a step"
-        )
-        parser.add_argument("--against", metavar="OTHER", help="another run, a published row, or published: the nearest")
-        parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it as well, for light and dark pages")
-        parser.add_argument("--json", action="store_true", help="print all numbers as one JSON document")
-        add_counting(parser)
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:

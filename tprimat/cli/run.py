@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import print_json
-from tprimat.config.options import DEGREES, OPTIONS, WHAT, WORKLOAD, hints, names_listed, option_of
+from tprimat.cli.common import add_flags, print_json
+from tprimat.config.options import DEGREES, OPTIONS, WHAT, WORKLOAD, names_listed, option_of
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.engines import AUTO, ENGINE_NAMES
 
@@ -41,43 +41,7 @@ exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 th
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add every flag of ./benchmark.py."""
-    groups = add_request(parser, "run")
-    what, how = groups[WHAT], groups[HOW]
-    what.add_argument(
-        "--launcher",
-        choices=("here", "slurm"),
-        default="here",
-        help="hand the runs to a scheduler (docs/clusters.md)",
-    )
-    what.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="KEY=A,B",
-        help="run every combination of these values of an option or a key of the configuration; may be repeated",
-    )
-    how.add_argument("--output-dir", metavar="PATH", help="results and logs (default: $OUTPUT_DIR, ./output)")
-    how.add_argument(
-        "--resume",
-        action="store_true",
-        help="skip runs that have completed in the output folder; failed and interrupted ones start again; a sweep always "
-        "continues, and with --resume repeats what failed",
-    )
-    how.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
-    how.add_argument("--write", action="store_true", help="with --dry-run: write plan.json, which its command needs")
-    how.add_argument(
-        "--profile",
-        action="store_true",
-        help="trace five steps with PyTorch's profiler; the others are measured (docs/results.md)",
-    )
-
-
-def run_request(options: argparse.Namespace) -> "RunRequest":
-    """Return what the flags ask for."""
-    output = Path(options.output_dir) if options.output_dir else None
-    request = request_of(options, "run", "./benchmark.py")
-    settings = (*request.settings, *["profiling.enabled=true"] * options.profile)
-    return replace(request, output=output, dry_run=options.dry_run, settings=settings)
+    add_request(parser, "run")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if options.write and (not options.dry_run or options.launcher != "here"):
         what = "--write belongs to --dry-run, for a run that starts here."
         raise ConfigError(what, where="--write", fix="leave it out: a run writes its plan.json")
-    request = run_request(options)
+    request = request_of(options, "run", "./benchmark.py")
     if options.sweep and request.is_auto:
         what = "--parallel auto chooses one layout, and --sweep runs many configurations."
         raise ConfigError(what, where="--sweep", fix="leave out --sweep, or name a strategy")
@@ -255,10 +219,7 @@ class Sweep:
         add_request(parser, "sweep")
         decided = dict.fromkeys((f"--{option.name}" for option in DECIDED_HERE), "./benchmark.py")
         parser.set_defaults(hints=parser.get_default("hints") | decided | {"--model": "./run_all_configs.sh MODEL"})
-        parser.add_argument("models", nargs="?", metavar="MODEL", default="both", help="one, several as a,b, or both (default)")
-        parser.add_argument("--fresh", action="store_true", help="also run what an earlier call has completed")
-        parser.add_argument("--dry-run", action="store_true", help="print each strategy's plan and command; start nothing")
-        parser.set_defaults(write=False)
+        parser.set_defaults(write=False, output_dir=None)
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -267,7 +228,7 @@ class Sweep:
         from tprimat.runner.request import RunRequest, strategy_requests, words
         from tprimat.runner.schedule import complete, exit_status, run_cells
 
-        request = replace(request_of(options, "sweep", "./run_all_configs.sh"), dry_run=options.dry_run)
+        request = request_of(options, "sweep", "./run_all_configs.sh")
         for option in DECIDED_HERE:
             field = option.field or option.name
             if getattr(request, field) != getattr(RunRequest(), field):
@@ -303,22 +264,14 @@ class Sweep:
 # What both commands share: the flags that make a request, and the table of many runs.
 
 
-def add_request(parser: argparse.ArgumentParser, command: str) -> dict[str, argparse._ArgumentGroup]:
-    """Add the flags that make a request, and return their groups."""
-    parser.set_defaults(hints=hints(OPTIONS))
+def add_request(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options that a command has as flags, and its own flags."""
     groups = {title: parser.add_argument_group(title) for title in (WHAT, WORKLOAD, HOW)}
     for option in (option for option in OPTIONS if command in option.commands):
         choices = (AUTO, *ENGINE_NAMES) if option.name == "engine" else option.choices
         shown = {"choices": choices} if choices else {"metavar": option.metavar}
         groups[option.group].add_argument(option.flag, help=option.help or None, **shown)
-    how = groups[HOW]
-    how.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
-    how.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration, or below"
-    )
-    how.add_argument("--force", action="store_true", help="start even if predicted not to fit, or with an unknown Megatron-Core")
-    how.add_argument("--json", action="store_true", help="print the summary as one JSON document")
-    return groups
+    add_flags(parser, command, {}, groups)
 
 
 def request_of(options: argparse.Namespace, command: str, program: str) -> "RunRequest":
@@ -327,7 +280,9 @@ def request_of(options: argparse.Namespace, command: str, program: str) -> "RunR
     from tprimat.runner.request import RunRequest, with_settings, with_values
 
     typed = {option.name: getattr(options, option.name) for option in OPTIONS if command in option.commands}
-    request = with_settings(RunRequest(config=options.config, force=options.force), options.settings)
+    output = Path(options.output_dir) if options.output_dir else None
+    own = RunRequest(config=options.config, output=output, force=options.force, dry_run=options.dry_run)
+    request = with_settings(own, options.settings)
     request = with_values(request, ((name, text) for name, text in typed.items() if text is not None), "--")
     return replace(request, command=masked_command((program, *options.words)))
 

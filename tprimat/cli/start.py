@@ -19,25 +19,24 @@ ENVIRONMENT = ROOT / ".venv"
 """Made by `make install`; absent where the package is installed elsewhere."""
 
 
-def script(name: str = "", prog: str = "") -> int:
+def script(name: str = "", prog: str = "", words: "list[str] | None" = None) -> int:
     """Run `tprimat`, or one command under a script's name, as a whole process. Returns the exit status."""
     find_environment()
-    from tprimat.cli.main import script as run
+    from tprimat.cli.console import run_as_script
+    from tprimat.cli.main import main, start
 
-    return run(name or None, prog or None)
+    return run_as_script((lambda: start(name, prog, words, suggest=True)) if name else main)
 
 
 def pretrain(model: str) -> int:
     """Run pretrain_{model}.py: one rank of a plan under torchrun (`--plan PATH`), else the benchmark of one model."""
-    find_environment()
     words = sys.argv[1:]
-    if "--plan" in words:
-        from tprimat.train.worker import main as train
+    if "--plan" not in words:
+        return script("run", f"pretrain_{model}.py", ["--model", model, *words])
+    find_environment()
+    from tprimat.train.worker import main as train
 
-        return train(words)
-    from tprimat.cli.main import script as run
-
-    return run("run", f"pretrain_{model}.py", ["--model", model, *words])
+    return train(words)
 
 
 def find_environment() -> None:

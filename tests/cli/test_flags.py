@@ -12,7 +12,6 @@ from tprimat.config import schema
 from tprimat.config.options import COUNTING, OPTIONS
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.flops import FlopConvention
-from tprimat.core.rows import DATA, document
 from tprimat.core.workload import FORMATS
 from tprimat.engines import ENGINE_NAMES
 
@@ -115,6 +114,6 @@ def test_choices_of_options_are_those_that_the_code_knows():
     for option in (*OPTIONS, *COUNTING):
         assert option.choices == get_args(known.pop(option.name, None)) or option.name == "peak"
     assert known == {}
-    flags = document(DATA / "flags.yaml")
-    assert flags["plan"]["--precision"]["choices"] == list(FORMATS)
-    assert flags["plan"]["--engine"]["choices"] == list(ENGINE_NAMES)
+    flags = COMMANDS["plan"]["flags"]
+    assert flags["--precision"]["choices"] == list(FORMATS)
+    assert flags["--engine"]["choices"] == list(ENGINE_NAMES)

@@ -13,8 +13,9 @@ from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
-from tprimat.predict.search import MOST_CHUNKS, Question, layouts, reason, search, workloads
+from tprimat.predict.search import MOST_CHUNKS, Question, layouts, search, workloads
 from tprimat.predict.time import predict_time
+from tprimat.report.plan import reason
 
 H100 = find_accelerator("H100 SXM")
 QUESTION = {field.name for field in fields(Question)}

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from tprimat.runner.analysis import Results
 
 
+COMMANDS: Mapping[str, Any] = document(DATA / "commands.yaml")
 COUNTED = {option.name: option for option in COUNTING}
 Groups = Mapping[str, "argparse._ArgumentGroup"]
 """Sections of a command's help, by their titles."""
 
 
 def add_flags(parser: argparse.ArgumentParser, command: str, own_types: Mapping[str, Any], groups: Groups) -> None:
-    """Add the flags and arguments of a command, by data/flags.yaml; `own_types` are types of the command's own."""
+    """Add the flags and arguments of a command, by data/commands.yaml; `own_types` are types of the command's own."""
     types = {"path": Path, "count": positive, "counts": counts, "integer": int, **own_types}
     one_of: argparse._MutuallyExclusiveGroup | None = None
-    for name, row in document(DATA / "flags.yaml")[command].items():
+    for name, row in COMMANDS[command]["flags"].items():
         options = {key: value for key, value in row.items() if key not in {"group", "hints", "one_of"}}
         place: argparse._ActionsContainer = groups[row["group"]] if "group" in row else parser
         if "one_of" in row:

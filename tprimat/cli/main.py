@@ -1,7 +1,7 @@
 """The command `tprimat`, and the one place where every command starts and ends.
 
 A command is a module of this package, or a class in one, with `run(options) -> int`. Its docstring is the description, and its
-flags are rows of data/flags.yaml. Where some are options of a run, `add_arguments(parser)` adds all of them.
+flags are rows of data/commands.yaml. Where some are options of a run, `add_arguments(parser)` adds all of them.
 """
 
 import argparse
@@ -16,40 +16,10 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from tprimat import __version__
-from tprimat.cli.common import add_flags
+from tprimat.cli.common import COMMANDS, add_flags
 from tprimat.config.options import removed
 from tprimat.core.errors import ConfigError, UserError
 
-COMMANDS = {
-    "run": "train models under a strategy and measure every step (./benchmark.py)",
-    "plan": "predict which layout is fastest and what fits, without a GPU",
-    "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
-    "compare": "say which run is faster, by how much, how sure (./compare.py)",
-    "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
-    "scaling": "show what more GPUs gain",
-    "report": "write one HTML page about any number of runs",
-    "explain": "say where the throughput of a run went, from the GPU's peak to what was measured",
-    "reproduce": "run what comes nearest to a published row here, and judge it",
-    "extract": "read the log of another framework (./extract_primus_metrics.py)",
-    "probe": "measure how fast this machine is, from single operations to small training loops",
-    "models": "list models, accelerators and published results",
-    "doctor": "check this machine: Python, torch, GPUs, frameworks, network, disk",
-    "validate": "check every cell of a configuration (./validate_config.py)",
-    "export": "write one row per run for notebooks and spreadsheets",
-    "archive": "pack results for others: records and the report",
-}
-SHARED = {
-    "sweep": "run",
-    "scaling": "results",
-    "report": "results",
-    "explain": "results",
-    "doctor": "checks",
-    "validate": "checks",
-    "extract": "files",
-    "export": "files",
-    "archive": "files",
-}
-"""Command -> the module that holds it as a class; each other one is the module of its name."""
 MODULE_HINT = "make install, or pip install -r requirements.txt"
 
 
@@ -111,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit status: 0 success, 1 a failed run or a bad file, 2 the user's mistake, 130 Ctrl-C, 143 SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    listing = "\n".join(f"  {name:<14}{summary}" for name, summary in COMMANDS.items())
+    listing = "\n".join(f"  {name:<14}{row['summary']}" for name, row in COMMANDS.items())
     parser = Parser(
         prog="tprimat",
         description="Which parallelism strategy trains an LLM fastest here, how far is that from the limit, and how sure is it?",
@@ -175,8 +145,9 @@ def _suggest(name: str, options: argparse.Namespace) -> None:
 
 def command_named(name: str) -> Any:
     """Return the module or the class of a command."""
-    module = import_module(f"tprimat.cli.{SHARED.get(name, name)}")
-    return getattr(module, name.capitalize()) if name in SHARED else module
+    shared = COMMANDS[name].get("module")
+    module = import_module(f"tprimat.cli.{shared or name}")
+    return getattr(module, name.capitalize()) if shared else module
 
 
 def check_words(words: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from tprimat.core.workload import KEPT_FREE, FullWorkload, Layout, RecomputeGran
 from tprimat.predict.calibration import Expected, expected
 from tprimat.predict.memory import Fit, MemoryPrediction, predict_memory
 from tprimat.predict.rates import Rates
-from tprimat.predict.time import TimePart, TimePrediction, predict_time
+from tprimat.predict.time import TimePrediction, predict_time
 
 RECOMPUTE: tuple[RecomputeGranularity, ...] = ("none", "selective", "full")
 MOST_CHUNKS = 8
@@ -333,38 +333,3 @@ def _micro_batches(question: Question, layout: Layout) -> Iterator[int]:
         if share % size == 0 and not (layout.virtual_pipeline and share // size % layout.pipeline):
             yield size
         size *= 2
-
-
-# Why a layout loses.
-
-REASONS: Mapping[TimePart, str] = {
-    "products": "slower matrix products",
-    "attention": "slower attention",
-    "memory": "more elementwise work",
-    "tensor": "more TP communication",
-    "context": "more CP communication",
-    "experts": "more EP communication",
-    "pipeline": "more PP communication",
-    "bubble": "more pipeline bubble",
-    "replicas": "more DP communication",
-    "optimizer": "more optimizer work per rank",
-    "host": "more launch overhead",
-}
-
-
-def reason(candidate: Candidate, best: Candidate) -> str:
-    """Return the one part of the step that costs a candidate most against the best, in words."""
-    if candidate.time is None or best.time is None or candidate is best:
-        return ""
-    extra = {part: candidate.time.parts[part] - best.time.parts[part] for part in REASONS}
-    part = max(extra, key=lambda name: extra[name])
-    share = extra[part] / best.time.step_seconds
-    cost = f"+{100 * share:.0f} %"
-    if round(share, 2) <= 0:
-        return "predicted to be as fast"
-    here, there = candidate.workload.recompute, best.workload.recompute
-    if part in {"products", "memory", "attention"} and here == "full" != there:
-        return f"recomputes activations, {cost}"
-    if part == "products" and candidate.workload.micro_batch < best.workload.micro_batch:
-        return f"smaller matrix products, {cost}"
-    return f"{REASONS[part]}, {cost}"

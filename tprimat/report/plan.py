@@ -12,7 +12,7 @@ from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import PARTS, Part
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate, Question, other_routing, reason
+from tprimat.predict.search import Answer, Candidate, Question, other_routing
 from tprimat.predict.time import TIME_PARTS
 from tprimat.report.tables import Screen, columns, plural
 
@@ -38,6 +38,15 @@ TIME_NAMES: Mapping[str, str] = {
     "optimizer": "optimizer",
     "host": "host launches",
 }
+SLOWER: Mapping[str, str] = {
+    **{part: f"more {name}" for part, name in TIME_NAMES.items()},
+    "products": "slower matrix products",
+    "attention": "slower attention",
+    "memory": "more elementwise work",
+    "optimizer": "more optimizer work per rank",
+    "host": "more launch overhead",
+}
+"""Part of a step -> why a layout loses by it."""
 ROUTING_NAMES = {"natural": "natural routing", "balanced": "forced-balanced routing (overstates speed)"}
 
 
@@ -266,6 +275,23 @@ def _table(layouts: Sequence[Candidate], question: Question, screen: Screen) -> 
         )
     header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "vs fastest", "memory", "at most"]
     return columns(header, rows, left=2, screen=screen, drop=["vs fastest", "memory", "at most"])
+
+
+def reason(candidate: Candidate, best: Candidate) -> str:
+    """Return the one part of the step that costs a candidate most against the best, in words."""
+    if candidate.time is None or best.time is None or candidate is best:
+        return ""
+    extra = {part: candidate.time.parts[part] - best.time.parts[part] for part in TIME_PARTS}
+    part = max(extra, key=lambda name: extra[name])
+    share = extra[part] / best.time.step_seconds
+    if round(share, 2) <= 0:
+        return "predicted to be as fast"
+    why, (here, there) = SLOWER[part], (candidate.workload, best.workload)
+    if part in {"products", "memory", "attention"} and here.recompute == "full" != there.recompute:
+        why = "recomputes activations"
+    elif part == "products" and here.micro_batch < there.micro_batch:
+        why = "smaller matrix products"
+    return f"{why}, +{100 * share:.0f} %"
 
 
 def _bars(best: Candidate, screen: Screen) -> str:

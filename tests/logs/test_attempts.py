@@ -1,7 +1,7 @@
 """Attempts in one log, and the devices that its lines show, whatever a caller says."""
 
 import pytest
-from a_log import iterations, run_from
+from a_log import LOGS, iterations, run_from
 
 from tprimat.core.errors import ConfigError
 
@@ -42,19 +42,8 @@ def test_ranks_that_print_their_start_twice_begin_one_attempt():
     assert len(run.steps) == 9
 
 
-SHOWN = {
-    "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)": "NVIDIA A100-SXM4-80GB",
-    "|   0  Tesla V100-SXM2-32GB           On  | 00000000:06:00.0 Off |": "Tesla V100-SXM2-32GB",
-    "[0] NVIDIA B200 | 67 C, 100 % | 124906 / 183359 MB | root(1M)": "NVIDIA B200",
-    "- NPU type: Ascend910B3": "Ascend910B3",
-    "| 0     910B4               | OK            | 98.9        44                0    / 0             |": "910B4",
-    "2022-Mar-29 07:07 11:11 ERROR NRT:nrt_init Unable to determine Neuron Driver version.": "neuron",
-    "* Intel(R) Data Center GPU Max 1550": "Intel(R) Data Center GPU Max 1550",
-    "* [0] _CudaDeviceProperties(name='NVIDIA A40', major=8, minor=6, total_memory=45403MB)": "NVIDIA A40",
-    "[INFO] [real_accelerator.py:239:get_accelerator] Setting ds_accelerator to xpu (auto detect)": "xpu",
-    "RuntimeError: HIP error: invalid device function": "rocm",
-    "rocm mem usage/free/total/usage_ratio: 119.02GB/72.97GB/191.99GB/61.99%": "rocm",
-}
+SHOWN = {line: shown for shown, line in (row.split("\t") for row in (LOGS / "devices.tsv").read_text().splitlines())}
+"""Line -> what it shows of the devices that ran."""
 
 
 @pytest.mark.parametrize("line", SHOWN)

@@ -80,6 +80,8 @@ class Accelerator(RefuseUnknownKeys):
     """Capacity as built, GiB behind the data sheet's GB."""
     reported_bytes: float | None = None
     """Of that, what torch reports where the driver and ECC keep over 1 %; None: they keep that much."""
+    also_gib: tuple[float, ...] = ()
+    """What it reports on some machines instead, GiB."""
     bandwidth_bytes_per_second: float
     """Of the device memory."""
     tdp_watts: float
@@ -134,6 +136,14 @@ def find_accelerator(device_name: str | None) -> Accelerator | None:
     return None if device_name is None else _by_spelling().get(_spelling(device_name))
 
 
+def called(device_name: str | None) -> list[Accelerator]:
+    """Return the accelerators that a name may mean: one whose name it is, else those whose names hold it (A100-SXM4)."""
+    part = _spelling(device_name or "")
+    holding = {one.name: one for name, one in _by_spelling().items() if part and f" {part} " in f" {name} "}
+    exact = next((one for one in holding.values() if part in map(_spelling, (one.name, *one.device_names))), None)
+    return [exact] if exact else list(holding.values())
+
+
 def taken_as(name: str | None) -> str | None:
     """Return the full name where people typed a short one, such as H100 SXM for h100; None where it is no short one."""
     known = find_accelerator(name)
@@ -146,11 +156,10 @@ def taken_as(name: str | None) -> str | None:
 def resembling(device_name: str) -> list[Accelerator]:
     """Return the near relatives of a name: those whose names hold it, else those of its series (H, MI, RTX)."""
     part = _spelling(device_name)
-    holding = [accelerator for accelerator in accelerators() if part and part in _spelling(accelerator.name)]
     words = part.split()
     foreign = words and words[0].isalpha() and words[0] not in SERIES_WORDS  # TPU v5e is no relative of V100
     series = set() if foreign else _series(part)
-    return holding or [accelerator for accelerator in accelerators() if series & _series(_spelling(accelerator.name))]
+    return called(device_name) or [accelerator for accelerator in accelerators() if series & _series(_spelling(accelerator.name))]
 
 
 def _series(spelling: str) -> set[str]:

@@ -11,11 +11,12 @@ from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.core import units
-from tprimat.core.accelerators import Accelerator, Backend, accelerators, find_accelerator, resembling, taken_as
+from tprimat.core.accelerators import Accelerator, Backend, accelerators, called, find_accelerator, resembling, taken_as
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
+from tprimat.logs.fields import LINES
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.parse import Device, LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
@@ -37,15 +38,11 @@ MOST_RATES = 1000
 """Lines with TFLOP/s that are looked at."""
 LEAST_REPORTED, MOST_REPORTED = 0.97, 1.01
 """Of the memory that programs see, and of that as built, which a log shows of the accelerator that ran."""
+SAME_MEMORY = 0.005
+"""Relative difference of two figures of the same memory."""
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
-VENDORS: Mapping[Backend, str] = {
-    "cuda": "nvidia geforce quadro rtx gtx tesla titan",
-    "rocm": "amd instinct radeon mi rx",
-    "other": "intel max arc gaudi tpu ascend 910a 910b 910c npu xpu hpu mlu musa mtt ppu dcu metax gcu kunlun iluvatar "
-    "trainium trn inferentia inf neuron v5e v5p v6e litepod",
-}
-"""Platform -> words in names of its devices."""
+VENDORS: Mapping[Backend, str] = LINES["vendors"]
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
 CHECK_SIZES = "check --sequence-length, --global-batch-size and --num-gpus, where you gave them"
 
@@ -120,14 +117,19 @@ def check_device(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
         memory = f"has {units.gibibytes(known.memory_bytes)} and " if known else ""
         has = f"it shows {words}, and {known.name if known else claims.accelerator} {memory}runs {backend}"
         if reading.contents.steps:
-            sized = accelerators() if seen.gib and not seen.share else ()
-            alike = ", ".join(one.name for one in sized if not seen_otherwise(seen, one, one.backend))
-            fix = "leave --gpu out, or name the accelerator that ran" + (f": {alike}" if alike else "")
+            fix = f"leave --gpu out, or name the accelerator that ran{fitting(seen)}"
             raise _contradiction(reading, f"--gpu {claims.accelerator}", has, [line], fix)
         shown = shown_device(seen, backend or "")
         caution = f"{CAUTION}--gpu {claims.accelerator} contradicts line {line} of the log: {has}; recorded as {shown}"
         return replace(claims, accelerator=shown), caution
     return claims, ""
+
+
+def fitting(seen: Device) -> str:
+    """Return ': by its memory MI325X or MI350X', of the accelerators that may show what a line shows; empty where none may."""
+    sized = accelerators() if seen.gib and not seen.share else called(seen.name)
+    alike = " or ".join(one.name for one in sized if not seen_otherwise(seen, one, one.backend))
+    return f": {'' if seen.name else 'by its memory '}{alike}" if alike else ""
 
 
 def seen_otherwise(seen: Device, known: Accelerator | None, backend: Backend | None) -> str | None:
@@ -136,18 +138,28 @@ def seen_otherwise(seen: Device, known: Accelerator | None, backend: Backend | N
         return seen.name or seen.platform
     if known is None:
         return None
-    if (named := find_accelerator(seen.name)) and named is not known:
+    if (named := called(seen.name)) and known not in named:
         return seen.name
+    if seen.gib and any(abs(seen.gib / one - 1) < SAME_MEMORY for one in known.also_gib):
+        return None
     total = seen.gib * units.GIBIBYTE / known.memory_bytes if seen.gib else 1.0
     least = 0.0 if seen.share else LEAST_REPORTED * known.usable_bytes / known.memory_bytes
     return None if least <= total <= MOST_REPORTED else f"{seen.gib:.4g} GiB on a device"
 
 
-def shown_device(seen: Device, platform: str) -> str:
+def shown_device(seen: Device, platform: str = "") -> str:
     """Return a name for devices of which a log shows no more than platform and memory, such as 'NPU of 60.96 GiB'."""
     platform = seen.platform or platform
     kind = {"cuda": "NVIDIA GPU", "rocm": "AMD GPU"}.get(platform, platform.upper())
     return seen.name or (f"{kind} of {seen.gib:.4g} GiB" if seen.gib and not seen.share else kind)
+
+
+def device_note(reading: LogReading, name: str | None) -> str | None:
+    """Say of a measured device without a row that it has none, and of one without a name which accelerators have its memory."""
+    if not reading.contents.steps or find_accelerator(name):
+        return None
+    fits = next(filter(None, map(fitting, reading.devices.values())), None)
+    return f"tprimat models has no row for {name}: no MFU" if name else fits and f"--gpu names what ran{fits}"
 
 
 def machine_of(reading: LogReading, claims: Claims) -> Machine:
@@ -155,23 +167,27 @@ def machine_of(reading: LogReading, claims: Claims) -> Machine:
 
     Raises ConfigError: neither names an accelerator or the nodes, or they contradict each other.
     """
-    listed = next((seen.name for seen in reading.devices.values() if seen.name), None)
-    name = reading.contents.accelerator or taken_as(claims.accelerator) or claims.accelerator or listed
+    listed = reading.contents.accelerator or next((seen.name for seen in reading.devices.values() if seen.name), None)
+    named = listed if reading.contents.accelerator else taken_as(claims.accelerator) or claims.accelerator or listed
+    name = named or next((shown_device(seen) for seen in reading.devices.values() if seen.backend == "other"), None)
     logged = find_accelerator(reading.contents.accelerator)
     seen = reading.devices.get(reading.contents.evidence_line.get("accelerator", 0))
     if logged and seen and seen.gib and seen_otherwise(seen, logged, logged.backend):
         name = f"{name} of {seen.gib:.4g} GiB"  # a variant without a row
     platform = platform_of(name) or next((seen.backend for seen in reading.devices.values() if seen.backend), None)
+    platform = "other" if platform is None and listed else platform
     if platform is None:
+        near = [f"--gpu '{accelerator.name}'" for accelerator in resembling(name or "")]
         raise ConfigError(
             f"The log does not tell which GPU ran{f', and {name!r} is not known' if name else ''}.",
             where=reading.name,
             why="A result belongs to the hardware that produced it, which may differ from this machine.",
-            fix=", ".join(f"--gpu '{accelerator.name}'" for accelerator in resembling(name or ""))
-            or "--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
+            fix=", ".join([*(near or ["a name that tprimat models lists"]), f"or --gpu 'other {name}' for a record without MFU"])
+            if name
+            else "--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
         )
     gpus = world_size(reading.contents.evidence) or claims.gpus
-    nodes = claims.nodes or (1 if gpus is not None and gpus <= ONE_NODE_GPUS else None)
+    nodes = claims.nodes or reading.contents.evidence.get("nodes") or (1 if gpus is not None and gpus <= ONE_NODE_GPUS else None)
     if gpus is not None and nodes is None:
         raise ConfigError(f"The log does not tell how many nodes hold its {gpus} GPUs.", where=reading.name, fix="--num-nodes N")
     if gpus is not None and nodes is not None and gpus % nodes:
@@ -182,8 +198,8 @@ def machine_of(reading: LogReading, claims: Claims) -> Machine:
 
 def platform_of(accelerator: str | None) -> Backend | None:
     """Return the platform of an accelerator, by the table of accelerators or by the vendor's name."""
-    if (known := find_accelerator(accelerator)) is not None:
-        return known.backend
+    if known := called(accelerator):
+        return known[0].backend
     words = re.findall("v[5-7][ep]|910[abc]|[a-z]+", (accelerator or "").lower())
     return next((platform for word in words for platform, vendors in VENDORS.items() if word in vendors.split()), None)
 
@@ -240,11 +256,13 @@ def padded_parameters(shape: ModelShape) -> int:
     return parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
 
 
-def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, claims: Claims) -> tuple[str, ...]:
+def check_model(
+    reading: LogReading, shape: ModelShape, evidence: Evidence, claims: Claims, machine: Machine
+) -> tuple[tuple[str, ...], ModelShape | None]:
     """Check what the log prints about the model against its shape: arguments, number of parameters, TFLOP/s.
 
     Returns:
-        cautions, one of which says so where the log prints none of them.
+        cautions, one of which says so where the log prints none of them; and the shape, None where another may have run.
 
     Raises ConfigError: the log contradicts the model; names the lines.
     """
@@ -253,21 +271,24 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, clai
         fix = "a log of training all weights, with full attention" if other_work(contents.arguments) else FROM_ARGUMENTS
         words = f"{'; '.join(map(str, different))} ({shape.name})"
         raise _contradiction(reading, f"{MODEL_FLAG} {claims.model}", words, [line_of(one.argument) for one in different], fix)
-    expected, counted = padded_parameters(shape), evidence.parameters
+    expected, counted, doubts = padded_parameters(shape), evidence.parameters, []
     if counted is not None and abs(counted / expected - 1) > PARAMETER_TOLERANCE:
         words = f"{shape.name} has {expected:,} parameters, the log counts {counted:,}"
+        doubts = [f"{words}: another model ran"]
+    if doubts and find_accelerator(machine.accelerator):  # of other devices there is no peak, and so no MFU
         lines = [line for name, line in contents.evidence_line.items() if name.startswith(("parameters", RANK_PARAMETERS))]
         fix = "the model that ran, or its architecture under models in config.yaml"
         raise _contradiction(reading, f"{MODEL_FLAG} {claims.model}", words, lines, fix)
     merged = with_evidence(claims, evidence)
     _check_work(reading, merged)
     flop = list(logged_flop(contents, merged))
-    cautions = cautions_of(contents.arguments)
-    cautions += filter(None, [_check_flop(reading, claims, merged.sequence_tokens, shape, flop)])
+    if not doubts:
+        doubts += filter(None, [_check_flop(reading, claims, merged.sequence_tokens, shape, flop)])
+    cautions = [*cautions_of(contents.arguments), *doubts, *filter(None, [device_note(reading, machine.accelerator)])]
     shown = not contents.arguments.keys().isdisjoint({"num_layers", "parameters_in_billions"})
     if not (shown or counted is not None or flop):
         cautions.append(f"nothing in the log shows which model ran; {MODEL_FLAG} {claims.model} is believed")
-    return tuple(CAUTION + words for words in cautions)
+    return tuple(CAUTION + words for words in cautions), None if doubts else shape
 
 
 def _contradiction(reading: LogReading, who: str, words: str, lines: Sequence[int | None], fix: str) -> ConfigError:

@@ -52,31 +52,22 @@ def pattern_of(section: str) -> re.Pattern[str]:
 
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
-EXCEPTION = re.compile(
-    r"(?:^|\] *(?:: *)?|\s)(?P<text>(?:[A-Za-z_]\w*\.)*"
-    r"(?:[A-Z]\w*(?:Error|Exception|Interrupt|Failure)|Exception|SystemExit|StopIteration)(?:: .*)?)$"
-)
-LAST_OF_A_TRACEBACK = re.compile(r"^(?:\[rank\d+\]: )?(?P<text>(?:[a-z_]\w*\.)+_?[A-Z]\w+: .+)$")
-"""An exception whose name does not say that it is one, such as torch.cuda.SomethingElse: text."""
 TRACEBACK = "Traceback (most recent call last)"
 IGNORED = "Exception ignored in"
 """Begins a traceback that Python prints and passes over, such as that of a destructor."""
 LONGEST_TRACEBACK = 40
 LONGEST_READ = 2000
 """Characters of a line that are looked at: patterns take the square of it."""
-PROGRESS = re.compile(r"^\s*\d{1,3}%\|[ \u2588-\u258f]*(?:\| *\S+ \[[^\]]*\])?")
-"""A bar of tqdm, on whose line a message begins."""
 RANK_MARK = re.compile(r"^(?:\[rank\d+\]:\s*)+")
+FRAME = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
+ASSERT = re.compile(r"(?:^|[\])|:]\s+)(assert .+)")
+TERSE = re.compile("(?:Key|Index)Error")
+"""Exceptions whose text says little without the place."""
 LAST_ERROR = ("Last error:", "Inner Error!")
 """Of NCCL and CANN, which print the reason on the next line."""
 RANK = re.compile(r"(?i)(?<!local )(?<!local_)\brank(?:id)?[ =:-]*(\d+)")
-FRAME = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
-TERSE = re.compile("(?:Key|Index)Error")
-"""Exceptions whose text says little without the place."""
-ASSERT = re.compile(r"(?:^|[\])|:]\s+)(assert .+)")
 LINES_OF_A_FRAME = 3
 """The file, its source, and marks below it."""
-WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: |SystemExit$")
 MAX_CAUSE_CHARACTERS = 300
 MOST_RANKS = 4
 LIMIT_SECONDS, WARNING_SECONDS = 10.0, 900.0
@@ -199,11 +190,11 @@ def meaningful(lines: Iterable[str]) -> list[str]:
     """Remove control sequences, empty lines, harmless lines that look like errors, and tracebacks that Python passed over."""
     texts: list[str] = []
     passed_over = 0
-    for text in (PROGRESS.sub("", ESCAPES.sub("", line[:LONGEST_READ])).strip() for line in lines):
+    for text in (pattern_of("progress").sub("", ESCAPES.sub("", line[:LONGEST_READ])).strip() for line in lines):
         if IGNORED in text:
             passed_over = LONGEST_TRACEBACK
         elif passed_over:
-            passed_over = 0 if EXCEPTION.search(text) else passed_over - 1
+            passed_over = 0 if pattern_of("exceptions").search(text) else passed_over - 1
         elif text and not pattern_of("harmless").search(text):
             joined = f"{texts.pop()} {RANK_MARK.sub('', text)}" if texts and texts[-1].endswith(LAST_ERROR) else text
             texts.append(joined)
@@ -356,11 +347,11 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
     """Return the last exception that matches no signature, ignoring wrappers and echoes of another rank's death."""
     for index in reversed(range(len(lines))):
         line = lines[index]
-        if WRAPPERS.search(line) or tells_only(line, "echoes"):
+        if pattern_of("wrappers").search(line) or tells_only(line, "echoes"):
             continue
         above = lines[max(0, index - LONGEST_TRACEBACK) : index]
-        match = EXCEPTION.search(line) or (any(TRACEBACK in one for one in above) and LAST_OF_A_TRACEBACK.search(line))
-        if match:
+        ends_one = any(TRACEBACK in one for one in above) and pattern_of("other_exceptions").search(line)
+        if match := pattern_of("exceptions").search(line) or ends_one:
             text = shortened(match["text"] + more_of_exception(match["text"], lines, index))
             return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
     return None

@@ -93,7 +93,7 @@ def matching(pattern: str, fields: Callable[[re.Match[str]], LineFields | None])
 
 def rules_of(dialect: str) -> dict[str, Reader]:
     """Return what reads the lines of a dialect that data/log_lines.yaml has."""
-    return {row["words"]: _rule(**row) for row in document(DATA / "log_lines.yaml")[dialect]}
+    return {row["words"]: _rule(**row) for row in LINES[dialect]}
 
 
 def _rule(
@@ -118,22 +118,10 @@ def _rule(
 
 
 GIBIBYTE = 2**30
-ESCAPES = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
-    r"|(?:\^\[|\\x1b|\\u001b|\\033|\\e|\u241b)?\[\d{1,3}(?:;\d{1,3})*m"
-)
-"""Colors, titles, cursor moves and other control characters (ECMA-48); colors also where pasting lost their first byte or
-wrote it as text."""
-LAUNCHER_PREFIX = (
-    r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ | *[\w.-]+: |[\w.-]+ +\| |\[\d+,\d+\]<std(?:out|err)>: ?)?"
-    r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)?(?:\[[a-z]+\d+\]:)?"
-)
-"""What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun (padded from ten tasks on) or pdsh, docker compose,
-mpirun; then a time, as a node of Kubernetes keeps it with the stream, then torchrun."""
+LINES = document(DATA / "log_lines.yaml")
+ESCAPES, LAUNCHER_PREFIX = re.compile(LINES["escapes"]), LINES["prefix"]
 COUNTS = {"global_batch_sequences", "consumed_sequences", "sequence_tokens"}
-TOKEN_RATE = re.compile(r"(?i)\btok(?:en)?s?\b.*(?:/|\bper) ?s(?:ec(?:ond)?)?\b|\b(?:tgs|tps|wps)\b")
-"""Names of rates, with spaces between their words."""
-OF_GPU = re.compile(r"(?i)gpu|device|rank|card|\btgs\b")
+TOKEN_RATE, OF_GPU = re.compile(LINES["token_rates"]), re.compile(LINES["of_gpu"])
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
 MOST_DIGITS = 18
 NONE = {"None", "null"}
@@ -148,7 +136,7 @@ def plain(text: str) -> str:
 @cache
 def named_fields() -> tuple[tuple[str, str, float], ...]:
     """Return names of values, with the field of a step that each states and its unit, by data/log_lines.yaml."""
-    rows = document(DATA / "log_lines.yaml")["fields"]
+    rows = LINES["fields"]
     return tuple((name, field, unit) for field, names in rows.items() for name, unit in names.items())
 
 

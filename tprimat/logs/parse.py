@@ -25,15 +25,10 @@ LONGEST_KEPT = 1 << 14
 """Characters of each of them: enough for a record of TPrimat."""
 FIRST_STEPS = 3
 """Among so many, lines are looked for that only look like those of a framework that is read."""
-PROSE = re.compile(r"`[^`]*(?:[Ee]rror|memory)[^`]*`|^[-*>#] ")
-"""How a line looks in a text about an error, as in a list of Markdown, or in its quotes."""
 NEAR = 4
 """Lines before the start of a process, or the end of the log, in which an exception ended one."""
 LEAST_PERCENT = 5.0
 """Of the memory in use, from which its total follows with enough digits."""
-OTHERS = {"tpu", "npu", "xpu", "hpu", "mlu", "musa", "neuron"}
-"""Devices that are no GPUs by name."""
-FENCE = re.compile(r"\s*(?:```|~~~)")
 DIALECTS: tuple[Dialect, ...] = (
     TPRIMAT,
     PRIMUS,
@@ -276,7 +271,7 @@ class LogReading:
     def _cause(self, lines: Iterable[str], steps: Sequence[StepRecord] = ()) -> Failure | None:
         """Return what lines about errors tell of, with the word for the devices that ran."""
         failure = cause_in(meaningful(lines), steps)
-        word = next((device.platform.upper() for device in self.devices.values() if device.platform in OTHERS), "GPU")
+        word = next((device.platform.upper() for device in self.devices.values() if device.backend == "other"), "GPU")
         return failure and replace(failure, cause=failure.cause.replace("The GPU ran", f"The {word} ran"))
 
     def failure_lines(self) -> list[str]:
@@ -299,7 +294,7 @@ class LogReading:
     def foreign_ending(self) -> Failure | None:
         """Return how a run ended whose steps are not read; None where the log does not tell."""
         step, total = self._foreign_step
-        if self._foreign is None or any(map(FENCE.match, self.failure_lines())):
+        if self._foreign is None or any(map(pattern_of("fences").match, self.failure_lines())):
             return None
         if (failure := self.failure(())) or not step or step == total:
             return failure
@@ -312,7 +307,9 @@ class LogReading:
         Raises RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
         foreign = self._foreign[0] if self._foreign is not None else None
-        prose = any(map(FENCE.match, self.failure_lines())) or PROSE.search((failure and failure.evidence) or "")
+        prose = any(map(pattern_of("fences").match, self.failure_lines())) or pattern_of("prose").search(
+            (failure and failure.evidence) or ""
+        )
         failed = failure is not None and not prose
         begun = bool(self.contents.steps) or self.contents.run is not None
         if self.dialect is not None and (begun or failed) and not (foreign and foreign.outranks):

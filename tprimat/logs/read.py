@@ -139,7 +139,7 @@ def claimed_run(
     model, shape = model_of(reading, claims, known)
     machine = machine_of(reading, claims)
     steps, evidence = parse_with_claims(reading, replace(claims, gpus=machine.gpus))
-    cautions = check_model(reading, shape, evidence, claims)
+    cautions, proven = check_model(reading, shape, evidence, claims, machine)
     notes = [*evidence.notes, *cautions]
     if taken := taken_as(claims.accelerator):
         notes.append(f"--gpu {claims.accelerator} is taken as {taken}")
@@ -151,7 +151,7 @@ def claimed_run(
         strategy=None,
         engine=engine,
         workload=Workload(
-            shape=shape, global_batch_sequences=claims.global_batch_sequences, sequence_tokens=claims.sequence_tokens
+            shape=proven, global_batch_sequences=claims.global_batch_sequences, sequence_tokens=claims.sequence_tokens
         ),
         machine=machine,
         started_at=None,
@@ -204,6 +204,7 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     if of_ranks and degrees[0] and degrees[2] in {None, 1} and len(of_ranks) == degrees[0] * (degrees[1] or 1):
         evidence.setdefault("parameters", sum(of_ranks))
     evidence["world_size"] = world_size(evidence)
+    evidence.pop("nodes", None)  # of the machine
     return with_products(with_facts(Evidence(source="log"), **evidence)), notes
 
 

@@ -187,7 +187,7 @@ def without_times(contents: LogContents, claims: Claims) -> str:
     names = ("global_batch_sequences", "sequence_tokens", "gpus")[: 1 if rates else 3]
     flags = ", ".join(FLAGS[name] for name in names if getattr(claims, name) is None)
     if not flags:
-        return "none of the logged steps has a time or a rate that counts"
+        return "none of the logged steps has a time, or a rate in tokens or samples (frameworks count TFLOP/s in several ways)"
     rate = statistics.median(rates) if rates else 0.0
     tokens = f", {rate * claims.sequence_tokens:,.0f} tokens/s" if claims.sequence_tokens else ""
     prints = f" (the log prints {rate:,.4g} sequences/s{tokens})" if rate else ""

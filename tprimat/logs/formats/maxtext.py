@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from tprimat.logs.arguments import MAXTEXT, OPTIONS_OF
-from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, capacity, in_bytes, matching, rules_of, stated, truth, whole
+from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, capacity, in_bytes, matching, rules_of, stated, whole
 
 DISPATCHED = (1, 2)
 """Steps whose times may be those of their dispatch."""
@@ -21,20 +21,8 @@ def quantized(value: str) -> str | None:
     return next((dtype for dtype in QUANTIZED if dtype in value), None if value in {"", "None", "none"} else value)
 
 
-FACTS: dict[str, tuple[str, Callable[[str], object]]] = {
-    "opt_type": ("optimizer", str),
-    "grad_dtype": ("gradient_dtype", str),
-    "attention": ("attention", str),
-    "use_random_routing": ("routing", lambda value: "balanced" if truth(value) else "natural"),
-    "capacity_factor": ("expert_capacity", capacity),
-    "remat_policy": ("recompute", lambda value: value if value in {"full", "none"} else "selective"),
-    "dtype": ("matmul_dtype", lambda value: {"bfloat16": "bf16", "float32": "fp32"}.get(value, value)),
-    "quantization": ("matmul_dtype", quantized),
-    "dataset_type": ("data", lambda value: "mock" if value == "synthetic" else None),
-    "max_target_length": ("sequence_tokens", whole),
-    "global_batch_size_to_train_on": ("global_batch_sequences", whole),
-}
-"""Setting -> field of the evidence, and what its text says of it; None: nothing."""
+READ: dict[str, Callable[[str], object]] = {"capacity_factor": capacity, "quantization": quantized}
+"""Setting -> what its text says; a whole number where it is one for others."""
 ENUM = re.compile(r"[A-Z]\w+\.([A-Z]\w*)")
 """A value as newer versions print it: AttentionType.LOCAL_SLIDING, QuantizationType.NONE."""
 
@@ -52,8 +40,10 @@ def read_setting(match: re.Match[str]) -> LineFields | None:
         return LineFields(arguments={"swiglu": str("silu" in value and "linear" in value)})
     if name in MAXTEXT["windowed"]:
         return LineFields(arguments={"window_size": value}) if value.lower() in MAXTEXT["windowed"][name] else None
-    fact, read = FACTS.get(name, ("", lambda _: None))
-    evidence = {} if (said := read(value)) is None else {fact: said}
+    meanings = MAXTEXT["meanings"].get(name, {})
+    text = meanings.get(value.lower(), meanings.get("other", value))
+    said = text and name in MAXTEXT["facts"] and (READ[name](text) if name in READ else whole(text) or text)
+    evidence = {MAXTEXT["facts"][name]: said} if said else {}
     arguments = dict.fromkeys(MAXTEXT["states"].get(name, ()), value)
     arguments |= {name: value} if name in OPTIONS_OF["maxtext"] else {}
     arguments |= {"use_precision_aware_optimizer": "True"} if name == "weight_dtype" else {}
@@ -76,7 +66,7 @@ def read_step(text: str) -> LineFields | None:
 
 DIALECT = Dialect(
     name="maxtext",
-    signs=(("completed step:", "seconds:"),),
+    signs=(("completed step:", "seconds:"), ("completed step:", "/s/device:")),
     rules={
         "completed step:": read_step,
         "Config param": matching(r"Config param (\w+): (\[[^\]]*\]|\S+)", read_setting),

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from tprimat.core.errors import RecordError
-from tprimat.logs.arguments import KEPT, OPTIONS, argument
+from tprimat.logs.arguments import KEPT, OPTIONS, OTHER_WORK, argument
 from tprimat.logs.fields import (
     GIBIBYTE,
     LAUNCHER_PREFIX,
@@ -53,7 +53,7 @@ def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | N
         total_steps=count(match[2]),
         failed=any(counted),
         arguments=({"mtp_num_layers": str(max(further))} if further else {})
-        | ({"reward": "printed"} if "reward" in parts else {}),
+        | dict.fromkeys(OTHER_WORK.keys() & parts.keys(), "printed"),
         **fields,
     )
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace, request: "RunRequest") -> int:
     from tprimat.runner.auto import RACE, auto_sessions, layouts_to_measure
-    from tprimat.runner.cells import entries_of
+    from tprimat.runner.cells import Cell
     from tprimat.runner.schedule import complete, exit_status, run_cells
     from tprimat.runner.session import prepare
 
@@ -69,7 +69,7 @@ def _train(options: argparse.Namespace, request: "RunRequest") -> int:
         print(notice, file=sys.stderr)
     if options.dry_run:
         return max([_show_plans(session, request, options) for session in sessions])
-    cells = [cell for session in sessions for entry in entries_of(session) for cell in entry.cells]
+    cells = [Cell(session=session, plan=plan) for session in sessions for plan in session.plans]
     results = run_cells(cells, resume=options.resume)
     if not options.json:
         _show_runs(results, RACE if request.is_auto and layouts_to_measure(request) else None)

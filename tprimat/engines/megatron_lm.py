@@ -12,6 +12,7 @@ from typing import ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import DATA, document
 from tprimat.engines.base import OTHER_ENGINE, Command, Engine, Here, Where, beyond, is_installed
 from tprimat.engines.primus import version_of
 from tprimat.logs.fields import Dialect
@@ -24,25 +25,6 @@ PATH = "MEGATRON_PATH"
 SCRIPT = "pretrain_gpt.py"
 NEEDED = (SCRIPT, "megatron/core/datasets/Makefile")
 INSTALL = f"git clone https://github.com/NVIDIA/Megatron-LM, then export {PATH}=/path/to/Megatron-LM; or {OTHER_ENGINE}"
-FUSED: Mapping[str, Value] = {"cross_entropy_loss_fusion": True}
-"""Megatron-LM's own fused loss: its parser refuses Transformer Engine's since core 0.19, for stability."""
-MEASURING: Mapping[str, Value] = {
-    "mock_data": True,
-    "tokenizer_type": "NullTokenizer",
-    "split": "100,0,0",
-    "eval_iters": 0,
-    "log_interval": 1,
-    "log_throughput": True,
-    "no_create_attention_mask_in_dataloader": True,
-    "no_check_for_nan_in_loss_and_grad": True,
-}
-NARROW: Mapping[str, Mapping[str, Value]] = {
-    "delayed": {"fp8_format": "hybrid", "fp8_recipe": "delayed"},
-    "current": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
-    "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
-    "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
-}
-"""Our name of how products in 8 or 4 bits scale -> Megatron's arguments."""
 
 
 class MegatronLmEngine(Engine):
@@ -99,17 +81,16 @@ def _refusals(plan: RunPlan) -> Iterator[UserError]:
 
 def arguments(plan: RunPlan) -> dict[str, Value]:
     """Return everything that pretrain_gpt.py is told: the plan, the model, and how it is measured."""
-    work = plan.workload
+    work, settings = plan.workload, document(DATA / "framework_settings.yaml")
     decided = parser_arguments(plan)
     del decided["fp8"]
     return {
         **decided,
         **_model(work.shape),
-        **MEASURING,
-        **FUSED,
+        **settings["megatron_lm"],
         "vocab_size": work.shape.vocabulary - 1,  # NullTokenizer adds one
         "recompute_modules": work.recompute_modules if work.recompute == "selective" else None,
-        **(NARROW[work.fp8_scaling or plan.engine_options.fp8_scaling] if work.narrow else {}),
+        **(settings["megatron_lm_scaling"][work.fp8_scaling or plan.engine_options.fp8_scaling] if work.narrow else {}),
     }
 
 

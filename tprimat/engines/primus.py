@@ -8,7 +8,7 @@ checkout's own parser.
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath
@@ -18,6 +18,7 @@ import yaml
 
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import ATTENTION_ALONE
 from tprimat.engines.base import LIMITS, Command, Engine, Here, Where, beyond
 from tprimat.logs.fields import Dialect
@@ -28,33 +29,6 @@ from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPla
 WORK_GROUP = "tprimat"
 USER_NAME = "benchmark"
 MODULE = "pre_trainer"
-
-MEASURING: Mapping[str, Value] = {
-    "stderr_sink_level": "DEBUG",  # from v26.2 on the iteration lines are debug messages
-    "log_interval": 1,
-    "log_throughput": True,
-    "log_avg_skip_iterations": 2,
-    "log_avg_reset_interval": 50,
-    "use_rocm_mem_info": False,  # rocm-smi in every iteration would be part of the time
-    "use_rocm_mem_info_iters": [1, 2],
-    "profile": False,
-    "disable_tensorboard": True,
-    "disable_wandb": True,
-}
-DATA: Mapping[str, Value] = {
-    "mock_data": True,
-    "train_data_path": None,
-    "valid_data_path": None,
-    "test_data_path": None,
-    "eval_iters": 0,
-}
-NO_CHECKPOINTS: Mapping[str, Value] = {
-    "finetune": False,
-    "auto_continue_train": False,
-    "load": None,
-    "save": None,
-    "disable_last_saving": True,
-}
 
 
 def experiment(plan: RunPlan) -> dict[str, object]:
@@ -75,7 +49,7 @@ def experiment(plan: RunPlan) -> dict[str, object]:
 
 
 def _decided(plan: RunPlan) -> dict[str, Value]:
-    return {**parser_arguments(plan), **DATA, **NO_CHECKPOINTS, **MEASURING}
+    return {**parser_arguments(plan), **document(DATA / "framework_settings.yaml")["primus"]}
 
 
 def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:

@@ -13,18 +13,19 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType, TracebackType
 from typing import Any, BinaryIO, ClassVar, cast
 
 from tprimat.core.errors import LaunchError
-from tprimat.engines.base import Command
+from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process_tree
 from tprimat.launch.hang import RankRecord, Stack, ranks_of, save, take_records, take_stacks
 from tprimat.launch.process_tree import Reaper, Shutdown
+from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Failure
 from tprimat.records.store import cannot_write
 
@@ -351,6 +352,14 @@ def python_environment(ranks: int = 1) -> dict[str, str]:
     """Return the variables with which a child finds this Python's modules and each rank gets a fair share of the cores."""
     cores = max(1, (os.cpu_count() or 1) // ranks)  # torchrun alone would give each rank one
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
+
+
+def command_on(plan: RunPlan, place: Nodes) -> Command:
+    """Return the exact command that runs a plan on one of its nodes."""
+    command = engine_named(plan.engine).command(plan)
+    if command.ranks_per_node is None:
+        return command
+    return replace(command, argv=(*torchrun(place, command.ranks_per_node), *command.argv), ranks_per_node=None)
 
 
 RENDEZVOUS = Path(__file__).with_name("rendezvous.py")

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tprimat.config.options import removed
 from tprimat.config.schema import (
@@ -100,6 +101,13 @@ class RunPlan(Chosen):
     prediction: RunPrediction | None = None
     """Memory and time; None where they cannot be predicted, as on a CPU."""
 
+    def begun_on(self, machine: Machine, **facts: Any) -> RunRecord:
+        """Return the record of a run that begins now and has not reported anything yet, with what its engine knows."""
+        shared = ("run_id", "model", "size", "strategy", "engine", "workload", "seed", "command", "prediction")
+        known: dict[str, Any] = {"clock": "step_end", **{name: getattr(self, name) for name in shared}, **facts}
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        return RunRecord(machine=machine, started_at=now, outcome="running", **known)
+
 
 FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer")
 """Of older plans: the search for a micro-batch, and a tokenizer.json."""
@@ -124,25 +132,6 @@ def read_plan(path: Path) -> RunPlan:
             if isinstance(options := document.get(section), dict):
                 options.pop(option, None)
     return from_json(RunPlan, json.dumps(document), where=str(path))
-
-
-def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
-    """Return the record of a run that has not reported anything yet. The launcher adds what the engine knows."""
-    return RunRecord(
-        run_id=plan.run_id,
-        model=plan.model,
-        size=plan.size,
-        strategy=plan.strategy,
-        engine=plan.engine,
-        workload=plan.workload,
-        seed=plan.seed,
-        machine=machine,
-        started_at=started_at,
-        clock="step_end",
-        outcome="running",
-        command=plan.command,
-        prediction=plan.prediction,
-    )
 
 
 def mismatches(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from tprimat.analyze.groups import Measured, Shared, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait, engine_words, machine_name, model_name
 from tprimat.core import units
+from tprimat.core.rows import DATA, document
 from tprimat.core.statistics import FEWEST_RUNS
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding, RunMetrics, Window
@@ -293,64 +294,7 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
     "digits": lambda value: f"{value:.4g}",
 }
 """How a number of a finding is shown, by the name that stands in its sentence."""
-FINDINGS = {
-    "no MFU: not recorded": "no MFU, since the {} is not recorded",
-    "no MFU: weights of torchtune": "no MFU, since torchtune's log does not tell which weights it trains (LoRA: few), nor where "
-    "attention ends",
-    "no MFU: dropped choices": "no MFU, since experts are full at a capacity of {}, but how many choices they dropped is not "
-    "recorded",
-    "no MFU: CPU": "no MFU, since a CPU has no published matrix peak to compare with",
-    "no MFU: no peak": "no MFU, since no {} {} peak is known for {}",
-    "few steps": "only {} steady steps; 10 or more make an interval trustworthy",
-    "drift": "step time drifts by {:signed} over the steady steps (Mann-Kendall, p < 0.05)",
-    "outliers": "outliers (3 scaled MAD): {} of {} steady steps; throughput includes them, and its interval may be too narrow",
-    "not finite": "{} of {} steady steps have a skipped update, or a loss or norm that is not finite",
-    "two speeds": "bimodal step times: {:share} take {:seconds}, the others {:seconds}; no interval. "
-    "Check the clocks, and run longer",
-    "caution": "{}",
-    "no point": "alone in its layout and work, slower than another on as many GPUs, or of unknown throughput",
-    "memory of graphs": "memory is what torch reserved: what CUDA graphs hold does not count as allocated",
-    "number of steps": "how many steps it had is not recorded: some may be lost",
-    "wrong clock": "it started {} and ended {}: a clock was wrong, or the record was changed",
-    "framework's clock": "step times are the framework's own, not measured at the end of each step",
-    "unlike variable": "{0} is {1} on node 0, and {2} on node {4} ({3})",
-    "straggler": "{} takes {:percent} longer than its peers, which wait",
-    "clocks": "clocks were held back in {1:share} of the readings: {0}",
-    "energy of other steps": "energy absent: the file states it for other steps",
-    "energy of profiled steps": "energy absent: profiled steps lie between the steady ones",
-    "no ends of steps": "energy absent: the steps do not say when they ended",
-    "power of few GPUs": "energy absent: power was read on {} of {} GPUs",
-    "gaps in power": "energy absent: power readings of {} of {} GPUs do not span the steady steps",
-    "no losses": "{} of 2 sides recorded no loss",
-    "losses of two engines": "two engines draw different initial weights from the same seed",
-    "unlike losses": "{} is {} on one side and {} on the other",
-    "no common step": "they have no step in common",
-    "too few steps for losses": "{} steps do not decide whether the losses are the same within {:share}",
-    # Why a run does not count.
-    "no end": "no end was recorded: it still runs, or was killed with its launcher; steps so far: {}",
-    "not completed": "{}{}",
-    "not as asked": "what ran is not what was asked: {}",
-    "no metrics": "{}",
-    "copy": "its step times are those of {}, rounded, shifted or in part: it is a copy",
-    "diverged": "its loss rose for good, from {:figure} to {:figure}: it diverged",
-    "far loss": "its loss ends at {1:figure}, but that of {0}, on the same model, data and batch, at {2:figure}: no win",
-    "unlike evidence": "{} is {} in the record but {} in its evidence",
-    "other parameters": "{} parameters ran, but the recorded shape has {}",
-    "other ranks": "its layout needs {} GPUs, but {} ran",
-    "uneven batch": "a batch of {} sequences is not a multiple of micro-batch {} on {} replicas",
-    "too much memory": "its peak memory is {:memory}, but its GPU has {:memory}",
-    "too much MFU": "MFU is {:share}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
-    "too fast": "step {} is faster than its GPU could compute it, as {} of {} are",
-    "too many FLOP": "it implies {1:tera} TFLOP/s per GPU, but {0} reaches {2:tera} in its fastest dtype",
-    "too much power": "its energy implies {} W per GPU, but its limit is {} W",
-    "other tokens": "{} of {} steps have {} tokens, but {} sequences of {} make {}",
-    "no loss": "no finite loss in {} of {} steps",
-    "lost losses": "it has losses of {} of {} steps, and fewer toward its end",
-    "lost steps": "it had {} steps, but only {} are left",
-    "other span": "its steps sum to {:digits} s, but {:digits} s passed between their ends",
-    "other moments": "its step times differ from the time between the ends of its steps: first in step {}, in {} of {}",
-    "other rate": "the file states {} tokens/s, but its own steps make {}",
-}
+FINDINGS: Mapping[str, str] = document(DATA / "findings.yaml")
 """A finding's sentence, with its subjects and then its numbers."""
 TRUE_BUT_UNUSABLE = {"no end", "not completed", "not as asked", "no metrics", "copy", "diverged", "far loss"}
 """Kinds of findings for which a run does not count, though it may be what it says."""

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.errors import LaunchError, UserError
-from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.gpus import telemetry
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.launch.agreement import POLL_SECONDS, Group, Hello, LostNodeError, Member, Orders
-from tprimat.launch.process import Ending, Interrupts, Output, Supervisor, torchrun
+from tprimat.launch.process import Ending, Interrupts, Output, Supervisor, command_on
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
 from tprimat.records.schema import Failure, NodeRecord
@@ -160,12 +159,3 @@ def follow_run(plan: RunPlan, orders: Orders, member: Member, interrupts: Interr
         stopped=ending.stopped if member.orders().stop is None else None,
         lines=tuple(re.sub(r"[\ud800-\udfff]", "?", text).split("\n")),
     )
-
-
-def command_on(plan: RunPlan, place: Nodes) -> Command:
-    """Return the exact command that runs a plan on one of its nodes."""
-    command = engine_named(plan.engine).command(plan)
-    if command.ranks_per_node is None:
-        return command
-    prefix = torchrun(place, command.ranks_per_node)
-    return dataclasses.replace(command, argv=(*prefix, *command.argv), ranks_per_node=None)

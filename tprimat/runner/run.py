@@ -5,7 +5,6 @@ import dataclasses
 import shutil
 import sys
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from tprimat.analyze.groups import price_of
@@ -17,8 +16,9 @@ from tprimat.core.errors import MetricError, RecordError
 from tprimat.engines.base import engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, job_name
 from tprimat.launch.agreement import Group
+from tprimat.launch.process import command_on
 from tprimat.launch.run import Launch, Limits, run
-from tprimat.plan.schema import RunPlan, first_record, write_plan
+from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
 from tprimat.records.environment import variables_of_run
@@ -26,7 +26,7 @@ from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, S
 from tprimat.records.store import RunDirectory
 from tprimat.runner.explain import lost_by, traces_of
 from tprimat.runner.logs import FollowedLog
-from tprimat.runner.nodes import command_on, this_node
+from tprimat.runner.nodes import this_node
 from tprimat.runner.prediction import out_of_memory_hint
 from tprimat.runner.progress import Progress
 from tprimat.runner.session import Session
@@ -110,8 +110,8 @@ def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> Tra
 def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) -> RunRecord:
     """Return the first record of a run, with what its engine knows."""
     engine = engine_named(plan.engine)
-    return dataclasses.replace(
-        first_record(plan, machine, datetime.now(timezone.utc).isoformat(timespec="milliseconds")),
+    return plan.begun_on(
+        machine,
         clock=engine.clock,
         software=engine.software(plan),
         environment=variables_of_run(plan.environment),

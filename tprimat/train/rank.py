@@ -16,7 +16,7 @@ import torch
 from tprimat.core.errors import RecordError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.workload import Workload
-from tprimat.plan.schema import RunPlan, first_record, mismatches
+from tprimat.plan.schema import RunPlan, mismatches
 from tprimat.records.environment import processor_name, software_versions, usable_cores
 from tprimat.records.schema import Evidence, Machine, NodeRecord, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RUN_LINE, RunDirectory, to_json
@@ -120,8 +120,7 @@ def launched_record(plan: RunPlan) -> RunRecord:
     try:
         record = RunDirectory(Path(plan.run_directory)).read_run()
     except RecordError:
-        started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        return first_record(plan, machine, started_at)
+        return plan.begun_on(machine)
     seen = record.machine
     return replace(
         record,

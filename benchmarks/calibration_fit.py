@@ -85,16 +85,21 @@ def spreads_of(samples: Sequence[Sample], errors: Mapping[str, float], without: 
         for kind in sample.kinds if sample.source != without else ():
             gathered[kind].append((errors[sample.name], sample.source))
     widths = {
-        kind: (_width([abs(error) for error, _ in pairs]), len(pairs))
+        kind: (_width([abs(error) for error, _ in pairs]), len(pairs), _independent(source for _, source in pairs))
         for kind, pairs in sorted(gathered.items())
         if kind == "all" or (len(pairs) >= FEWEST_ROWS and len({source for _, source in pairs}) >= FEWEST_SOURCES)
     }
     spreads = {}
-    for kind, (width, rows) in widths.items():
-        wide, _ = widths.get(kind.partition(",")[0], widths["all"])
-        pooled = math.sqrt((rows * width**2 + POOLED_ROWS * wide**2) / (rows + POOLED_ROWS))
-        spreads[kind] = [round(max(NARROWEST, pooled), 3), rows]
+    for kind, (width, rows, independent) in widths.items():
+        wide, *_ = widths.get(kind.partition(",")[0], widths["all"])
+        pooled = math.sqrt((independent * width**2 + POOLED_ROWS * wide**2) / (independent + POOLED_ROWS))
+        spreads[kind] = [round(max(NARROWEST, width, pooled), 3), rows]
     return spreads
+
+
+def _independent(sources: Iterable[str]) -> float:
+    """Return as how many rows of different sources rows count: the root of each source's, as in the regression."""
+    return sum(math.sqrt(rows) for rows in Counter(sources).values())
 
 
 def _width(sizes: Sequence[float]) -> float:

@@ -172,6 +172,8 @@ class KeptLayer:
     total: int
     on_device: int
     """Those that stay on the device from its forward to its backward pass, unless all layers are recomputed."""
+    offloaded: int = 0
+    """Those that wait in main memory meanwhile."""
 
 
 Layers = Mapping[bool, KeptLayer]
@@ -183,7 +185,15 @@ def _layers(workload: FullWorkload) -> Layers:
     layers = {moe: layer_activations(workload, moe=moe) for moe in kinds}
     if workload.recompute == "selective" and workload.code.selects_operations and not workload.recompute_modules:
         return {moe: KeptLayer(kept, kept.total, round(kept.total * KEPT_BY_SELECTED_OPERATIONS)) for moe, kept in layers.items()}
-    return {moe: KeptLayer(kept, kept.total, kept.without(_dropped(workload, kept))) for moe, kept in layers.items()}
+    return {
+        moe: KeptLayer(
+            kept,
+            kept.total,
+            kept.without(_dropped(workload, kept)),
+            kept.without(_recomputed(workload, kept)) - kept.without(_dropped(workload, kept)),
+        )
+        for moe, kept in layers.items()
+    }
 
 
 def _place(workload: FullWorkload, stage: Stage) -> Place:
@@ -433,8 +443,12 @@ def _room_for_rows(workload: FullWorkload) -> int:
 
 
 def _kept_activations(workload: FullWorkload, stage: Stage, layers: Layers) -> int:
-    """Return the activations of all micro-batches in flight on one rank of a stage."""
-    total = stage.mtp_layers * layers[bool(workload.shape.experts)].on_device
+    """Return the activations of all micro-batches in flight on one rank of a stage.
+
+    Of what is offloaded, the last layer's stays, so that its backward pass need not wait, and another layer's is traveling
+    (fine_grained_activation_offload.py of Megatron-Core).
+    """
+    total = stage.mtp_layers * layers[bool(workload.shape.experts)].on_device + 2 * layers[stage.moe_layers > 0].offloaded
     for chunk, held in chunks_in_flight(workload, stage):
         total += held * _kept_by_chunk(workload, layers, *chunk)
     return total
@@ -442,11 +456,15 @@ def _kept_activations(workload: FullWorkload, stage: Stage, layers: Layers) -> i
 
 def _dropped(workload: FullWorkload, kept: LayerActivations) -> set[str]:
     """Return the fields of a layer that do not stay on the device between its forward and its backward pass."""
+    return _recomputed(workload, kept) | kept.offloaded(workload.offloaded or ())
+
+
+def _recomputed(workload: FullWorkload, kept: LayerActivations) -> set[str]:
     modules = workload.recompute_modules or ATTENTION_ALONE
     recomputed = kept.recomputed(modules) if workload.recompute == "selective" else set()
     if workload.code.keeps_gathered_inputs and workload.sequence_ranks > 1:
         recomputed.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks
-    return recomputed | kept.offloaded(workload.offloaded or ())
+    return recomputed
 
 
 def _kept_by_chunk(workload: FullWorkload, layers: Layers, dense: int, moe: int) -> int:
@@ -531,6 +549,8 @@ def _backward_of_layer(workload: FullWorkload, stage: Stage, layers: Layers) -> 
     gradients = stream + round(activated * size / _bytes_of_inputs(workload, routed=moe)) + kept.activations.hidden - activated
     if moe:
         gradients += _backward_of_experts(workload)
+    if workload.code.attention != "flash":  # later, of the scores
+        gradients = max(gradients, stream + workload.tokens * workload.sequence_tokens * workload.shape.heads // workload.layout.tensor * size)
     if workload.recompute == "full":
         count = workload.recompute_every or 1
         return gradients + kept.total * min(count, max(stage.layers, 1))

@@ -10,7 +10,7 @@ from tprimat.core.flops import attention_matrices, feed_forward_matrices, layers
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import FullWorkload
 
-IMBALANCE = 0.55
+IMBALANCE = 0.33
 """Natural routing: the standard deviation of the load of experts, over sqrt(E / k - 1), which it has where k experts get all. Our
 routers' busiest rank of 2 had 1.14 to 1.20, of 4 1.40 to 1.55 times the mean load (benchmarks/results/moe.md), which gives 0.55
 to 0.75; routers that have trained are evener, so that the least of it counts."""

@@ -133,7 +133,7 @@ def predict_memory(workload: FullWorkload, known: Known | None = None) -> Memory
         known[held] = places
     variant = workload.recompute, workload.micro_batch, *split
     if (layers := known.get(variant)) is None:
-        layers = known[variant] = _layers(workload)
+        layers = known[variant] = _layers(workload, known)
     predicted = []
     for place in places:
         kind = *variant, place.stage.kind
@@ -145,7 +145,7 @@ def predict_memory(workload: FullWorkload, known: Known | None = None) -> Memory
 
 def predict_memory_of_last_stage(workload: FullWorkload) -> MemoryPrediction:
     """Return the memory of the last stage, which is what Megatron-LM logs to TensorBoard (the writer is on the last rank)."""
-    stage, layers = stages_of(workload)[-1], _layers(workload)
+    stage, layers = stages_of(workload)[-1], _layers(workload, {})
     return _most([_peak_of(workload, _place(workload, stage), layers, _worst_moment(workload, stage, layers))])
 
 
@@ -180,20 +180,23 @@ Layers = Mapping[bool, KeptLayer]
 """By whether a layer has experts."""
 
 
-def _layers(workload: FullWorkload) -> Layers:
-    kinds = (False, True) if workload.shape.experts else (False,)
-    layers = {moe: layer_activations(workload, moe=moe) for moe in kinds}
+def _layers(workload: FullWorkload, known: Known) -> Layers:
+    place = "layers", workload.micro_batch, workload.layout.tensor, workload.layout.context, workload.layout.expert, workload.code
+    if (layers := known.get(place)) is None:  # whatever is computed again
+        kinds = (False, True) if workload.shape.experts else (False,)
+        layers = known[place] = {moe: layer_activations(workload, moe=moe) for moe in kinds}
     if workload.recompute == "selective" and workload.code.selects_operations and not workload.recompute_modules:
         return {moe: KeptLayer(kept, kept.total, round(kept.total * KEPT_BY_SELECTED_OPERATIONS)) for moe, kept in layers.items()}
-    return {
-        moe: KeptLayer(
-            kept,
-            kept.total,
-            kept.without(_dropped(workload, kept)),
-            kept.without(_recomputed(workload, kept)) - kept.without(_dropped(workload, kept)),
-        )
-        for moe, kept in layers.items()
-    }
+    return {moe: _kept(workload, kept) for moe, kept in layers.items()}
+
+
+def _kept(workload: FullWorkload, layer: "LayerActivations") -> KeptLayer:
+    modules = workload.recompute_modules or ATTENTION_ALONE
+    again = layer.recomputed(modules) if workload.recompute == "selective" else set()
+    if workload.code.keeps_gathered_inputs and workload.sequence_ranks > 1:
+        again.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks
+    stays, on_device = layer.without(again), layer.without(again | layer.offloaded(workload.offloaded or ()))
+    return KeptLayer(layer, layer.total, on_device, stays - on_device)
 
 
 def _place(workload: FullWorkload, stage: Stage) -> Place:
@@ -454,19 +457,6 @@ def _kept_activations(workload: FullWorkload, stage: Stage, layers: Layers) -> i
     return total
 
 
-def _dropped(workload: FullWorkload, kept: LayerActivations) -> set[str]:
-    """Return the fields of a layer that do not stay on the device between its forward and its backward pass."""
-    return _recomputed(workload, kept) | kept.offloaded(workload.offloaded or ())
-
-
-def _recomputed(workload: FullWorkload, kept: LayerActivations) -> set[str]:
-    modules = workload.recompute_modules or ATTENTION_ALONE
-    recomputed = kept.recomputed(modules) if workload.recompute == "selective" else set()
-    if workload.code.keeps_gathered_inputs and workload.sequence_ranks > 1:
-        recomputed.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks
-    return recomputed
-
-
 def _kept_by_chunk(workload: FullWorkload, layers: Layers, dense: int, moe: int) -> int:
     if workload.recompute != "full":
         return _kept_whole(layers, dense, moe)
@@ -550,7 +540,8 @@ def _backward_of_layer(workload: FullWorkload, stage: Stage, layers: Layers) -> 
     if moe:
         gradients += _backward_of_experts(workload)
     if workload.code.attention != "flash":  # later, of the scores
-        gradients = max(gradients, stream + workload.tokens * workload.sequence_tokens * workload.shape.heads // workload.layout.tensor * size)
+        heads = workload.shape.heads // workload.layout.tensor
+        gradients = max(gradients, stream + workload.tokens * workload.sequence_tokens * heads * size)
     if workload.recompute == "full":
         count = workload.recompute_every or 1
         return gradients + kept.total * min(count, max(stage.layers, 1))

@@ -152,8 +152,8 @@ def _least_recomputing(question: Question, variants: Iterable[FullWorkload], rat
 
 def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Candidate:
     memory = predict_memory(workload, question.known)
-    missing, fit = memory.missing_bytes(question.memory_bytes), memory.fit(question.memory_bytes)
-    if missing:
+    if missing := memory.missing_bytes(question.memory_bytes):
+        fit = memory.fit(question.memory_bytes)
         return Candidate(workload=workload, memory=memory, time=None, missing_bytes=missing, fit=fit)
     return _timed(workload, memory, rates, question.known)
 

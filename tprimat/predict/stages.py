@@ -12,8 +12,9 @@ from tprimat.core.workload import FullWorkload
 
 IMBALANCE = 0.33
 """Natural routing: the standard deviation of the load of experts, over sqrt(E / k - 1), which it has where k experts get all. Our
-routers' busiest rank of 2 had 1.14 to 1.20, of 4 1.40 to 1.55 times the mean load (benchmarks/results/moe.md), which gives 0.55
-to 0.75; routers that have trained are evener, so that the least of it counts."""
+routers' busiest rank had 1.10 (of 2, 64 and 128 experts) and 1.21 times the mean load (of 4) before their first steps, which gives
+0.29 to 0.37. Those steps skew them to 0.5 to 0.75 (benchmarks/results/moe.md), and long training makes them evener (real text at a
+trained Qwen3-30B-A3B has less than half the imbalance of random tokens at most, arXiv 2605.20982)."""
 FELT = 0.5
 """Of the busiest rank's surplus, the part that lengthens a step: layers differ in their busiest rank, and ranks wait at gradients
 only. EP4 with 1.40 times the mean load took 12 % longer than balanced, with 60 % of the step in what experts do."""
@@ -200,11 +201,12 @@ def busiest_rank(workload: FullWorkload) -> float:
     """Return by how much natural routing lengthens what experts do: 1 where it is balanced, unknown, or on every rank alike.
 
     The busiest of n ranks with E / n experts each has the mean load and as many standard deviations more as the largest of n
-    normal numbers has (Blom's approximation).
+    normal numbers has (Blom's approximation). A choice at random, as balance is forced, is uneven by the root of the tokens alone.
     """
     shape, ranks = workload.shape, workload.layout.expert
     if workload.routing != "natural" or ranks == 1 or not shape.experts or not shape.experts_per_token:
         return 1.0
-    of_expert = IMBALANCE * math.sqrt(shape.experts / shape.experts_per_token - 1)
+    by_chance = (workload.tokens * ranks) ** -0.5
+    of_expert = math.hypot(IMBALANCE, by_chance) * math.sqrt(shape.experts / shape.experts_per_token - 1)
     surplus = of_expert * math.sqrt(ranks / shape.experts) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
     return 1 + FELT * min(surplus, (workload.expert_capacity_factor or ranks) - 1)

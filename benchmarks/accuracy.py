@@ -39,7 +39,7 @@ from tprimat.core.rows import document  # noqa: E402
 from tprimat.core.workload import FullWorkload  # noqa: E402
 from tprimat.predict import predict  # noqa: E402
 from tprimat.predict.calibration import Expected, expected, figures, kinds_of, memory_kinds_of, traits_of  # noqa: E402
-from tprimat.predict.memory import MemoryPrediction, predict_memory, predict_memory_of_last_stage  # noqa: E402
+from tprimat.predict.memory import MemoryPrediction, predict_memory  # noqa: E402
 from tprimat.predict.time import predict_time  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
@@ -451,7 +451,7 @@ ANSWERS = (
 def predict_row(row: Mapping[str, Any]) -> tuple[int, float | None, dict[str, Any]]:
     """Return the allocated peak of a row's last rank, its step's seconds where the accelerator is known, and its answers."""
     workload = row_workload(row)
-    memory = predict_memory_of_last_stage(workload)
+    memory = predict_memory(workload, last_stage=True)
     name = str(row.get("machine", ""))
     accelerator = find_accelerator(MACHINES.get(name, name))
     if accelerator is None or workload.matmul_dtype not in accelerator.dense_flops:

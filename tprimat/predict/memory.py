@@ -35,7 +35,7 @@ NOISE_OF_MARGINS = 0.01
 much (a bootstrap of dense ones: 0.3 to 0.8 %)."""
 Fit = Literal["fits", "too tight to promise", "does not fit"]
 CONTEXT_BYTES = 2**30
-"""What the driver, kernels, cuDNN and NCCL take beside torch's allocator; see `MemoryPrediction.outside_bytes`."""
+"""What the driver, kernels, cuDNN and NCCL take beside torch's allocator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +61,14 @@ class MemoryPrediction:
         return round(self.allocated_bytes * (1 + FRAGMENTS))
 
     @property
-    def outside_bytes(self) -> int:
-        """What the driver, kernels and NCCL take beside torch's allocator."""
-        return CONTEXT_BYTES
-
-    @property
     def device_bytes(self) -> int:
         """The most that it takes of the accelerator, unless it reserves more than 98 % of the runs that the margin comes from."""
-        return round(self.allocated_bytes * (1 + self.margin)) + self.outside_bytes
+        return round(self.allocated_bytes * (1 + self.margin)) + CONTEXT_BYTES
 
     @property
     def expected_device_bytes(self) -> int:
         """What it takes of the accelerator if it has as many fragments as most runs."""
-        return self.reserved_bytes + self.outside_bytes
+        return self.reserved_bytes + CONTEXT_BYTES
 
     def missing_bytes(self, room: int) -> int:
         """Return what so many bytes of a device lack for a promise that it runs; 0: nothing."""
@@ -83,7 +78,7 @@ class MemoryPrediction:
         """Return whether it runs in so many bytes of a device: surely, perhaps, or not even if the prediction is too high."""
         if not self.missing_bytes(room):
             return "fits"
-        least = self.allocated_bytes * (1 - ERROR_OF_MEMORY) + self.outside_bytes
+        least = self.allocated_bytes * (1 - ERROR_OF_MEMORY) + CONTEXT_BYTES
         return "too tight to promise" if least <= room else "does not fit"
 
 
@@ -118,10 +113,10 @@ Peak = tuple[int, Place, Moment, int]
 """All bytes, where and when, and the activations among them."""
 
 
-def predict_memory(workload: FullWorkload, known: Known | None = None) -> MemoryPrediction:
+def predict_memory(workload: FullWorkload, known: Known | None = None, *, last_stage: bool = False) -> MemoryPrediction:
     """Return the memory of the stage that needs most: the first, the last, or the first between them with its layers.
 
-    Later stages of the same layers hold fewer micro-batches.
+    Later stages of the same layers hold fewer micro-batches. Megatron-LM logs the memory of the last to TensorBoard.
     """
     known, layout = {} if known is None else known, workload.layout
     split = layout.tensor, layout.context, layout.expert, workload.code.shards_weights
@@ -135,18 +130,12 @@ def predict_memory(workload: FullWorkload, known: Known | None = None) -> Memory
     if (layers := known.get(variant)) is None:
         layers = known[variant] = _layers(workload, known)
     predicted = []
-    for place in places:
+    for place in places[-1:] if last_stage else places:
         kind = *variant, place.stage.kind
         if (moment := known.get(kind)) is None:
             moment = known[kind] = _worst_moment(workload, place.stage, layers)
         predicted.append(_peak_of(workload, place, layers, moment))
     return _most(predicted)
-
-
-def predict_memory_of_last_stage(workload: FullWorkload) -> MemoryPrediction:
-    """Return the memory of the last stage, which is what Megatron-LM logs to TensorBoard (the writer is on the last rank)."""
-    stage, layers = stages_of(workload)[-1], _layers(workload, {})
-    return _most([_peak_of(workload, _place(workload, stage), layers, _worst_moment(workload, stage, layers))])
 
 
 def _most(peaks: Sequence["Peak"]) -> MemoryPrediction:
@@ -185,14 +174,14 @@ def _layers(workload: FullWorkload, known: Known) -> Layers:
     if (layers := known.get(place)) is None:  # whatever is computed again
         kinds = (False, True) if workload.shape.experts else (False,)
         layers = known[place] = {moe: layer_activations(workload, moe=moe) for moe in kinds}
-    if workload.recompute == "selective" and workload.code.selects_operations and not workload.recompute_modules:
-        return {moe: KeptLayer(kept, kept.total, round(kept.total * KEPT_BY_SELECTED_OPERATIONS)) for moe, kept in layers.items()}
     return {moe: _kept(workload, kept) for moe, kept in layers.items()}
 
 
 def _kept(workload: FullWorkload, layer: "LayerActivations") -> KeptLayer:
-    modules = workload.recompute_modules or ATTENTION_ALONE
-    again = layer.recomputed(modules) if workload.recompute == "selective" else set()
+    modules, selective = workload.recompute_modules, workload.recompute == "selective"
+    if selective and workload.code.selects_operations and not modules:
+        return KeptLayer(layer, layer.total, round(layer.total * KEPT_BY_SELECTED_OPERATIONS))
+    again = layer.recomputed(modules or ATTENTION_ALONE) if selective else set()
     if workload.code.keeps_gathered_inputs and workload.sequence_ranks > 1:
         again.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks
     stays, on_device = layer.without(again), layer.without(again | layer.offloaded(workload.offloaded or ()))

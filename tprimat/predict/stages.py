@@ -11,10 +11,10 @@ from tprimat.core.models import ModelShape
 from tprimat.core.workload import FullWorkload
 
 IMBALANCE = 0.33
-"""Natural routing: the standard deviation of the load of experts, over sqrt(E / k - 1), which it has where k experts get all. Our
-routers' busiest rank had 1.10 (of 2, 64 and 128 experts) and 1.21 times the mean load (of 4) before their first steps, which gives
-0.29 to 0.37. Those steps skew them to 0.5 to 0.75 (benchmarks/results/moe.md), and long training makes them evener (real text at a
-trained Qwen3-30B-A3B has less than half the imbalance of random tokens at most, arXiv 2605.20982)."""
+"""Natural routing: the standard deviation of the load of experts, over sqrt(E / k - 1), which it has where k experts get all.
+With mock data our routers' busiest rank had 1.10 (of 2) and 1.21 times the mean load (of 4) before their first steps: 0.29
+to 0.37. Those steps, or text, skew untrained routers to 0.5 to 0.75 (benchmarks/results/moe.md); long training makes them
+evener."""
 FELT = 0.5
 """Of the busiest rank's surplus, the part that lengthens a step: layers differ in their busiest rank, and ranks wait at gradients
 only. EP4 with 1.40 times the mean load took 12 % longer than balanced, with 60 % of the step in what experts do."""
@@ -201,7 +201,7 @@ def busiest_rank(workload: FullWorkload) -> float:
     """Return by how much natural routing lengthens what experts do: 1 where it is balanced, unknown, or on every rank alike.
 
     The busiest of n ranks with E / n experts each has the mean load and as many standard deviations more as the largest of n
-    normal numbers has (Blom's approximation). A choice at random, as balance is forced, is uneven by the root of the tokens alone.
+    normal numbers has (Blom's approximation). A choice at random is uneven by the root of the tokens alone.
     """
     shape, ranks = workload.shape, workload.layout.expert
     if workload.routing != "natural" or ranks == 1 or not shape.experts or not shape.experts_per_token:

@@ -10,7 +10,7 @@ from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
-from tprimat.predict.memory import PARTS, Part
+from tprimat.predict.memory import CONTEXT_BYTES, PARTS, Part
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, Question, other_routing
 from tprimat.predict.time import TIME_PARTS
@@ -298,8 +298,8 @@ def _bars(best: Candidate, screen: Screen) -> str:
     assert best.time is not None
     need = best.memory
     beside = {
-        "room for fragments": need.device_bytes - need.outside_bytes - need.allocated_bytes,
-        "driver and kernels": need.outside_bytes,
+        "room for fragments": need.device_bytes - CONTEXT_BYTES - need.allocated_bytes,
+        "driver and kernels": CONTEXT_BYTES,
     }
     parts = {MEMORY_NAMES[part]: value for part, value in need.parts.items()}
     memory = _shares({**parts, **beside}, units.gibibytes)

@@ -134,6 +134,10 @@ def test_money_and_time_choose_among_numbers_of_gpus():
     assert 0.3 < large["mfu"] < 0.7
     shown = run_command("plan", *asked, "--deadline", "50").stdout
     assert re.search(r"^4  .*\n8 ", shown, re.MULTILINE)
+    assert ["takes longer than" in text for text in (shown, run_command("plan", *asked, "--deadline", "1").stdout)] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(

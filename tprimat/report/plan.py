@@ -168,13 +168,18 @@ def chosen(
         best = next(iter(rated[0].fitting), None)
         if best is None:
             return False, -math.inf
-        days, _, cost = wishes.bill(best)
-        kept = (deadline is None or (days or 0.0) <= deadline) and (budget is None or (cost or 0.0) <= budget)
+        kept = keeps(best, wishes, budget, deadline)
         if deadline is None or not kept:
             return kept, rate_of(best) * best.workload.world_size
         return kept, round(rate_of(best), -2) - 1e-3 * best.workload.world_size  # the cheapest; of like ones the fewest GPUs
 
     return max(answers, key=limits)
+
+
+def keeps(best: Candidate, wishes: Wishes, budget: float | None, deadline: float | None) -> bool:
+    """Whether training with a layout takes no more dollars and days than these."""
+    days, _, cost = wishes.bill(best)
+    return (deadline is None or (days or 0.0) <= deadline) and (budget is None or (cost or 0.0) <= budget)
 
 
 def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: Screen) -> str:

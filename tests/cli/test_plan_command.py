@@ -132,12 +132,8 @@ def test_money_and_time_choose_among_numbers_of_gpus():
     dollars = 2.5 * 1e9 / 3600 / large["tokens_per_second_per_gpu"]
     assert large["dollars_per_billion_tokens"] == pytest.approx(dollars)
     assert 0.3 < large["mfu"] < 0.7
-    shown = run_command("plan", *asked, "--deadline", "50").stdout
-    assert re.search(r"^4  .*\n8 ", shown, re.MULTILINE)
-    assert ["takes longer than" in text for text in (shown, run_command("plan", *asked, "--deadline", "1").stdout)] == [
-        False,
-        True,
-    ]
+    shown = run_command("plan", *asked, "--deadline", "1").stdout
+    assert re.search(r"^4  .*\n8 .*\n\nEven the fastest", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

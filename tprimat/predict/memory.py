@@ -129,12 +129,16 @@ def predict_memory(workload: FullWorkload, known: Known | None = None, *, last_s
     variant = workload.recompute, workload.micro_batch, *split
     if (layers := known.get(variant)) is None:
         layers = known[variant] = _layers(workload, known)
-    predicted = []
+    predicted: list[Peak] = []
     for place in places[-1:] if last_stage else places:
         kind = *variant, place.stage.kind
         if (moment := known.get(kind)) is None:
             moment = known[kind] = _worst_moment(workload, place.stage, layers)
-        predicted.append(_peak_of(workload, place, layers, moment))
+        activations = _kept_activations(workload, place.stage, layers)
+        needed = activations + moment.loss + moment.backward
+        if place.widened > needed:
+            activations, needed, moment = 0, place.widened, Moment(UPDATE, 0, 0, moment.buffers)
+        predicted.append((place.fixed + needed + moment.buffers, place, moment, activations))
     return _most(predicted)
 
 
@@ -192,15 +196,6 @@ def _place(workload: FullWorkload, stage: Stage) -> Place:
     weights = weights_of(workload, stage)
     states = state_bytes(workload, weights)
     return Place(stage, states, sum(states.values()), _widened_gradients(workload, weights), margin_of(workload))
-
-
-def _peak_of(workload: FullWorkload, place: Place, layers: Layers, worst: Moment) -> Peak:
-    """Return the peak of a rank: while activations are kept, or when the update needs more than they did."""
-    activations = _kept_activations(workload, place.stage, layers)
-    if place.widened > activations + worst.loss + worst.backward:
-        activations, worst = 0, Moment(UPDATE, 0, 0, worst.buffers)
-        return place.fixed + place.widened + worst.buffers, place, worst, activations
-    return place.fixed + activations + worst.loss + worst.backward + worst.buffers, place, worst, activations
 
 
 def _widened_gradients(workload: FullWorkload, weights: Weights) -> int:

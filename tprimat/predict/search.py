@@ -269,7 +269,7 @@ def layouts(question: Question) -> Iterator[Layout]:
             if pipeline > shape.layers or (question.equal_stages and shape.layers % pipeline):
                 continue
             for context in divisors(gpus // tensor // pipeline):
-                if context > MOST_CONTEXT or not _cuts(question, tensor, context):
+                if context > MOST_CONTEXT or question.work.sequence_tokens % (min(context, 2) * context * tensor):
                     continue
                 data = gpus // (tensor * pipeline * context)
                 if question.work.global_batch_sequences % data:
@@ -287,11 +287,6 @@ def tensor_degrees(shape: ModelShape) -> list[int]:
     else:
         degrees = valid_tensor_degrees(shape)
     return [degree for degree in degrees if not (shape.expert_ffn or 0) % degree]
-
-
-def _cuts(question: Question, tensor: int, context: int) -> bool:
-    pieces = context * (2 if context > 1 else 1) * tensor
-    return question.work.sequence_tokens % pieces == 0
 
 
 def _chunks(question: Question, pipeline: int) -> list[int | None]:

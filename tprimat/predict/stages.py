@@ -206,7 +206,6 @@ def busiest_rank(workload: FullWorkload) -> float:
     shape, ranks = workload.shape, workload.layout.expert
     if workload.routing != "natural" or ranks == 1 or not shape.experts or not shape.experts_per_token:
         return 1.0
-    by_chance = (workload.tokens * ranks) ** -0.5
-    of_expert = math.hypot(IMBALANCE, by_chance) * math.sqrt(shape.experts / shape.experts_per_token - 1)
+    of_expert = math.hypot(IMBALANCE, (workload.tokens * ranks) ** -0.5) * math.sqrt(shape.experts / shape.experts_per_token - 1)
     surplus = of_expert * math.sqrt(ranks / shape.experts) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
     return 1 + FELT * min(surplus, (workload.expert_capacity_factor or ranks) - 1)

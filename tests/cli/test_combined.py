@@ -24,7 +24,7 @@ def run(*flags):
 def test_repetitions_end_in_their_mean_and_each_note_is_said_once(trainer, capsys):
     assert run("--runs", "3") == 0
     out = capsys.readouterr().out
-    assert out.count("or more make an interval") == 1
+    assert out.count("or more make a narrow interval") == 1
     interval = r"(\[\S+, \S+\]|\(n = 3\))"  # the latter where a busy machine makes it too wide to be of use
     assert re.search(rf"^minimal_communication +\d\S* {interval} +3 ", out, re.MULTILINE)
 

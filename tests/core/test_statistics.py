@@ -34,7 +34,7 @@ def covers(interval, truth):
     return interval.low <= truth <= interval.high
 
 
-@pytest.mark.parametrize("n", [6, 10, 50])
+@pytest.mark.parametrize("n", [6, 10, 20, 30, 50])
 @pytest.mark.parametrize(
     ("draw", "mean", "middle"),
     [
@@ -42,8 +42,9 @@ def covers(interval, truth):
         (skewed, math.exp(0.02), 1.0),
         (exponential, 1.1, 1 + 0.1 * math.log(2)),
         (lambda rng, n: 1 + 0.02 * autoregressive(rng, n, 0.5), 1.0, 1.0),
+        (lambda rng, n: 1 + 0.01 * autoregressive(rng, n, 0.9), 1.0, 1.0),
     ],
-    ids=["normal", "skewed", "exponential", "autocorrelated"],
+    ids=["normal", "skewed", "exponential", "autocorrelated", "strongly autocorrelated"],
 )
 def test_intervals_cover_90_percent_and_more_after_the_cut_that_every_run_gets(n, draw, mean, middle):
     rng, printed, covered = np.random.default_rng(20 + n), np.zeros(2), np.zeros(2)
@@ -58,7 +59,7 @@ def test_intervals_cover_90_percent_and_more_after_the_cut_that_every_run_gets(n
             printed[place] += found.low is not None
             covered[place] += found.low is not None and covers(found, truth)
     assert ((covered / printed) > 0.885).all(), "90 % within the noise of 1,000 cases"
-    assert (printed > 0.85 * CASES / 2).all()
+    assert (printed > 0.97 * CASES / 2).all()
     if draw is normal and n >= 50:
         assert ((covered / printed) < 0.99).all(), "wide enough, and no wider"
 
@@ -67,18 +68,6 @@ def test_steps_much_like_the_one_before_have_no_interval():
     seconds = 1 + 0.01 * np.sin(np.arange(100) / 30)
     assert statistics.ratio_of_sums(np.ones(100), seconds).low is None
     assert statistics.median_interval(seconds, of_steps=True).low is None
-
-
-@pytest.mark.parametrize(("n", "wrong"), [(20, 0.24), (50, 0.1), (100, 0.03)])
-def test_of_steps_that_depend_strongly_few_intervals_are_printed_that_miss(n, wrong):
-    """AR(1) of 0.9: by the estimate alone, 28 % of runs of 20 steps, 16 % of 50 and 8 % of 100 print a wrong interval."""
-    rng, missed = np.random.default_rng(n), 0
-    for _ in range(CASES // 2):
-        seconds = 1 + 0.01 * autoregressive(rng, n, 0.9)
-        seconds = seconds[statistics.unsteady_prefix(seconds)[0] :]
-        found = statistics.ratio_of_sums(np.ones(len(seconds)), seconds)
-        missed += found.low is not None and statistics.two_states(seconds) is None and not covers(found, 1.0)
-    assert missed <= wrong * CASES / 2
 
 
 def test_one_value_has_no_interval_and_two_have_students():

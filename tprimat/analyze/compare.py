@@ -24,7 +24,9 @@ from tprimat.core.statistics import (
 )
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
-Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
+Outcome = Literal[
+    "faster", "slower", "other loss", "losses missing", "held back", "these runs differ", "no difference shown", "refused"
+]
 
 
 def comparable(first: RunRecord, second: RunRecord, varying: Collection[str] = ()) -> list[DifferingTrait]:
@@ -54,7 +56,8 @@ class Verdict:
     candidate: str
     outcome: Outcome
     """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that. "other loss": it does,
-    and the losses differ on the same data. "held back": it does, and its machine held back the slower side's clocks."""
+    and the losses differ on the same data. "losses missing": it does, and only the slower side recorded its losses. "held back":
+    it does, and its machine held back the slower side's clocks."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
     runs: tuple[int, int]
@@ -146,7 +149,9 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
         shown: Outcome = "faster" if ratio.low > 1 else "slower"
         outcome = shown if min(len(first), len(second)) >= FEWEST_RUNS else "these runs differ"
-        outcome = "held back" if refusal.handicapped == ("baseline" if shown == "faster" else "candidate") else outcome
+        ahead, behind = ("candidate", "baseline") if shown == "faster" else ("baseline", "candidate")
+        outcome = "held back" if refusal.handicapped == behind else outcome
+        outcome = "losses missing" if losses.silent == ahead else outcome
         outcome = "other loss" if losses.outcome == "different" else outcome
     return replace(
         refusal,

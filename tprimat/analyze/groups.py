@@ -76,9 +76,10 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
         return Measured(result=result, metrics=None, not_counted=reason or (Finding(kind="no metrics", subjects=(error.what,)),))
     if run.steps_recorded is None and run.source is None and result.path.suffix not in FILES:
         metrics = replace(metrics, warnings=(*metrics.warnings, Finding(kind="number of steps")))
-    return Measured(
-        result=result, metrics=metrics, not_counted=reason or contradictions(result, metrics) or divergence(result.steps)
+    reason = (
+        reason or contradictions(result, metrics) or divergence(result.steps, run.ran.shape.vocabulary if run.ran.shape else None)
     )
+    return Measured(result=result, metrics=metrics, not_counted=reason)
 
 
 def _outcome(result: RunResult) -> tuple[Finding, ...]:
@@ -121,7 +122,7 @@ def without_far_losses(measured: Sequence[Measured]) -> list[Measured]:
     alike: dict[Hashable, list[int]] = {}
     for place, item in enumerate(measured):
         if item.counts:
-            alike.setdefault(same_training(item.result), []).append(place)
+            alike.setdefault(tuple(same_training(item.result).values()), []).append(place)
     left = list(measured)
     for places in alike.values():
         for place, far in zip(places, far_above([measured[place].result for place in places]), strict=True):

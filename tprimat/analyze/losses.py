@@ -55,6 +55,8 @@ FALL = 0.02
 CLEAR_FALL = 0.1
 """Where one run's losses fall by this, another's must fall by NO_FALL at least."""
 NO_FALL = 0.01
+FAR_FROM_NOTHING = 1.5
+"""Times the loss of a model that knows nothing; auxiliary losses of mixtures add less."""
 LATE_CONFIDENCE = 0.99
 """Of the test of the last third, which is made besides that of the later half."""
 
@@ -77,19 +79,23 @@ class LossCheck:
     """Why it is undecided."""
     paired: bool = True
     """Whether it compares runs of one seed."""
+    silent: str = ""
+    """baseline or candidate, where that side alone recorded no loss."""
 
 
-def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
+def divergence(steps: Sequence[StepRecord], vocabulary: int | None = None) -> tuple[Finding, ...]:
     """Return whether losses rose for good: the last eighth above the lowest stretch before, or the last third above the second.
 
-    How far is judged by the noise of the first half, which a late jump does not inflate.
+    How far is judged by the noise of the first half, which a late jump does not inflate. Losses that never fall diverged as well
+    where they end far above that of a model that knows nothing, the log of the vocabulary's size.
     """
     losses = np.array([step.loss for step in steps if step.loss is not None and step.finite])
     count = len(losses)
     if count < FEWEST_LOSSES:
         return ()
     length = max(3, count // 8)
-    early, end = losses[:-length], median(losses[-length:])
+    early = losses[:-length]
+    end = float(np.quantile(losses[-length:], 0.5 if length < 5 else 0.6))  # of two levels in turn the higher one
     lowest = float(np.median(sliding_window_view(early, length), axis=1).min())
     half = early[: max(4, count // 2)]
     later = half[len(half) // 2 :]  # flatter than the first steps
@@ -103,17 +109,20 @@ def divergence(steps: Sequence[StepRecord]) -> tuple[Finding, ...]:
     for low, high, least in ((lowest, end, RISE_IN_NOISE), *of_thirds):
         if high > low + RISE * abs(low) and high - low > least * noise:
             return (Finding(kind="diverged", numbers=(low, high)),)
+    unlearned = math.log(vocabulary) if vocabulary else math.inf
+    if end > max(FAR_FROM_NOTHING * unlearned, (1 - CLEAR_FALL) * float(losses[0])):
+        return (Finding(kind="diverged", numbers=(unlearned, end)),)
     return ()
 
 
-def same_training(result: RunResult) -> Hashable:
+def same_training(result: RunResult) -> dict[str, Hashable]:
     """Return what runs share whose losses must come near each other, whatever their engine, seed, dtype or learning rates.
 
     Unrecorded data is taken to be the same within one engine only. The number of steps sets the learning rates.
     """
     run = result.run
-    known = [TRAITS[key].value(run) for key in ("model", "shape", "data")]
-    return (*known, known[-1] or run.engine, run.ran.sequence_tokens, tokens_per_step(run), len(result.steps))
+    work = {key: TRAITS[key].value(run) for key in ("model", "shape", "sequence", "tokens", "data")}
+    return {**work, "engine": None if work["data"] else run.engine, "steps": len(result.steps)}
 
 
 def far_above(results: Sequence[RunResult]) -> list[Finding | None]:
@@ -132,9 +141,11 @@ def _far(reference: Mapping[int, float], curve: Mapping[int, float], name: str) 
     if len(steps) < FEWEST_LOSSES:
         return None
     (start, end, error), (first, last, _) = (_ends([one[step] for step in steps]) for one in (reference, curve))
+    last = min(last, _ends(list(curve.values()))[1])  # a longer run may come down later
     level = end if len(steps) >= FEWEST_TO_BE_FAR else start
     stays = last > end and last > (1 - NO_FALL) * first and end < (1 - CLEAR_FALL) * start
-    if stays or last > (1 + FAR) * level + RISE_IN_ERRORS * error:
+    as_long = len(curve) == len(reference)  # the number of steps sets learning rates
+    if stays or (as_long and last > (1 + FAR) * level + RISE_IN_ERRORS * error):
         return Finding(kind="far loss", subjects=(name,), numbers=(last, end))
     return None
 
@@ -148,15 +159,32 @@ def _ends(losses: Sequence[float]) -> tuple[float, float, float]:
 
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
     """Compare the losses of two sides, pair by pair. Two engines make no pairs: they draw different weights from one seed."""
-    silent = sum(not any(map(curve_of, side)) for side in (references, candidates))
+    sides = (("baseline", references), ("candidate", candidates))
+    silent = [name for name, side in sides if not any(map(curve_of, side))]
     if silent:
-        return _undecided(Finding(kind="no losses", numbers=(silent,)))
-    if references[0].run.engine != candidates[0].run.engine:
-        return _undecided(Finding(kind="losses of two engines"))
-    pairs, why = pairs_of(references, candidates)
-    if pairs:
-        return judge(pairs, LOSS_MARGIN)
-    return _far_apart(references, candidates) or _undecided(why or Finding(kind="no common step"))
+        nothing = Finding(kind="no losses", numbers=(len(silent),))
+        return replace(_undecided(nothing), silent=silent[0] if len(silent) == 1 else "")
+    if references[0].run.engine == candidates[0].run.engine:
+        pairs, why = pairs_of(references, candidates)
+        apart = judge(pairs, LOSS_MARGIN) if pairs else _far_apart(references, candidates)
+    else:
+        apart, why = None, Finding(kind="losses of two engines")
+    return apart or _far_ends(references, candidates) or _undecided(why or Finding(kind="no common step"))
+
+
+def _far_ends(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck | None:
+    """Return a check by a run that is `far_above` one of the other side, where their data may be the same: it is not recorded."""
+    runs = [*references, *candidates]
+    works = {tuple(same_training(one)[name] for name in ("model", "shape", "sequence", "tokens")) for one in runs}
+    if len(works) > 1 or len({TRAITS["data"].value(one.run) for one in runs} - {None}) > 1:
+        return None
+    for place, far in enumerate(far_above(runs)):
+        if far is not None:
+            ratio, steps = far.numbers[0] / far.numbers[1], sorted(curve_of(runs[place]))
+            value = (1 / ratio if place < len(references) else ratio) - 1
+            ends = steps[-_last_third(len(steps))], steps[-1]
+            return LossCheck(outcome="different", difference=replace(NOT_A_NUMBER, value=value), steps=ends, paired=False)
+    return None
 
 
 def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck | None:

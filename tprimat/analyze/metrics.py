@@ -17,7 +17,7 @@ from tprimat.records.evidence import cautions
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 
 TRUSTED_STEPS = 10
-"""Steady steps that make an interval trustworthy."""
+"""Steady steps below which intervals are told to be wide."""
 NOTABLE_DRIFT = 0.005
 """Relative change of step time over a window that is worth a warning; long runs show smaller trends, which are irrelevant."""
 SAME_STEPS = 0.8

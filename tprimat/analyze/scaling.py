@@ -22,6 +22,8 @@ Kind = Literal["weak", "strong"]
 
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
 """Traits that change with the number of GPUs, or that a series names anyway."""
+NAMED_ONLY = {*FOLLOWS_GPUS, "power-limit"}
+"""Those, and one whose difference between points is told with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ def _key(group: Group) -> tuple[object, ...]:
     """Return what the points of a series share besides their work: job and layout, without the number of replicas."""
     run = group.run
     shape = None if run.ran.shape is None else replace(run.ran.shape, source=None)
-    work = tuple(TRAITS[key].value(run) for key in FORBIDDING if key not in FOLLOWS_GPUS)
+    work = tuple(TRAITS[key].value(run) for key in FORBIDDING if key not in NAMED_ONLY)
     job = (run.size, shape, accelerator_name(run), run.engine, run.ran.recompute_words, *work)
     split = (run.ran.tensor_parallel, run.ran.pipeline_parallel, run.ran.context_parallel, run.ran.expert_parallel)
     return (*job, run.strategy, *split, run.ran.micro_batch_sequences)

@@ -251,7 +251,7 @@ TRAITS: Mapping[str, Trait] = {
         "sequence parallel {}",
     ),
     "data": Trait("data", lambda run: re.sub(r" \(seed \d+\)", "", _seen(run).data or "") or None, "warn", "data {}"),
-    "power-limit": Trait("power limit", _on_gpu(lambda run: run.machine.power_limit_watts), "warn", "{:.0f} W"),
+    "power-limit": Trait("power limit", _on_gpu(lambda run: run.machine.power_limit_watts), "refuse", "{:.0f} W", "warn"),
     "driver": Trait("driver", _on_gpu(lambda run: run.machine.driver), "warn", "driver {}"),
     "processor": Trait("processor", _on_gpu(processors), "warn", "processor {}", "list"),
     "environment": Trait(

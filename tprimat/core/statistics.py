@@ -21,9 +21,7 @@ MAD_TO_SIGMA = 1.4826022185056018
 """1 / Phi^-1(3/4): makes the MAD of a normal sample estimate its standard deviation (Rousseeuw and Croux 1993, section 1)."""
 MEAN_DEVIATION_TO_SIGMA = math.sqrt(math.pi / 2)
 FEWEST_FREEDOM = 3
-"""Fewest degrees of freedom that autocorrelation leaves. With 1 or 2, quantiles of 12.7 and 4.3 multiply an error that the same
-autocorrelation has already widened: in simulations (AR(1) of 0.3 to 0.8, 10 to 50 steps) the intervals become up to four
-times as wide as with 3 and cover the mean no more often (59 and 59 % of 10 steps at 0.8, 87 and 87 % of 20 at 0.6)."""
+"""Fewest degrees of freedom that autocorrelation leaves: the quantiles of fewer multiply an error that it has already widened."""
 MOST_POINTS = 500
 """Longer series are averaged in consecutive groups, down to this many, before pairwise work or resampling."""
 
@@ -90,14 +88,6 @@ def autocorrelation(values: Array, evidence: float = 1.645) -> float:
 
 CAUTIOUS = 0.5
 """Standard errors from which a correlation widens intervals, long before it is significant: 20 steps seldom prove one of 0.5."""
-FLOOR, FLOOR_OF_MEDIAN = 2.5, 4.0
-"""Variance inflation that a short series has at least, for a mean and for a median; from 8 values on it falls. Ten cannot show
-that they are independent, and the cut of warm-up takes slow ones. So intervals of 6 to 100 steps cover the truth in 90 % of
-cases and more up to AR(1) of 0.5, and in 97 % and more where steps are independent (benchmarks/results/statistics.md)."""
-TOO_ALIKE = 0.8
-"""Autocorrelation above which a series says too little about its mean for an interval."""
-ENOUGH_TO_TELL = 15
-"""Values from which the error of an autocorrelation counts; with fewer, it would cost independent steps their interval."""
 
 
 def variance_inflation(values: Array, evidence: float = CAUTIOUS) -> float:
@@ -106,18 +96,40 @@ def variance_inflation(values: Array, evidence: float = CAUTIOUS) -> float:
     return (1 + rho) / (1 - rho)
 
 
-def _inflation_of_steps(values: Array, floor: float = FLOOR) -> float:
-    """Return the variance inflation over the steps of a run, of which short runs have at least a floor."""
-    return max(variance_inflation(values), min(floor, 1 + 8 * floor / len(values)))
+CORRELATIONS = np.sin(math.asin(0.995) * (np.arange(24) + 0.5) / 24)
+"""Autocorrelations that steps may have, 0 to 0.995, equally likely before they are seen: the reference prior, proportional to
+1 / sqrt(1 - r^2) (Berger and Yang 1994, doi:10.1017/S026646660000863X)."""
+TOO_ALIKE, SURELY = 0.95, 0.9
+"""Autocorrelation above which steps say too little about their mean for an interval, and the probability from which they do."""
 
 
-def too_alike(values: Array) -> bool:
-    """Whether the steps of a run are so much alike that they give no interval; of many, whether they may be.
+def mean_of_steps(values: Array) -> tuple[float, bool]:
+    """Return the half width of the 95 % interval of a mean of AR(1) steps, and whether they are too alike for one; from 2 on.
 
-    Many: the upper end of a one-sided 90 % interval exceeds TOO_ALIKE, with Bartlett's error of an AR(1) estimate (1946).
+    Few steps do not show how much each depends on the one before. So the interval is that of the posterior of the mean over
+    CORRELATIONS, with flat priors of mean and log variance: for each of them Student's t about the generalized least squares
+    mean (Zellner and Tiao 1964, doi:10.1080/01621459.1964.10480726). It is several times as wide as Student's for 10 steps,
+    and about as wide for 50 that look independent.
     """
-    rho, n = autocorrelation(values, CAUTIOUS), len(values)
-    return rho + (1.28 * math.sqrt((1 - rho**2) / n) if n >= ENOUGH_TO_TELL else 0.0) > TOO_ALIKE
+    from scipy.special import stdtr
+
+    n, r, off = len(values), CORRELATIONS, values - values.mean()
+    if float(off @ off) <= 0:
+        return 0.0, False
+    ends = float(off[0] + off[-1])
+    ones, cross = n - 2 * r * (n - 1) + r**2 * (n - 2), ends * r * (1 - r)
+    squares = off @ off - 2 * r * (off[:-1] @ off[1:]) + r**2 * (off[1:-1] @ off[1:-1]) - cross**2 / ones
+    squares = np.maximum(squares, 1e-12 * float(off @ off))
+    likely = 0.5 * np.log((1 - r**2) / ones) - (n - 1) / 2 * np.log(squares)
+    weights = np.exp(likely - likely.max())
+    weights /= weights.sum()
+    center, scale = cross / ones, np.sqrt(squares / (n - 1) / ones)
+    low, high = 0.0, float((np.abs(center) + t_quantile(n - 1) * scale).max())
+    for _ in range(40):
+        arm = (low + high) / 2
+        inside = weights @ (stdtr(n - 1, (arm - center) / scale) - stdtr(n - 1, (-arm - center) / scale))
+        low, high = (low, arm) if inside > CONFIDENCE else (arm, high)
+    return high, float(weights[r > TOO_ALIKE].sum()) > SURELY
 
 
 @lru_cache(maxsize=4096)
@@ -139,13 +151,15 @@ def median_ranks(n: int) -> tuple[int, float]:
 def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
     """Return the median of positive values and its 95 % interval: distribution-free from 6 on, Student's t from 2 to 5.
 
-    Autocorrelation widens both arms by the square root of the variance inflation, which the steps of a run have by a floor; where
-    they are too alike, they have no interval. Arms are factors (lengths on the log scale), so that a duration stays positive.
+    Autocorrelation widens both arms by the square root of the variance inflation, and those of the steps of a run as it does the
+    interval of their mean; where they are too alike, they have none. Arms are factors, so that a duration stays positive.
     """
     n, center = len(values), median(values)
-    if n < 2 or (of_steps and too_alike(values)):
+    arm, alike = mean_of_steps(values) if of_steps and n > 1 else (0.0, False)
+    if n < 2 or alike:
         return Interval(value=center, low=None, high=None)
-    wider = math.sqrt(_inflation_of_steps(values, FLOOR_OF_MEDIAN) if of_steps else variance_inflation(values))
+    student = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
+    wider = arm / student if arm > 0 else math.sqrt(variance_inflation(values))
     if n < 6:
         factor = math.exp(t_quantile(n - 1) * wider * float(np.log(values).std(ddof=1)) / math.sqrt(n))
         return Interval(value=center, low=center / factor, high=center * factor)
@@ -161,21 +175,13 @@ def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     Shapes are (n,); the denominator, such as seconds, is positive. No interval where each value is much like the one before.
     """
     ratio = float(numerator.sum()) / float(denominator.sum())
-    if len(numerator) < 2 or ratio <= 0 or too_alike(numerator - ratio * denominator):
+    if len(numerator) < 2 or ratio <= 0:
         return Interval(value=ratio, low=None, high=None)
-    error, freedom = _log_ratio_error(numerator, denominator)
-    arm = t_quantile(freedom) * error
-    return Interval(value=ratio, low=ratio * math.exp(-arm), high=ratio * math.exp(arm))
-
-
-def _log_ratio_error(numerator: Array, denominator: Array) -> tuple[float, int]:
-    """Return the standard error of the log of a ratio of sums, and its degrees of freedom; from 2 values on."""
-    n, total = len(numerator), float(denominator.sum())
-    ratio = float(numerator.sum()) / total
-    residual = numerator - ratio * denominator
-    inflation = _inflation_of_steps(residual)
-    error = math.sqrt(n / (n - 1) * float(residual @ residual) * inflation) / total / ratio
-    return error, max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
+    arm, alike = mean_of_steps(numerator - ratio * denominator)
+    if alike:
+        return Interval(value=ratio, low=None, high=None)
+    factor = math.exp(arm / float(denominator.mean()) / ratio)
+    return Interval(value=ratio, low=ratio / factor, high=ratio * factor)
 
 
 def mean_of_runs(values: Array) -> Interval:
@@ -237,10 +243,9 @@ def unsteady_prefix(values: Array) -> tuple[int, bool]:
     spreads slower is summed from the start (Page 1954, doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks,
     if the peak passes log(1 / FALSE_ALARM). By Ville's inequality steady values do so with at most that probability if level
     and spread are known. Those of short series are not: 25 % of series of 10 independent values lose some, 13 % of 20, 4 % of
-    50 (benchmarks/results/statistics.md): that costs a few steps of the first half, and intervals are made wider for it
-    (FLOOR). Values count as at most 4 spreads off, so that one late spike cannot extend the stretch. Where none is slower, a
-    faster one is looked for in the same way; it must be faster by NOTABLE_LEAD, with ten times the evidence, and be more like
-    a step than like a drift.
+    50 (benchmarks/results/statistics.md): that costs a few steps of the first half, which intervals are wide enough for. Values
+    count as at most 4 spreads off, so that one late spike cannot extend the stretch. Where none is slower, a faster one is looked
+    for in the same way, faster by NOTABLE_LEAD, with ten times the evidence, and more like a step than like a drift.
     """
     if len(values) < 4:
         return 0, False
@@ -318,6 +323,21 @@ def rate_of(tokens: Array, seconds: Array) -> Rate:
     logs = np.log(tokens / seconds) if (tokens > 0).all() else np.zeros(1)
     step_spread = PER_MEDIAN_DEVIATION * median(np.abs(logs - median(logs)))
     return Rate(log=math.log(ratio), error=error, freedom=freedom, step_spread=step_spread)
+
+
+FLOOR = 2.5
+"""Variance inflation that the steps of a short run have at least; from 8 on it falls. With the assumed spread between runs,
+ratios of single runs then cover 1 in 95 % of cases and more up to AR(1) of 0.9 (benchmarks/results/statistics.md)."""
+
+
+def _log_ratio_error(numerator: Array, denominator: Array) -> tuple[float, int]:
+    """Return the standard error of the log of a ratio of sums, and its degrees of freedom; from 2 values on."""
+    n, total = len(numerator), float(denominator.sum())
+    ratio = float(numerator.sum()) / total
+    residual = numerator - ratio * denominator
+    inflation = max(variance_inflation(residual), min(FLOOR, 1 + 8 * FLOOR / n))
+    error = math.sqrt(n / (n - 1) * float(residual @ residual) * inflation) / total / ratio
+    return error, max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
 
 
 def spread_between_runs(*groups: Sequence[Rate], least: float = BETWEEN_RUNS) -> float:

@@ -57,6 +57,8 @@ def headline(ranking: Ranking) -> list[str]:
         return [text + although(ranking.lead)]
     if outcome == "held back":
         return [f"{text}; no winner, because {held_words(ranking.lead, second)}"]
+    if outcome == "losses missing":
+        return [f"{text}; no winner: it recorded no losses, and {second} did"]
     if outcome == "other loss":
         return [text, loss_words(ranking.lead)]
     return [f"{text}; too few runs to call it the winner"]
@@ -210,8 +212,10 @@ def sentence(verdict: Verdict) -> str:
     what = verdict.outcome if verdict.outcome == "no difference shown" else change(ratio.value)
     if verdict.outcome == "these runs differ":
         what += f" in these runs, too few to call it {'faster' if ratio.value > 1 else 'slower'}"
+    slower, faster = (verdict.baseline, verdict.candidate)[:: 1 if ratio.value > 1 else -1]
+    if verdict.outcome == "losses missing":
+        what = f"ran {what}; no winner: {faster} recorded no losses, and {slower} did"
     if verdict.outcome == "held back":
-        slower = verdict.baseline if ratio.value > 1 else verdict.candidate
         what = f"ran {what}; no winner, because {held_words(verdict, slower)}"
     elif verdict.outcome in {"faster", "slower", "these runs differ"}:
         what += although(verdict)

@@ -208,7 +208,7 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
     for one in comparison.verdicts:
         passed = one.no_slower_than(margin)
         favoured = passed is not None and one.handicapped == ("baseline" if passed else "candidate")
-        silent = one.losses_open is not None and (one.losses_open.kind, one.losses_open.numbers) == ("no losses", (1,))
+        silent = one.losses is not None and one.losses.silent
         if one.outcome == "refused" or one.other_loss is not None or silent:
             undecided.append(f"{sentence(one)} Only one side recorded its losses." if silent else sentence(one))
         elif favoured:

@@ -15,7 +15,7 @@ from forks import Fork
 
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
-from tprimat.launch.agreement import Group, Hello, Member
+from tprimat.launch.agreement import Hello, Member, NodeGroup
 from tprimat.launch.process import Ending
 from tprimat.launch.process_tree import in_signal_set
 from tprimat.launch.run import Attempt
@@ -227,7 +227,7 @@ def place():
 
 
 def test_strangers_and_nodes_of_other_runs_do_not_take_a_place(place):
-    group = Group(place, hello(0), 20)
+    group = NodeGroup(place, hello(0), 20)
     with socket.create_connection(("127.0.0.1", place.master_port)) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
     right = Member(dataclasses.replace(place, rank=1), hello(1, host="right"))
@@ -249,7 +249,7 @@ def test_strangers_and_nodes_of_other_runs_do_not_take_a_place(place):
 
 def test_a_port_in_use_is_no_traceback(place):
     with socket.create_server(("127.0.0.1", place.master_port)), pytest.raises(LaunchError, match="cannot be used"):
-        Group(place, hello(0), 1)
+        NodeGroup(place, hello(0), 1)
 
 
 @pytest.mark.parametrize(

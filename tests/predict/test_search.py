@@ -13,12 +13,12 @@ from tprimat.core.models import model_shape
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
-from tprimat.predict.search import MOST_CHUNKS, Question, layouts, search, workloads
+from tprimat.predict.search import MOST_CHUNKS, LayoutQuestion, layouts, search, workloads
 from tprimat.predict.time import predict_time
 from tprimat.report.plan import reason
 
 H100 = find_accelerator("H100 SXM")
-QUESTION = {field.name for field in fields(Question)}
+QUESTION = {field.name for field in fields(LayoutQuestion)}
 
 
 def question(**changes):
@@ -32,7 +32,7 @@ def question(**changes):
     names = {"global_batch": "global_batch_sequences", "precision": "matmul_dtype"}
     for name, value in changes.items():
         (asked if name in QUESTION else facts)[names.get(name, name)] = value
-    return Question(work=FullWorkload(**facts), **asked)
+    return LayoutQuestion(work=FullWorkload(**facts), **asked)
 
 
 def accepted(asked, **degrees):

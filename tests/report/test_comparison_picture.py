@@ -14,7 +14,7 @@ from tprimat.analyze.peak import analyze_peaks
 from tprimat.core.models import model_shape
 from tprimat.records.discover import load_results
 from tprimat.records.schema import LogSource
-from tprimat.report.names import workloads
+from tprimat.report.names import ranked_workloads
 from tprimat.report.plots import MOST_SERIES, drawn
 from tprimat.report.plots.comparison import comparison_sheet
 from tprimat.report.plots.peak import peak_sheet
@@ -207,7 +207,7 @@ def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):
     for number, shape in enumerate((model_shape("llama-3.1-8b"), cut)):
         write(tmp_path, f"a-{number}", 4.0 + number, number, shape=shape)
         write(tmp_path, f"b-{number}", 4.5 + number, number, shape=shape, strategy="balanced", **TP2)
-    found = sorted(work.title for work in workloads(comparison_of(tmp_path).rankings))
+    found = sorted(work.title for work in ranked_workloads(comparison_of(tmp_path).rankings))
     assert found == ["llama", "llama (llama-3.1-8b-20-layers)"]
 
 

@@ -13,7 +13,7 @@ from repeating import RepeatingRecorder
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.core.errors import MetricError
 from tprimat.megatron import fp8
-from tprimat.megatron.graphs import Place, StepGraphs
+from tprimat.megatron.graphs import MicroBatch, StepGraphs
 from tprimat.megatron.training import untested
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
@@ -52,7 +52,7 @@ def test_first_last_and_all_others_are_recorded_once_in_the_third_step(micro_bat
         assert by_python == (step <= 3)
         assert steps.recorded == (step >= 3)
         assert recorder.recorded == (graphs if step >= 3 else 0)
-        assert seen[-micro_batches:] == [Place(number == 0, number == micro_batches - 1) for number in range(micro_batches)]
+        assert seen[-micro_batches:] == [MicroBatch(number == 0, number == micro_batches - 1) for number in range(micro_batches)]
 
 
 VARIANTS = {

@@ -24,7 +24,7 @@ from tprimat.core.statistics import (
 )
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
-Outcome = Literal[
+Judgment = Literal[
     "faster", "slower", "other loss", "losses missing", "held back", "these runs differ", "no difference shown", "refused"
 ]
 
@@ -54,7 +54,7 @@ class Verdict:
 
     baseline: str
     candidate: str
-    outcome: Outcome
+    outcome: Judgment
     """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that. "other loss": it does,
     and the losses differ on the same data. "losses missing": it does, and only the slower side recorded its losses. "held back":
     it does, and its machine held back the slower side's clocks."""
@@ -144,10 +144,10 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     if not first or not second:
         return refusal
     ratio = ratio_of_rates(first, second, assumed=assumed)
-    outcome: Outcome = "no difference shown"
+    outcome: Judgment = "no difference shown"
     losses = check_losses(*([item.result for item in group.runs] for group in (baseline, candidate)))
     if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
-        shown: Outcome = "faster" if ratio.low > 1 else "slower"
+        shown: Judgment = "faster" if ratio.low > 1 else "slower"
         outcome = shown if min(len(first), len(second)) >= FEWEST_RUNS else "these runs differ"
         ahead, behind = ("candidate", "baseline") if shown == "faster" else ("baseline", "candidate")
         outcome = "held back" if refusal.handicapped == behind else outcome

@@ -60,9 +60,9 @@ FAR_FROM_NOTHING = 1.5
 LATE_CONFIDENCE = 0.99
 """Of the test of the last third, which is made besides that of the later half."""
 
-Curve = Mapping[int, float]
+LossCurve = Mapping[int, float]
 """Step -> loss; not a number where the loss was none."""
-Pairs = dict[object, list[tuple[Curve, Curve]]]
+Pairs = dict[object, list[tuple[LossCurve, LossCurve]]]
 """Seed -> curves of reference and candidate."""
 
 
@@ -263,7 +263,7 @@ def _apart_at_the_end(rows: Array, within: float) -> Interval | None:
     return Interval(value=apart[0], low=apart[0] - arm, high=apart[0] + arm) if apart else None
 
 
-def _difference(pair: tuple[Curve, Curve], steps: Sequence[int]) -> Array:
+def _difference(pair: tuple[LossCurve, LossCurve], steps: Sequence[int]) -> Array:
     reference, candidate = (np.array([curve[step] for step in steps]) for curve in pair)
     relative = np.full(len(steps), np.nan)
     np.divide(candidate, reference, out=relative, where=reference != 0)
@@ -271,7 +271,7 @@ def _difference(pair: tuple[Curve, Curve], steps: Sequence[int]) -> Array:
     return relative - 1
 
 
-def curve_of(result: RunResult) -> Curve:
+def curve_of(result: RunResult) -> LossCurve:
     """Return the losses of a run, not a number where a step's loss was none; steps whose loss is not recorded are left out."""
     known = [step for step in result.steps if step.loss is not None or not step.finite]
     return {step.step: float("nan") if step.loss is None else step.loss for step in known}

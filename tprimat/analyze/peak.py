@@ -16,7 +16,7 @@ SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PeakEntry:
     """One configuration with the figures that rank it; the other metrics are its group's."""
 
     group: Group
@@ -55,14 +55,14 @@ class Entry:
         return None if self.run.ran.sequence_tokens is None else self.tokens_per_day / self.run.ran.sequence_tokens
 
 
-def entry_of(group: Group) -> Entry | None:
+def entry_of(group: Group) -> PeakEntry | None:
     """Compute the figures of one configuration; None without a throughput, where tokens or GPUs are not recorded."""
     run, gpus, per_gpu = group.run, group.run.machine.gpus, throughput(group)
     metrics = [item.metrics for item in group.runs if item.metrics is not None]
     if per_gpu is None or gpus is None:
         return None
     flops = None if on_cpu([group]) else group_estimate(group, lambda one: one.model_flops_per_second_per_gpu)
-    return Entry(
+    return PeakEntry(
         group=group,
         run=run,
         gpus=gpus,
@@ -87,32 +87,32 @@ def _mean_step(metrics: Sequence[RunMetrics], rate: Estimate) -> Estimate:
     return Estimate(value=seconds, low=low, high=high, samples=rate.samples)
 
 
-def peaks(entries: Sequence[Entry]) -> list[Entry]:
+def peaks(entries: Sequence[PeakEntry]) -> list[PeakEntry]:
     """Return the best configuration of each machine and model: the fastest; of unlike work, that with the most FLOP/s first."""
-    places: dict[tuple[str, str], list[Entry]] = {}
+    places: dict[tuple[str, str], list[PeakEntry]] = {}
     for entry in entries:
         places.setdefault((entry.platform, entry.model), []).append(entry)
     return by_flops([by_flops(alike)[0] for alike in places.values()])
 
 
-def by_flops(entries: Sequence[Entry]) -> list[Entry]:
+def by_flops(entries: Sequence[PeakEntry]) -> list[PeakEntry]:
     """Sort by FLOP/s, which unlike work may be ranked by; by tokens/s where one does not know its FLOP/s."""
     if all(entry.flops is not None for entry in entries):
         return sorted(entries, key=lambda entry: -(entry.flops or 0))
     return sorted(entries, key=lambda entry: -entry.tokens_per_second)
 
 
-def best_of_models(best: Sequence[Entry]) -> list[Entry]:
+def best_of_models(best: Sequence[PeakEntry]) -> list[PeakEntry]:
     """Return the first peak of each model: tokens/s of different models do not compare."""
-    fastest: dict[str, Entry] = {}
+    fastest: dict[str, PeakEntry] = {}
     for entry in best:
         fastest.setdefault(entry.model, entry)
     return list(fastest.values())
 
 
-def against_the_best(best: Sequence[Entry], *, even_if_different: bool = False) -> list[Verdict]:
+def against_the_best(best: Sequence[PeakEntry], *, even_if_different: bool = False) -> list[Verdict]:
     """Compare, for each model that ran on several machines, the peak of every other machine with the fastest one."""
-    leaders: dict[str, Entry] = {}
+    leaders: dict[str, PeakEntry] = {}
     verdicts = []
     for entry in best:
         leader = leaders.setdefault(entry.model, entry)
@@ -132,7 +132,7 @@ class Projection:
     """At the assumed efficiency."""
 
 
-def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Projection]:
+def project(entry: PeakEntry, nodes: Sequence[int], efficiency: float) -> list[Projection]:
     """Project throughput to more nodes: linearly, and at an assumed efficiency (0..1) beyond the measured number of nodes."""
     measured = entry.run.machine.nodes or 1
     return [
@@ -152,11 +152,11 @@ class PeakAnalysis:
 
     options: MetricOptions
     """How FLOP were counted, and which peak they were divided by."""
-    entries: Sequence[Entry]
+    entries: Sequence[PeakEntry]
     """Fastest first."""
     rankings: Sequence[Ranking]
     """Of the entries, by their work."""
-    peaks: Sequence[Entry]
+    peaks: Sequence[PeakEntry]
     verdicts: Sequence[Verdict]
     projections: Sequence[Projection]
     """Of the overall peak."""

@@ -83,7 +83,7 @@ def six_n_rate(probe: ProbeRecord) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ProbeSetting:
     """Conditions that rates depend on besides the operation. Probes of one setting belong on one page."""
 
     accelerator: str | None
@@ -92,9 +92,9 @@ class Setting:
     torch: str | None
 
 
-def setting_of(machine: Machine, software: dict[str, str]) -> Setting:
+def setting_of(machine: Machine, software: dict[str, str]) -> ProbeSetting:
     """Return the setting of a probe or a run."""
-    return Setting(
+    return ProbeSetting(
         accelerator=machine.accelerator,
         driver=machine.driver,
         power_limit_watts=machine.power_limit_watts,
@@ -144,7 +144,7 @@ def scaling_efficiency(step: ProbeRecord, steps: Sequence[ProbeRecord]) -> float
     return tokens / one / step.shape["ranks"] if tokens and one else None
 
 
-def settings_of(probes: Iterable[ProbeRecord]) -> list[Setting]:
+def settings_of(probes: Iterable[ProbeRecord]) -> list[ProbeSetting]:
     """Return the different settings, in order of first appearance."""
     return list(dict.fromkeys(setting_of(probe.machine, probe.software) for probe in probes))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tprimat.analyze.compare import rankings
 from tprimat.analyze.groups import Group, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import Entry, entry_of
+from tprimat.analyze.peak import PeakEntry, entry_of
 from tprimat.analyze.traits import TRAITS, accelerator_name
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import flop_per_token
@@ -52,7 +52,7 @@ class Neighbor:
 class Neighborhood:
     """One configuration of ours with its nearest published results, nearest first."""
 
-    ours: Entry
+    ours: PeakEntry
     """Counted causal, against the dense peak."""
     neighbors: tuple[Neighbor, ...]
 

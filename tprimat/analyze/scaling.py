@@ -18,7 +18,7 @@ from tprimat.core.errors import MetricError
 from tprimat.core.statistics import BETWEEN_RUNS, Rate, ratio_of_rates, t_quantile
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
-Kind = Literal["weak", "strong"]
+ScalingKind = Literal["weak", "strong"]
 
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
 """Traits that change with the number of GPUs, or that a series names anyway."""
@@ -75,7 +75,7 @@ class Series:
     """One workload on rising numbers of GPUs."""
 
     name: str
-    kind: Kind
+    kind: ScalingKind
     points: tuple[Point, ...]
     """By number of GPUs, each number once, two or more."""
     differing: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def _row(first: Point, point: Point) -> Row:
     return Row(point=point, multiplier=scaled(efficiency, point.gpus / first.gpus, efficiency.samples), efficiency=efficiency)
 
 
-def series(name: str, kind: Kind, points: Sequence[Point]) -> Series:
+def series(name: str, kind: ScalingKind, points: Sequence[Point]) -> Series:
     """Build a series in order of GPUs."""
     counts = sorted(point.gpus for point in points)
     if len(set(counts)) < max(2, len(counts)):
@@ -133,7 +133,7 @@ def _key(group: Group) -> tuple[object, ...]:
 def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
     """Return series of equal keys and equal work per step and GPU, then per step."""
     all_series: list[tuple[Series, list[Group]]] = []
-    ways: tuple[tuple[Kind, Callable[[Group], float | None]], ...] = (("weak", _tokens_per_gpu), ("strong", _tokens))
+    ways: tuple[tuple[ScalingKind, Callable[[Group], float | None]], ...] = (("weak", _tokens_per_gpu), ("strong", _tokens))
     for kind, work in ways:
         alike: dict[tuple[object, ...], list[Group]] = {}
         for group in groups:
@@ -152,7 +152,7 @@ def _tokens_per_gpu(group: Group) -> float | None:
     return None if tokens is None or gpus is None else tokens / gpus
 
 
-def _series_of_fastest(kind: Kind, groups: Sequence[Group]) -> tuple[Series, list[Group]] | None:
+def _series_of_fastest(kind: ScalingKind, groups: Sequence[Group]) -> tuple[Series, list[Group]] | None:
     """Build a series from the fastest group of each number of GPUs, with these groups; None for a single number."""
     best: dict[int, tuple[Point, Group]] = {}
     for group in groups:

@@ -256,7 +256,7 @@ class ProfileSummary:
     top: tuple[KernelTime, ...]
 
 
-Part = tuple[StepWindow, Spans]
+TracePart = tuple[StepWindow, Spans]
 """A step, and the spans in it."""
 
 
@@ -334,7 +334,7 @@ def covered(spans: Spans) -> float:
     return float(reach[-1] - starts[0] - gaps.sum())
 
 
-def _top(parts: Sequence[Part], names: Sequence[str]) -> tuple[KernelTime, ...]:
+def _top(parts: Sequence[TracePart], names: Sequence[str]) -> tuple[KernelTime, ...]:
     """Return the kernels that take most of a step. One name may have two classes, such as elementwise and optimizer."""
     kinds, spans = len(CLASSES), np.concatenate([part for _, part in parts])
     seconds = np.bincount(spans["name"] * kinds + spans["kind"], weights=spans["end"] - spans["start"]) / len(parts)

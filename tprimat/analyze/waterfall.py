@@ -48,7 +48,7 @@ Known = Literal["run", "machine", "predicted", "rest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedParts:
     """What a step is predicted to take."""
 
     parts: Mapping[str, float]
@@ -91,7 +91,7 @@ class Waterfall:
 
 
 def waterfall(
-    result: RunResult, metrics: RunMetrics, trace: ProfileSummary | None = None, expected: Expected | None = None
+    result: RunResult, metrics: RunMetrics, trace: ProfileSummary | None = None, expected: ExpectedParts | None = None
 ) -> Waterfall:
     """Divide the mean steady step of a run.
 
@@ -129,7 +129,7 @@ def _clock(result: RunResult, metrics: RunMetrics) -> tuple[str, float]:
 
 
 def _parts(
-    run: RunRecord, metrics: RunMetrics, trace: ProfileSummary | None, expected: Expected | None, arithmetic: float
+    run: RunRecord, metrics: RunMetrics, trace: ProfileSummary | None, expected: ExpectedParts | None, arithmetic: float
 ) -> list[Loss]:
     """Return all other parts; `arithmetic`: seconds of the model's own FLOP."""
     guess, again = (expected.parts, expected.again) if expected else ({}, {})

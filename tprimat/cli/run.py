@@ -17,7 +17,7 @@ from tprimat.engines import AUTO, ENGINE_NAMES
 
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
-    from tprimat.runner.cells import CellResult, Entry
+    from tprimat.runner.cells import CellResult, PlannedEntry
     from tprimat.runner.request import RunRequest
     from tprimat.runner.session import Session
 
@@ -287,9 +287,9 @@ def request_of(options: argparse.Namespace, command: str, program: str) -> "RunR
     return replace(request, command=masked_command((program, *options.words)))
 
 
-def refuse_nothing(entries: "Sequence[Entry]") -> None:
+def refuse_nothing(entries: "Sequence[PlannedEntry]") -> None:
     """Name what cannot run here and why, each once, and stop if nothing else is left."""
-    reasons: dict[str, list[Entry]] = {}
+    reasons: dict[str, list[PlannedEntry]] = {}
     for entry in entries:
         if (refusal := entry.refusal) is not None:
             reasons.setdefault(str(UserError(refusal.what, fix=refusal.fix)), []).append(entry)
@@ -314,7 +314,7 @@ def print_document(results: "Sequence[CellResult]") -> None:
     print_json({**rows, "combined": combined_document(runs)})
 
 
-def show(entries: "Sequence[Entry]", results: "Sequence[CellResult]") -> None:
+def show(entries: "Sequence[PlannedEntry]", results: "Sequence[CellResult]") -> None:
     """Print the ranking of all runs, and the table of all cells."""
     from tprimat.report.tables import screen_of
     from tprimat.runner.cells import combined, groups_of, measured_lead, table

@@ -12,7 +12,7 @@ from tprimat.core.rows import DATA, document
 
 Attention = Literal["flash", "unfused"]
 Optimizer = Literal["one_pass", "fused", "eager"]
-Loss = Literal["chunked", "in_place", "compiled_away", "native", "compiled"]
+LossKind = Literal["chunked", "in_place", "compiled_away", "native", "compiled"]
 DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
 """What carries tokens to experts -> whether a token travels to a node once, however many of its experts are there. Megatron-Core
 calls the last two "flex"."""
@@ -30,13 +30,13 @@ class Implementation:
     """Values are a view of the joint projection, which therefore stays whole until the backward pass."""
     attention: Attention = "flash"
     """flash: queries, keys, values, output and one number a row; unfused: the scores as well."""
-    loss: Loss = "native"
+    loss: LossKind = "native"
     """chunked: never whole logits; in_place: Transformer Engine writes the gradient over bf16 logits; compiled_away: the gradient
     beside them, in bf16 too; native: a copy in fp32;
     compiled: two copies in fp32, because a compiled function does not change its argument."""
     loss_chunk_tokens: int = 2048
     """Tokens whose logits exist at once, for chunked."""
-    loss_over_tensor_ranks: Loss | None = None
+    loss_over_tensor_ranks: LossKind | None = None
     """Where it differs over several tensor ranks."""
     eager_loss: bool = False
     """The chunks' element-wise parts are not compiled, so that each operation has its own result in fp32."""

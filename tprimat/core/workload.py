@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tprimat.core.errors import RecordError
 from tprimat.core.flops import parameters
-from tprimat.core.implementations import Implementation, Loss
+from tprimat.core.implementations import Implementation, LossKind
 from tprimat.core.limits import LARGEST_REAL, Count, Name, WholeNumber
 from tprimat.core.models import ModelShape, padded_vocabulary
 from tprimat.core.rows import RefuseUnknownKeys
@@ -378,7 +378,7 @@ class FullWorkload(Workload):
         return 4 if wide else self.element_bytes
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> LossKind:
         """How the loss is computed over this many tensor ranks."""
         code = self.code
         return code.loss_over_tensor_ranks if code.loss_over_tensor_ranks and self.tensor_parallel > 1 else code.loss

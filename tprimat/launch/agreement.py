@@ -101,7 +101,7 @@ class Store:
         self._store.add(self._job + key, 1)
 
 
-class Group:
+class NodeGroup:
     """All nodes of a run, as the first one sees them."""
 
     def __init__(self, nodes: Nodes, own: Hello, seconds: float) -> None:

@@ -29,7 +29,7 @@ MOST_NAMED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GroupPlace:
     """How far one rank has come in the collectives of one process group."""
 
     group: str
@@ -53,7 +53,7 @@ class RankRecord:
     """What the flight recorder of one rank says."""
 
     rank: int
-    places: tuple[Place, ...] | None
+    places: tuple[GroupPlace, ...] | None
     """None: the rank did not answer."""
     waits_for_one: bool = False
     """Whether it waits for a message of a single other rank."""
@@ -100,7 +100,7 @@ def parse_record(document: dict[str, Any]) -> RankRecord:
 
     Raises KeyError, TypeError, ValueError, AttributeError: torch has changed the fields that are read here.
     """
-    places: dict[tuple[str, str], Place] = {}
+    places: dict[tuple[str, str], GroupPlace] = {}
     waits_for_one = False
     for recorder in document["recorders"]:
         # torch forgets the oldest entries, but not how many there were in a group.
@@ -116,7 +116,7 @@ def parse_record(document: dict[str, Any]) -> RankRecord:
             numbered = {int(entry["collective_seq_id"]): entry for entry in reversed(entries)}
             number = min((number for number, entry in numbered.items() if waits(entry, document["taken_ns"])), default=None)
             members = document["groups"].get(name) or ranks.get(name) or ()
-            places[name, backend] = Place(
+            places[name, backend] = GroupPlace(
                 group=name,
                 description=str(entries[-1]["process_group"][1]),
                 backend=backend,
@@ -126,7 +126,7 @@ def parse_record(document: dict[str, Any]) -> RankRecord:
                 members=tuple(map(int, members)),
             )
         for name in entered.keys() - {name for name, _ in calls}:
-            places[name, ""] = Place(group=name, description="", backend="", entered=entered[name])
+            places[name, ""] = GroupPlace(group=name, description="", backend="", entered=entered[name])
     return RankRecord(rank=int(document["rank"]), places=tuple(places.values()), waits_for_one=waits_for_one)
 
 
@@ -142,7 +142,7 @@ def missing_ranks(records: Sequence[RankRecord]) -> str | None:
     Where several groups wait for each other, the ranks named are those that wait for nobody; in a deadlock, all are named.
     """
     answers = {record.rank: record for record in records if record.places is not None}
-    waits: dict[tuple[Any, ...], tuple[Place, list[int]]] = {}
+    waits: dict[tuple[Any, ...], tuple[GroupPlace, list[int]]] = {}
     for rank, record in answers.items():
         for place in record.places or ():
             if place.waits_in is not None:
@@ -163,13 +163,13 @@ def missing_ranks(records: Sequence[RankRecord]) -> str | None:
     return " ".join(first[:MOST_SENTENCES]) or None
 
 
-def entered_in(place: Place, record: RankRecord) -> int:
+def entered_in(place: GroupPlace, record: RankRecord) -> int:
     """Return the number of the last collective of a place's group that a rank has entered."""
     same = (one.entered for one in record.places or () if one.group == place.group and one.backend in {place.backend, ""})
     return max(same, default=0)
 
 
-def group_of(place: Place) -> str:
+def group_of(place: GroupPlace) -> str:
     """Return 'group default_pg', or the ranks of a group that the program has not named."""
     if place.members and place.description in {"", "undefined"}:
         return f"the group of {names(place.members).lower()}"

@@ -16,7 +16,7 @@ from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu, telemetry
 from tprimat.hardware.nodes import job_ends_at
-from tprimat.launch.agreement import PART_FAILED, Group, LostNodeError
+from tprimat.launch.agreement import PART_FAILED, LostNodeError, NodeGroup
 from tprimat.launch.hang import culprit, missing_ranks
 from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
@@ -127,7 +127,7 @@ class Launch:
     """With step_of_line: adds the log's evidence and mismatches to the last record, and returns the corrected steps."""
     planned_steps: int | None = None
     """A run that ends well before this step has failed; None: it ends when it has what it looks for."""
-    group: Group | None = None
+    group: NodeGroup | None = None
     """The other nodes, where they take part."""
     error_logs: tuple[str, ...] = ()
     """Glob patterns of the ranks' own logs, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""

@@ -25,7 +25,7 @@ REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ShapeDifference:
     """An argument in the log that a shape contradicts."""
 
     argument: str
@@ -165,7 +165,7 @@ def size_name(shape: ModelShape) -> str:
     return f"dense-{total}" if shape.experts is None else f"moe-{total}-a{active}"
 
 
-def counted_otherwise(arguments: Mapping[str, str], shape: ModelShape) -> list[Difference]:
+def counted_otherwise(arguments: Mapping[str, str], shape: ModelShape) -> list[ShapeDifference]:
     """List the billions of parameters that are not those of a shape: of its layers, and of all, which may be printed in parts."""
     count = parameters(replace(shape, vocabulary=padded_vocabulary(shape)))
     layers, embeddings = (number(arguments.get(f"{part}_in_billions")) for part in ("layers", "embeddings"))
@@ -174,13 +174,13 @@ def counted_otherwise(arguments: Mapping[str, str], shape: ModelShape) -> list[D
         total = layers + embeddings
     expected = {"parameters": count.total / 1e9, "layers": (count.total - count.embedding - count.output) / 1e9}
     return [
-        Difference(f"{name}_in_billions", logged, round(expected[name], 2))
+        ShapeDifference(f"{name}_in_billions", logged, round(expected[name], 2))
         for name, logged in (("parameters", total), ("layers", layers))
         if logged and abs(logged - expected[name]) > BILLIONS_TOLERANCE * expected[name] + HALF_A_DIGIT
     ]
 
 
-def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Difference]:
+def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[ShapeDifference]:
     """List the arguments that contradict a shape; an argument that the log does not print contradicts nothing."""
     different = []
     for name, logged in stated_fields(arguments).items():
@@ -188,12 +188,12 @@ def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Differe
         uncompared = (shape.experts is None and name in OF_EXPERTS) or (name == "ffn" and not shape.dense_layers)
         if logged != expected and not uncompared:
             words = WORDS.get(name, "{}").format
-            different.append(Difference(ARGUMENTS[name], words(logged), None if expected is None else words(expected)))
+            different.append(ShapeDifference(ARGUMENTS[name], words(logged), None if expected is None else words(expected)))
     if other := other_work(arguments):
-        different.append(Difference(other, arguments[other], None))
+        different.append(ShapeDifference(other, arguments[other], None))
     if shape.kv_lora_rank is None:
         different += counted_otherwise(arguments, shape)
     vocabulary, expected_rows = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
     if vocabulary and abs(vocabulary / expected_rows - 1) > VOCABULARY_TOLERANCE:
-        different.append(Difference("padded_vocab_size", vocabulary, expected_rows))
+        different.append(ShapeDifference("padded_vocab_size", vocabulary, expected_rows))
     return different

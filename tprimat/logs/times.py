@@ -17,7 +17,7 @@ STAMP_TOLERANCE, LEAST_STAMPS = 0.005, 3
 """How close to a multiple the median comes, and of how many steps by the times of their lines, which have milliseconds."""
 Times = dict[int, float | None]
 """Step -> its seconds; None where it has no time that counts."""
-LeftOut = tuple[Sequence[int], str]
+LeftOutSteps = tuple[Sequence[int], str]
 """Steps whose times do not count, and a note that says why."""
 
 
@@ -106,7 +106,7 @@ def step_times(contents: LogContents, claims: Claims) -> tuple[Times, list[str]]
     return times, notes
 
 
-def rates_beside_times(logged: Sequence[LoggedStep], _: Claims, __: Times) -> LeftOut:
+def rates_beside_times(logged: Sequence[LoggedStep], _: Claims, __: Times) -> LeftOutSteps:
     """Leave out steps with a rate of samples alone in a log that prints times."""
     rates = [step.step for step in logged if not step.is_printed and step.sequences_per_second]
     if not rates or not any(step.is_printed for step in logged):
@@ -114,7 +114,7 @@ def rates_beside_times(logged: Sequence[LoggedStep], _: Claims, __: Times) -> Le
     return rates, f"left out, with a rate of the framework's timer and no time: {names_of(rates)}"
 
 
-def other_work(logged: Sequence[LoggedStep], claims: Claims, _: Times) -> LeftOut:
+def other_work(logged: Sequence[LoggedStep], claims: Claims, _: Times) -> LeftOutSteps:
     """Leave out steps of another global batch or sequence length than the last one, as in a ramp-up or in curriculum learning.
 
     A line for several steps prints the work of the last of them. It counts where the line before had the same.
@@ -137,7 +137,7 @@ def other_work(logged: Sequence[LoggedStep], claims: Claims, _: Times) -> LeftOu
     return sorted(left_out), f"{changes}: only steps with the last count; left out: {names_of(sorted(left_out))}"
 
 
-def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut:
+def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOutSteps:
     """Leave out the first line where it holds the start of a process although its number is not 1.
 
     Step 1 is left out of every analysis. So is a first line for several steps, which is a mean with step 1. A log that begins

@@ -60,9 +60,9 @@ def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped
     return SDPBackend(choice).name.lower()
 
 
-Operands = tuple[Tensor, Tensor, Tensor]
+QkvTensors = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values, or the gradients of these."""
-Results = tuple[Tensor, Tensor]
+AttentionOutput = tuple[Tensor, Tensor]
 """Result of attention, and the logarithm of the sum of each row."""
 
 
@@ -79,7 +79,9 @@ class CudnnAttention:
         out, sums, first, second, longest, longest_key, seed, offset, _ = attend(query, key, value, None, True, 0.0, causal)
         return out, sums, (seed, offset, None, first, second, longest, longest_key)
 
-    def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
+    def backward(
+        self, gradient: Tensor, operands: QkvTensors, results: AttentionOutput, state: Any, *, causal: bool
+    ) -> QkvTensors:
         """Return the gradients of queries, keys and values; result and sums may be over more keys than these."""
         differentiate = require("torch", torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward")
         return differentiate(gradient, *operands, *results, *state, 0.0, causal)  # type: ignore[no-any-return]

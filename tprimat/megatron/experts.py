@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron.compat import compiled_for_any_rows, grouped_matmul, triton_kernels
-from tprimat.megatron.router import Router, Routing
+from tprimat.megatron.router import RoutedChoices, Router
 from tprimat.megatron.wgrad import add_gradient, claim_first_gradient, let_accumulate
 from tprimat.train.expert_loads import RoutingCounts
 
@@ -90,10 +90,10 @@ def order_by_expert(counts: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return torch.where(row < stops[-1], source, 0), stops.view(experts, ranks)[:, -1].to(torch.int32)
 
 
-class Exchange:
+class ExpertExchange:
     """The rows of one micro-batch on their way to the experts and back, within the ranks that share the experts."""
 
-    def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int) -> None:
+    def __init__(self, routing: RoutedChoices, group: dist.ProcessGroup, experts_here: int) -> None:
         self.group, self.ranks, self.experts_here = group, group.size(), experts_here
         self.places, self.ends, self.counts, self.drops = routing.places, routing.ends, routing.counts, routing.drops
         self.arranged = False
@@ -191,7 +191,7 @@ class RoutedExperts(torch.autograd.Function):
     """The exchange and the experts, from the tokens of this rank to the results for them."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: "Exchange", hidden: Tensor, weights: Tensor, *matrices: Parameter) -> Tensor:
+    def forward(ctx: Any, exchange: "ExpertExchange", hidden: Tensor, weights: Tensor, *matrices: Parameter) -> Tensor:
         """Send rows, (tokens, hidden), to their experts, compute, and add up what comes back, times weights, (tokens, k), fp32.
 
         The matrices are gate above up projection, (experts here, 2 x ffn, hidden), and down projection, (experts here, hidden,
@@ -308,7 +308,7 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         group = parallel_state.get_expert_model_parallel_group()
         with torch.profiler.record_function("moe_router"):
             routing = self.router(hidden)
-            exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0])
+            exchange = ExpertExchange(routing, group, self.experts.linear_fc1.weight.shape[0])
         self.routing_counts.note(routing.counts, routing.places.numel())
         shared = None
         if self.shared_experts is not None and "shared_experts" in self.recomputed:

@@ -28,14 +28,14 @@ STEPS_BEFORE = STEPS_WITHOUT_GRAPHS - 1
 """Steps that run as usual: the first compiles, and the second is the first in which Megatron overlaps its reductions."""
 
 
-class Place(NamedTuple):
+class MicroBatch(NamedTuple):
     """Where a micro-batch stands in its step."""
 
     first: bool
     last: bool
 
 
-Passes = Callable[[Tensor, Place], Tensor]
+Passes = Callable[[Tensor, MicroBatch], Tensor]
 """(tokens, place) -> the loss, after forward and backward pass."""
 
 
@@ -82,7 +82,7 @@ class StepGraphs:
     def __init__(self, passes: Passes, recorder: CudaRecorder) -> None:
         self._passes = passes
         self._recorder = recorder
-        self._graphs: dict[Place, tuple[Callable[[], None], Tensor]] = {}
+        self._graphs: dict[MicroBatch, tuple[Callable[[], None], Tensor]] = {}
         self._tokens: Tensor | None = None
         self._steps = 0
         self.recorded = False
@@ -106,7 +106,7 @@ class StepGraphs:
         if self._steps == STEPS_BEFORE + 1:
             free_weights()  # the graphs convert them into memory of their own
         for number, tokens in enumerate(batch):
-            place = Place(number == 0, number == len(batch) - 1)
+            place = MicroBatch(number == 0, number == len(batch) - 1)
             if self._tokens is None:
                 self._tokens = torch.empty_like(tokens, device=device)
             self._tokens.copy_(tokens, non_blocking=True)

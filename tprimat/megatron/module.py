@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from tprimat.megatron import compat, fp8
 from tprimat.megatron.attention import own_pieces
-from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs
+from tprimat.megatron.graphs import CudaRecorder, MicroBatch, StepGraphs
 from tprimat.megatron.linear import ChosenProducts
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.model import build_chunks, transformer_config
@@ -155,7 +155,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             check_all_received(self.overwritten)
         return [{"loss": loss} for loss in losses]
 
-    def _passes(self, tokens: Tensor, place: Place) -> Tensor:
+    def _passes(self, tokens: Tensor, place: MicroBatch) -> Tensor:
         """Run both passes of a micro-batch as Megatron's schedule without pipelining does; return its mean loss."""
         (chunk,) = self.chunks
         if place.first and hasattr(chunk, "set_is_first_microbatch"):

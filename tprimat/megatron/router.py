@@ -94,7 +94,7 @@ def sorted_places(experts: Tensor, number: int, kept: Tensor | None = None) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class RoutedChoices:
     """Where the tokens of a rank go."""
 
     weights: Tensor
@@ -167,7 +167,7 @@ class Router(TopKRouter):  # type: ignore[misc]
         )
         self.expert_bias: Tensor | None
 
-    def forward(self, hidden: Tensor, *_: Any) -> Routing:
+    def forward(self, hidden: Tensor, *_: Any) -> RoutedChoices:
         """Choose the experts of tokens, shape (tokens of this rank, sequences, hidden)."""
         if self.expert_bias is not None and self.expert_bias.dtype != torch.float32:
             self.expert_bias = self.expert_bias.float()  # the wrapper of a bf16 model converts every buffer
@@ -186,7 +186,7 @@ class Router(TopKRouter):  # type: ignore[misc]
             if self.expert_bias is not None:
                 self.local_tokens_per_expert += counts
             weights = self._balanced(weights, experts, counts if kept is None else None, logits)
-        return Routing(weights, places, ends, counts, drops=kept is not None)
+        return RoutedChoices(weights, places, ends, counts, drops=kept is not None)
 
     def _balanced(self, weights: Tensor, experts: Tensor, counts: Tensor | None, logits: Tensor) -> Tensor:
         """Attach the load-balancing loss to the weights; `counts` are of these choices, None where they are to be counted."""

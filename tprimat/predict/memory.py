@@ -82,7 +82,7 @@ class MemoryPrediction:
         return "too tight to promise" if least <= room else "does not fit"
 
 
-Known = dict[object, Any]
+KnownParts = dict[object, Any]
 """What was computed for other layouts of one search: by what it depends on."""
 
 
@@ -99,7 +99,7 @@ class Place:
     margin: float
 
 
-class Moment(NamedTuple):
+class PeakMoment(NamedTuple):
     """What is needed at a moment besides what is kept, in bytes."""
 
     name: str
@@ -109,11 +109,11 @@ class Moment(NamedTuple):
 
 
 UPDATE = "update of the weights"
-Peak = tuple[int, Place, Moment, int]
+Peak = tuple[int, Place, PeakMoment, int]
 """All bytes, where and when, and the activations among them."""
 
 
-def predict_memory(workload: FullWorkload, known: Known | None = None, *, last_stage: bool = False) -> MemoryPrediction:
+def predict_memory(workload: FullWorkload, known: KnownParts | None = None, *, last_stage: bool = False) -> MemoryPrediction:
     """Return the memory of the stage that needs most: the first, the last, or the first between them with its layers.
 
     Later stages of the same layers hold fewer micro-batches. Megatron-LM logs the memory of the last to TensorBoard.
@@ -137,7 +137,7 @@ def predict_memory(workload: FullWorkload, known: Known | None = None, *, last_s
         activations = _kept_activations(workload, place.stage, layers)
         needed = activations + moment.loss + moment.backward
         if place.widened > needed:
-            activations, needed, moment = 0, place.widened, Moment(UPDATE, 0, 0, moment.buffers)
+            activations, needed, moment = 0, place.widened, PeakMoment(UPDATE, 0, 0, moment.buffers)
         predicted.append((place.fixed + needed + moment.buffers, place, moment, activations))
     return _most(predicted)
 
@@ -173,7 +173,7 @@ Layers = Mapping[bool, KeptLayer]
 """By whether a layer has experts."""
 
 
-def _layers(workload: FullWorkload, known: Known) -> Layers:
+def _layers(workload: FullWorkload, known: KnownParts) -> Layers:
     place = "layers", workload.micro_batch, workload.layout.tensor, workload.layout.context, workload.layout.expert, workload.code
     if (layers := known.get(place)) is None:  # whatever is computed again
         kinds = (False, True) if workload.shape.experts else (False,)
@@ -465,13 +465,13 @@ def stream_bytes(workload: FullWorkload) -> int:
 # The moments at which memory can peak, besides what is kept.
 
 
-def _worst_moment(workload: FullWorkload, stage: Stage, layers: Layers) -> Moment:
+def _worst_moment(workload: FullWorkload, stage: Stage, layers: Layers) -> PeakMoment:
     """Return the moment with the largest need: the loss, its backward pass, or the backward pass of a layer."""
     layer, buffers = _backward_of_layer(workload, stage, layers), _buffers(workload, stage)
-    moments = [Moment("backward pass of a layer", 0, layer, buffers)]
+    moments = [PeakMoment("backward pass of a layer", 0, layer, buffers)]
     if stage.output:
         forward, backward = _loss(workload)
-        moments += [Moment("loss", forward, 0, buffers), Moment("backward pass of the loss", backward, 0, buffers)]
+        moments += [PeakMoment("loss", forward, 0, buffers), PeakMoment("backward pass of the loss", backward, 0, buffers)]
     return max(moments, key=lambda moment: moment.loss + moment.backward)
 
 

@@ -27,7 +27,7 @@ MOST_CONTEXT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class LayoutQuestion:
     """What to find a layout for."""
 
     work: FullWorkload
@@ -41,7 +41,7 @@ class Question:
     equal_stages: bool
     """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less, or up to
     MOST_MISSING fewer at the ends."""
-    refusal: "Callable[[Question, FullWorkload], UserError | None] | None" = None
+    refusal: "Callable[[LayoutQuestion, FullWorkload], UserError | None] | None" = None
     """Why the engine cannot run a workload; None: no engine is asked."""
     sharded: Implementation | None = None
     """What runs layouts whose replicas share all weights, besides the others; None: nothing does."""
@@ -89,7 +89,7 @@ class Candidate:
 class Answer:
     """All candidates: those that fit, fastest first; and the others, least missing first."""
 
-    question: Question
+    question: LayoutQuestion
     fitting: tuple[Candidate, ...]
     too_large: tuple[Candidate, ...]
     refused: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:
     return list(first.values())
 
 
-def search(question: Question, rates: Rates) -> Answer:
+def search(question: LayoutQuestion, rates: Rates) -> Answer:
     """Predict every legal layout and micro-batch with the least recomputation that fits, up to the first that never does.
 
     A larger micro-batch needs at least as much recomputation as a smaller one.
@@ -140,7 +140,7 @@ def search(question: Question, rates: Rates) -> Answer:
     return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large), refused=why)
 
 
-def _least_recomputing(question: Question, variants: Iterable[FullWorkload], rates: Rates) -> Iterator[Candidate]:
+def _least_recomputing(question: LayoutQuestion, variants: Iterable[FullWorkload], rates: Rates) -> Iterator[Candidate]:
     """Yield variants with more and more recomputation until one fits, and with as few layers as do under full."""
     for workload in variants:
         yield (candidate := _candidate(question, workload, rates))
@@ -150,7 +150,7 @@ def _least_recomputing(question: Question, variants: Iterable[FullWorkload], rat
             return
 
 
-def _candidate(question: Question, workload: FullWorkload, rates: Rates) -> Candidate:
+def _candidate(question: LayoutQuestion, workload: FullWorkload, rates: Rates) -> Candidate:
     memory = predict_memory(workload, question.known)
     if missing := memory.missing_bytes(question.memory_bytes):
         fit = memory.fit(question.memory_bytes)
@@ -169,7 +169,7 @@ def _timed(workload: FullWorkload, memory: MemoryPrediction, rates: Rates, known
     return Candidate(workload=workload, memory=memory, time=time, missing_bytes=0, fit="fits", expected=step)
 
 
-def with_sharded(question: Question) -> list[Question]:
+def with_sharded(question: LayoutQuestion) -> list[LayoutQuestion]:
     """Return a question, and the same one to what shards all weights, if anything does."""
     work = replace(question.work, implementation=question.sharded)
     return [question, replace(question, work=work, sharded=None)] if question.sharded else [question]
@@ -184,7 +184,7 @@ def other_routing(candidate: Candidate, rates: Rates) -> Candidate | None:
     return _timed(other, candidate.memory, rates)
 
 
-def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorkload | None:
+def _fewest_recomputed(question: LayoutQuestion, workload: FullWorkload) -> FullWorkload | None:
     """Return a workload that recomputes all layers with as few of each chunk as fit; None if that is all, or the engine cannot.
 
     As when the largest micro-batch is searched for, a part of the memory stays free.
@@ -202,7 +202,7 @@ def _fewest_recomputed(question: Question, workload: FullWorkload) -> FullWorklo
     return first(counts[fewest])
 
 
-def workloads(question: Question) -> Iterator[FullWorkload]:
+def workloads(question: LayoutQuestion) -> Iterator[FullWorkload]:
     """Yield every legal layout with every micro-batch and every kind of recomputation that the engine can run.
 
     Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time.
@@ -213,7 +213,7 @@ def workloads(question: Question) -> Iterator[FullWorkload]:
 
 
 def _variants(
-    question: Question,
+    question: LayoutQuestion,
     placed: FullWorkload,
     micro: int,
     refused: "Counter[str]",
@@ -229,7 +229,7 @@ def _variants(
             refused[why.what] += 1
 
 
-def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
+def smallest_that_fits(question: LayoutQuestion, rates: Rates) -> Candidate | None:
     """Return the fastest layout that fits with micro-batches of one sequence and full recomputation; None where none does."""
     fitting = []
     for kind in with_sharded(question):
@@ -241,7 +241,7 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
     return min(fitting, key=lambda candidate: candidate.step_seconds, default=None)
 
 
-def _placed(question: Question, layout: Layout) -> FullWorkload:
+def _placed(question: LayoutQuestion, layout: Layout) -> FullWorkload:
     """Return a question's work in a layout, as all its micro-batches and recomputations have it."""
     work, chunks = question.work, layout.pipeline * (layout.virtual_pipeline or 1)
     placed = work.changed(
@@ -253,7 +253,7 @@ def _placed(question: Question, layout: Layout) -> FullWorkload:
     return placed
 
 
-def layouts(question: Question) -> Iterator[Layout]:
+def layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Yield every way to divide the model and the batch over the GPUs."""
     shape, gpus = question.work.shape, question.gpus
     one_stage = question.work.code.shards_weights
@@ -289,7 +289,7 @@ def tensor_degrees(shape: ModelShape) -> list[int]:
     return [degree for degree in degrees if not (shape.expert_ffn or 0) % degree]
 
 
-def _chunks(question: Question, pipeline: int) -> list[int | None]:
+def _chunks(question: LayoutQuestion, pipeline: int) -> list[int | None]:
     if pipeline == 1:
         return [None]
     layers = question.work.shape.layers
@@ -320,7 +320,7 @@ def _expert_degrees(shape: ModelShape, ranks: int) -> list[int]:
     return [degree for degree in divisors(shape.experts) if ranks % degree == 0]
 
 
-def _micro_batches(question: Question, layout: Layout) -> Iterator[int]:
+def _micro_batches(question: LayoutQuestion, layout: Layout) -> Iterator[int]:
     """Yield micro-batches that divide the batch; the interleaved schedule runs in rounds of one a stage."""
     share = question.work.global_batch_sequences // layout.data
     size = 1

@@ -128,7 +128,7 @@ def lost_most(parts: Waterfall) -> list[str]:
     ]
 
 
-class Bar(NamedTuple):
+class WaterfallBar(NamedTuple):
     """One row of a waterfall: the peak, a part with its sign, or what was measured."""
 
     name: str
@@ -143,16 +143,16 @@ class Bar(NamedTuple):
         return f"{self.amount:,.{digits}f}" if self.share is None else signed(self.amount, digits)
 
 
-def bars(parts: Waterfall, unit: Unit) -> list[Bar]:
+def bars(parts: Waterfall, unit: Unit) -> list[WaterfallBar]:
     """Return the rows of a waterfall, which the table and the picture show."""
     whole, sign, first, last = parts.step_seconds, 1, parts.at_peak_seconds * 1e3, parts.step_seconds * 1e3
     if unit == "tflops":
         whole, sign, first, last = whole - parts.at_peak_seconds, -1, (parts.peak_flops or 0) / 1e12, (parts.flops or 0) / 1e12
-    rows = [Bar("at the dense peak", "base", "", first)] if parts.peak_flops else []
+    rows = [WaterfallBar("at the dense peak", "base", "", first)] if parts.peak_flops else []
     for loss in parts.losses:
         size, share = sign * amount(parts, loss, unit), loss.seconds / whole if whole else 0.0
-        rows.append(Bar(LOSS_NAMES[loss.name], loss.known_by, loss.source, size, share))
-    return [*rows, Bar("measured", "run", "", last)]
+        rows.append(WaterfallBar(LOSS_NAMES[loss.name], loss.known_by, loss.source, size, share))
+    return [*rows, WaterfallBar("measured", "run", "", last)]
 
 
 def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:

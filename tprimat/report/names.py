@@ -29,13 +29,13 @@ class Configuration:
     label: str
     """The name, with the layout behind a strategy."""
 
-    def label_among(self, work: "Workload") -> str:
+    def label_among(self, work: "RankedWorkload") -> str:
         """Return the label with its workload in front where there are several."""
         return f"{work.title}: {self.label}" if work.title else self.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class RankedWorkload:
     """Configurations whose speeds belong into one panel: those that the comparison ranks together."""
 
     title: str
@@ -45,11 +45,11 @@ class Workload:
     ranking: Ranking
 
 
-def workloads(rankings: Sequence[Ranking]) -> list[Workload]:
+def ranked_workloads(rankings: Sequence[Ranking]) -> list[RankedWorkload]:
     """Name each workload and configuration, workloads with the most configurations first."""
     ordered = sorted(rankings, key=lambda ranking: -len(ranking.groups))
     return [
-        Workload(title=title, configurations=tuple(configurations(ranking.groups)), ranking=ranking)
+        RankedWorkload(title=title, configurations=tuple(configurations(ranking.groups)), ranking=ranking)
         for title, ranking in zip(_titles(ordered), ordered, strict=True)
     ]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tprimat.analyze.groups import Group, Measured, findings, on_cpu
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, PeakAnalysis, best_of_models
+from tprimat.analyze.peak import SECONDS_PER_DAY, PeakAnalysis, PeakEntry, best_of_models
 from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape
 from tprimat.core import units
 from tprimat.report.catalogue import (
@@ -42,7 +42,7 @@ def counted_as(options: MetricOptions) -> str:
     )
 
 
-Cell = Callable[[Entry], str]
+PeakCell = Callable[[PeakEntry], str]
 
 
 def step_time(seconds: float) -> str:
@@ -50,11 +50,11 @@ def step_time(seconds: float) -> str:
     return f"{seconds:.3f} s"
 
 
-def _column(metric: Metric) -> tuple[str, Cell]:
+def _column(metric: Metric) -> tuple[str, PeakCell]:
     return metric.heading, lambda entry: metric.text(entry.group) if metric.fills(entry.group) else units.ABSENT
 
 
-FIGURES: tuple[tuple[str, Cell], ...] = (
+FIGURES: tuple[tuple[str, PeakCell], ...] = (
     (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, TOKENS.show)),
     (TOKENS_OF_ALL.heading, lambda entry: TOKENS_OF_ALL.show(entry.tokens_per_second)),
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
@@ -110,7 +110,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]))
 
 
-def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
+def _best(analysis: PeakAnalysis, best: PeakEntry, screen: Screen) -> str:
     run, group = best.run, best.group
     ranking = next(one for one in analysis.rankings if group in one.groups)
     gpu, each = per_rank("GPU", {run.machine.platform}), with_interval(best.per_gpu, TOKENS.show)
@@ -132,7 +132,7 @@ def _best(analysis: PeakAnalysis, best: Entry, screen: Screen) -> str:
     return "\n".join(screen.prose(f"  {label:<20}{value}", 22) for label, value in rows.items() if value)
 
 
-def _day(entry: Entry) -> str:
+def _day(entry: PeakEntry) -> str:
     tokens = f"{units.count(int(entry.tokens_per_day))} tokens ({units.billions(entry.tokens_per_day)})"
     if entry.samples_per_day is None:
         return tokens
@@ -202,7 +202,7 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
     }
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: PeakEntry) -> dict[str, Any]:
     run = entry.run
     return {
         "platform": entry.platform,
@@ -225,7 +225,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _figures(entry: Entry) -> dict[str, Any]:
+def _figures(entry: PeakEntry) -> dict[str, Any]:
     flops, share = entry.flops_per_gpu, entry.utilization
     return {
         "tokens_per_second": entry.tokens_per_second,

@@ -12,7 +12,7 @@ from tprimat.core.implementations import EMBEDDED
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import CONTEXT_BYTES, PARTS, Part
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate, Question, other_routing
+from tprimat.predict.search import Answer, Candidate, LayoutQuestion, other_routing
 from tprimat.predict.time import TIME_PARTS
 from tprimat.report.tables import Screen, columns, plural
 
@@ -201,7 +201,7 @@ def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: 
     return columns(header, rows, left=2, screen=screen)
 
 
-def _question(question: Question, rates: Rates, screen: Screen) -> str:
+def _question(question: LayoutQuestion, rates: Rates, screen: Screen) -> str:
     nodes, asked = question.gpus // question.gpus_per_node, question.work
     where = plural(question.gpus, "GPU") + (f" in {units.count(nodes)} nodes" if nodes > 1 else "")
     work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.format}"
@@ -249,7 +249,7 @@ def _other_routing(best: Candidate, rates: Rates) -> str:
     return f"Under {ROUTING_NAMES[other.workload.routing]}: {units.count(rate_of(other))} tokens/s/GPU."
 
 
-def _enough(enough: Candidate, question: Question) -> str:
+def _enough(enough: Candidate, question: LayoutQuestion) -> str:
     work = enough.workload
     other = "" if work.code == question.work.code else f", with {work.code.name}"
     how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute_words}"
@@ -258,7 +258,7 @@ def _enough(enough: Candidate, question: Question) -> str:
     )
 
 
-def _table(layouts: Sequence[Candidate], question: Question, screen: Screen) -> str:
+def _table(layouts: Sequence[Candidate], question: LayoutQuestion, screen: Screen) -> str:
     best, rows = layouts[0], []
     for candidate in layouts:
         work, slower = candidate.workload, 1 - best.step_seconds / candidate.step_seconds
@@ -319,7 +319,7 @@ def _shares(parts: Mapping[str, float], show: Callable[[float], str]) -> str:
     return ", ".join(f"{name} {show(value)}" for value, name in large)
 
 
-def _too_large(nearly: Sequence[Candidate], question: Question, screen: Screen) -> str:
+def _too_large(nearly: Sequence[Candidate], question: LayoutQuestion, screen: Screen) -> str:
     lines = [f"too large for {units.gibibytes(question.memory_bytes)} with any micro-batch and recomputation:"]
     for candidate in nearly[:MOST_TOO_LARGE]:
         parts, missing = candidate.memory.parts, units.gibibytes(candidate.missing_bytes)
@@ -333,7 +333,7 @@ def _too_large(nearly: Sequence[Candidate], question: Question, screen: Screen) 
 # The flags of ./benchmark.py that run what a plan predicts, on the machine that it is for.
 
 
-def flags_of(workload: FullWorkload | None, question: Question, rates: Rates) -> str:
+def flags_of(workload: FullWorkload | None, question: LayoutQuestion, rates: Rates) -> str:
     """Return the flags that run a layout as it was predicted, or it might not fit; None: that measure the best ones."""
     accelerator = find_accelerator(rates.accelerator)
     platform = None if accelerator is None else PLATFORM_OF[accelerator.backend]

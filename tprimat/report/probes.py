@@ -67,12 +67,12 @@ def _efficiency(probe: ProbeRecord, probes: Probes) -> float | None:
     return figures.scaling_efficiency(probe, same)
 
 
-def _size(name: str) -> "Cell":
+def _size(name: str) -> "ProbeCell":
     return lambda probe, _: units.count(probe.shape.get(name))
 
 
-Cell = Callable[[ProbeRecord, Probes], str]
-TEXT: dict[str, Cell] = {
+ProbeCell = Callable[[ProbeRecord, Probes], str]
+TEXT: dict[str, ProbeCell] = {
     "(m, k, n)": lambda probe, _: str(_sides(probe)),
     "description": lambda probe, _: DESCRIPTIONS.get(_sides(probe), units.ABSENT),
     "piece": lambda probe, _: probe.kind.replace("_", " ") + (", fp8" if probe.dtype == "fp8" else ""),
@@ -83,7 +83,7 @@ TEXT: dict[str, Cell] = {
     "TP": lambda probe, _: f"TP {probe.shape['tensor_parallel']}",
     **dict.fromkeys(("of", "library", "model", "product"), lambda probe, _: probe.variant or units.ABSENT),
 }
-CELLS: dict[str, Cell] = {
+CELLS: dict[str, ProbeCell] = {
     **TEXT,
     **{name: _size(name) for name in ("batch", "sequence", "ranks", "parameters", "weights")},
     "tokens": _size("m"),

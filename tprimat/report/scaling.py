@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tprimat.analyze.scaling import Kind, LeftOut, Row, Series, serial_share
+from tprimat.analyze.scaling import LeftOut, Row, ScalingKind, Series, serial_share
 from tprimat.core import units
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
@@ -11,7 +11,7 @@ from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_ran
 from tprimat.report.tables import PLAIN, Screen, columns, flat, with_interval
 from tprimat.report.words import finding_words, values_in_words
 
-KINDS: dict[Kind, str] = {
+KINDS: dict[ScalingKind, str] = {
     "weak": "Weak scaling: every GPU has the same work, and the batch grows.",
     "strong": "Strong scaling: one batch, divided among more GPUs.",
 }

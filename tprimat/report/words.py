@@ -14,7 +14,7 @@ from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding, RunMetrics, Window
 from tprimat.records.sharing import masked_name, without_secrets
 from tprimat.report.catalogue import CPU_CAUTION, MFU, per_rank
-from tprimat.report.names import Workload, heading, short_names
+from tprimat.report.names import RankedWorkload, heading, short_names
 from tprimat.report.tables import TOO_FEW, plural, shows_nothing
 
 MOST_NAMED = 2
@@ -379,7 +379,7 @@ def _places(places: Sequence[str], noun: str) -> str:
 # A picture: a title with the finding, and what the runs were.
 
 
-def picture_title(works: Sequence[Workload]) -> str:
+def picture_title(works: Sequence[RankedWorkload]) -> str:
     """Say who leads in the first workload; of a single configuration its speed, which a CPU does not show. Count the others."""
     work, more = works[0], f"; {plural(len(works) - 1, 'more workload')}" if len(works) > 1 else ""
     rate, gpus, share = throughput(work.ranking.best), work.ranking.best.run.machine.gpus, MFU.value(work.ranking.best)
@@ -394,7 +394,7 @@ def picture_title(works: Sequence[Workload]) -> str:
     return f"{subject} trains at {units.count(rate.value * gpus)} tokens/s on {machine_name(work.ranking.best.run)}{part}{more}"
 
 
-def subtitle(works: Sequence[Workload]) -> str:
+def subtitle(works: Sequence[RankedWorkload]) -> str:
     """Return what ran, when, and how often."""
     groups = [one.group for work in works for one in work.configurations]
     measured = [item for group in groups for item in group.runs]
@@ -414,6 +414,6 @@ def subtitle(works: Sequence[Workload]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def judged_in(works: Sequence[Workload]) -> list[Verdict]:
+def judged_in(works: Sequence[RankedWorkload]) -> list[Verdict]:
     """Return the verdicts on the configurations of some workloads against the fastest of each."""
     return [verdict for work in works for verdict in work.ranking.against_best if verdict is not None]

@@ -240,11 +240,11 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
 
 def report_page(results: Results) -> str:
     """Return the HTML page on some runs, which were read to be shared."""
-    from tprimat.report.html import Report, html_report  # imported late: of all commands on results one writes a page
+    from tprimat.report.html import ReportContent, html_report  # imported late: of all commands on results one writes a page
 
     rankings = compare.rankings(group_runs(results.measured))
     return html_report(
-        Report(
+        ReportContent(
             rankings=tuple(rankings),
             explained=tuple(fastest_explained(rankings, results.probes)),
             not_counted=tuple(item for item in results.measured if not item.counts),

@@ -66,7 +66,7 @@ class CellResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PlannedEntry:
     """One model under one strategy."""
 
     label: str
@@ -82,24 +82,24 @@ class Entry:
         return isinstance(self.refusal, MissingLayoutError)
 
 
-def planned(requests: Iterable[tuple[str, RunRequest]]) -> list[Entry]:
+def planned(requests: Iterable[tuple[str, RunRequest]]) -> list[PlannedEntry]:
     """Plan some requests, each with a label, as far as they can be planned here."""
     entries = []
     for label, request in requests:
         try:
             entries += entries_of(prepare(request), label)
         except UserError as error:
-            entries.append(Entry(label=label, model=request.model, strategy=request.strategy or label, refusal=error))
+            entries.append(PlannedEntry(label=label, model=request.model, strategy=request.strategy or label, refusal=error))
     return entries
 
 
-def entries_of(session: Session, label: str = "") -> list[Entry]:
+def entries_of(session: Session, label: str = "") -> list[PlannedEntry]:
     """Return an entry for each model and strategy of a session."""
     plans: dict[tuple[str, str], list[RunPlan]] = {}
     for plan in session.plans:
         plans.setdefault((plan.model, plan.strategy), []).append(plan)
     return [
-        Entry(
+        PlannedEntry(
             label=label,
             model=model,
             strategy=strategy,
@@ -123,7 +123,7 @@ Twins = list[tuple[Cell, Cell]]
 """Cells that are the same run under another strategy's name: the later one and the first."""
 
 
-def without_twins(entries: Iterable[Entry]) -> tuple[list[Cell], Twins]:
+def without_twins(entries: Iterable[PlannedEntry]) -> tuple[list[Cell], Twins]:
     """Return the cells to run, and those that an earlier strategy's run answers, because it splits the model alike."""
     firsts: dict[tuple[str, int], Cell] = {}
     twins: Twins = []
@@ -146,7 +146,7 @@ def named_twice(results: Sequence[CellResult], twins: Twins) -> list[CellResult]
     return named
 
 
-def table(entries: Sequence[Entry], results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
+def table(entries: Sequence[PlannedEntry], results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
     """Return the table of all cells, one line a repetition, and on a terminal the reasons below it, each once."""
     by_id = {result.cell.plan.run_id: result for result in results}
     rows = [row for entry in entries for row in _rows(entry, by_id)]
@@ -163,7 +163,7 @@ def table(entries: Sequence[Entry], results: Sequence[CellResult], screen: Scree
     return "\n".join(lines)
 
 
-def _rows(entry: Entry, by_id: Mapping[str, CellResult]) -> list[tuple[str, ...]]:
+def _rows(entry: PlannedEntry, by_id: Mapping[str, CellResult]) -> list[tuple[str, ...]]:
     head = (entry.label, entry.model, entry.strategy)
     if entry.refusal is not None:
         outcome = "left out" if entry.left_out else "cannot run here"

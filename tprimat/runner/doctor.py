@@ -91,7 +91,7 @@ def check_package(name: str, distributions: Sequence[str]) -> Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class KnownStack:
     """A row of data/stacks.yaml."""
 
     name: str
@@ -104,7 +104,7 @@ def check_stack() -> Check:
     installed = {name: version for name in STACK for version in [_version(name)] if version is not None}
     finding = ", ".join(f"{name} {version}" for name, version in installed.items()) or "nothing"
     short = {name: ".".join(version.split(".")[:2]) for name, version in installed.items()}
-    for stack in read_rows("stacks.yaml", "stacks", Stack):
+    for stack in read_rows("stacks.yaml", "stacks", KnownStack):
         if stack.versions.items() <= short.items():
             return Check("stack", "ok", f"{finding}; the versions of {stack.name}")
     unknown = f"{finding}; not a set of versions known to TPrimat"

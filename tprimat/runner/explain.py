@@ -9,7 +9,7 @@ from typing import Any
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.trace import WANTED, ProfileSummary, summarize
-from tprimat.analyze.waterfall import REPEATED, Expected, LossName, Waterfall, waterfall
+from tprimat.analyze.waterfall import REPEATED, ExpectedParts, LossName, Waterfall, waterfall
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
 from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, graph_obstacle
@@ -70,20 +70,20 @@ def _rates(run: RunRecord, probes: Sequence[ProbeRecord]) -> Rates | None:
     return rates if own or not rates.measured else replace(rates, source=f"{rates.source} on another machine", measured=False)
 
 
-def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None, load: float | None) -> Expected | None:
+def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None, load: float | None) -> ExpectedParts | None:
     """Predict a step by part, with experts as uneven as the busiest rank's load; or take what was predicted before the run."""
     if workload is None or rates is None:
         if run.prediction is None or not run.prediction.time:
             return None
         source = f"predicted before the run, by {run.prediction.rates}"
-        return Expected(parts=run.prediction.time, known_by="predicted", source=source)
+        return ExpectedParts(parts=run.prediction.time, known_by="predicted", source=source)
     even = replace(workload, routing="balanced" if workload.routing else None)
     kept = replace(even, recompute="none", recompute_modules=None, recompute_layers=None)
     whole, once = ({str(part): value for part, value in predict_time(work, rates).parts.items()} for work in (even, kept))
     uneven, surplus = predict_time(workload, rates).step_seconds - sum(whole.values()), busiest_rank(workload) - 1
     if load is not None and surplus:
         uneven *= FELT * (load - 1) / surplus
-    return Expected(
+    return ExpectedParts(
         parts=whole | {part: once[part] for part in REPEATED} | {"uneven": uneven},
         again={part: whole[part] - once[part] for part in REPEATED},
         known_by="machine" if rates.measured else "predicted",

@@ -14,7 +14,7 @@ from tprimat.core.accelerators import BACKEND_OF
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.hardware.gpus import telemetry
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
-from tprimat.launch.agreement import POLL_SECONDS, Group, Hello, LostNodeError, Member, Orders
+from tprimat.launch.agreement import POLL_SECONDS, Hello, LostNodeError, Member, NodeGroup, Orders
 from tprimat.launch.process import Ending, Interrupts, Output, Supervisor, command_on
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
@@ -52,7 +52,7 @@ def hello_of(plan: RunPlan) -> Hello:
 
 
 @contextlib.contextmanager
-def gathered(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> Iterator[Group | None]:
+def gathered(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> Iterator[NodeGroup | None]:
     """Wait for the other nodes, and let them go at the end; None on one node.
 
     Raises LaunchError: a node did not come, or does not fit.
@@ -61,7 +61,7 @@ def gathered(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> Ite
         yield None
         return
     notify(f"node 0 of {nodes.count} waits for the others, for at most {seconds:.0f} s")
-    group = Group(nodes, hello_of(plan), seconds)
+    group = NodeGroup(nodes, hello_of(plan), seconds)
     group.meet(lambda hellos: refuse_unlike(hellos, plan))
     try:
         notify("nodes: " + ", ".join(node.host for node in group.records))

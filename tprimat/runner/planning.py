@@ -26,7 +26,7 @@ from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
-from tprimat.predict.search import Answer, Candidate, Question, search, smallest_that_fits, workloads
+from tprimat.predict.search import Answer, Candidate, LayoutQuestion, search, smallest_that_fits, workloads
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import Machine, ProbeRecord
 
@@ -122,7 +122,7 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
     return _answer(_dispatched(question, asked.dispatcher), accelerator, asked.probes)
 
 
-def _dispatched(question: Question, dispatcher: str | None) -> Question:
+def _dispatched(question: LayoutQuestion, dispatcher: str | None) -> LayoutQuestion:
     """Return the same question with a dispatcher."""
     if dispatcher is None:
         return question
@@ -134,14 +134,14 @@ def _dispatched(question: Question, dispatcher: str | None) -> Question:
     return replace(question, work=work, sharded=sharded and replace(sharded, dispatches_once_a_node=once))
 
 
-def by_megatron_lm(question: Question, accelerator: Accelerator) -> Question:
+def by_megatron_lm(question: LayoutQuestion, accelerator: Accelerator) -> LayoutQuestion:
     """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: we cannot start that."""
     code = MEGATRON_GRAPHED if accelerator.vendor == "NVIDIA" else MEGATRON_TUNED
     work = replace(question.work, implementation=code)
     return replace(question, work=work, engine=None, equal_stages=False, refusal=None, sharded=MEGATRON_FSDP)
 
 
-def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candidate | None:
+def enough_gpus(question: LayoutQuestion, rates: Rates, *, any_engine: bool) -> Candidate | None:
     """Return a layout that fits on the fewest GPUs, of the powers of two above the question's number; None where none does.
 
     Its batch is that of the question. With any engine, Megatron-LM's layouts count as well.
@@ -166,7 +166,7 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
     return _answer(question_of(plan, accelerator, accelerator_name), accelerator, probes)
 
 
-def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = None) -> Question:
+def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = None) -> LayoutQuestion:
     """Return the layouts that a plan could have instead; where an accelerator is `named`, on a machine that may be elsewhere."""
     machine = this_machine()
     elsewhere = named is not None and (machine is None or find_accelerator(machine.accelerator) is not accelerator)
@@ -175,7 +175,7 @@ def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = Non
     if code is None or plan.workload.matmul_dtype == "fp32":
         what = f"The engine {plan.engine} in {plan.workload.matmul_dtype} cannot be predicted."
         raise ConfigError(what, where="--engine", fix="--engine megatron --precision bf16")
-    return Question(
+    return LayoutQuestion(
         work=replace(plan.workload, implementation=code, recompute_modules=None, recompute_layers=None),
         gpus=plan.nodes * plan.gpus_per_node,
         gpus_per_node=plan.gpus_per_node,
@@ -186,11 +186,11 @@ def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = Non
     )
 
 
-def refusal_by(plan: RunPlan) -> Callable[[Question, FullWorkload], UserError | None]:
+def refusal_by(plan: RunPlan) -> Callable[[LayoutQuestion, FullWorkload], UserError | None]:
     """Return a function that asks the engine of a plan about other layouts, batches and numbers of GPUs."""
     engine = engine_named(plan.engine)
 
-    def refusal(question: Question, work: FullWorkload) -> UserError | None:
+    def refusal(question: LayoutQuestion, work: FullWorkload) -> UserError | None:
         other = replace(
             plan,
             nodes=max(1, question.gpus // question.gpus_per_node),
@@ -228,7 +228,7 @@ def _usual_plan(work: FullWorkload, engine: Engine, accelerator: Accelerator) ->
     )
 
 
-def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]) -> tuple[Answer, Rates]:
+def _answer(question: LayoutQuestion, accelerator: Accelerator, probes: Sequence[Path]) -> tuple[Answer, Rates]:
     shape, tokens, batch = question.work.shape, question.work.sequence_tokens, question.work.global_batch_sequences
     if tokens > shape.context_tokens:
         what = f"A sequence of {tokens} tokens is out of range."

@@ -15,7 +15,7 @@ from tprimat.config.load import absolute_path
 from tprimat.core.errors import MetricError, RecordError
 from tprimat.engines.base import engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, job_name
-from tprimat.launch.agreement import Group
+from tprimat.launch.agreement import NodeGroup
 from tprimat.launch.process import command_on
 from tprimat.launch.run import Launch, Limits, run
 from tprimat.plan.schema import RunPlan, write_plan
@@ -71,7 +71,7 @@ def log_path(session: Session, model: str) -> Path:
     return absolute_path(chosen, f"the variable {model.upper()}_LOG") if chosen else session.output / f"training_{model}.log"
 
 
-def run_plan(session: Session, plan: RunPlan, group: Group | None = None) -> TrainingRun:
+def run_plan(session: Session, plan: RunPlan, group: NodeGroup | None = None) -> TrainingRun:
     """Run a plan to its end, whatever the end is, and leave its records behind.
 
     `group` are the other nodes; None on one node, and where the engine starts them itself.

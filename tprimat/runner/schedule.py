@@ -17,7 +17,7 @@ from tprimat.core.errors import LaunchError, RecordError, UserError
 from tprimat.engines.base import engine_named, require_worker_modules
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
-from tprimat.launch.agreement import Group, LostNodeError
+from tprimat.launch.agreement import LostNodeError, NodeGroup
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
 from tprimat.plan.schema import RunPlan, read_plan
@@ -77,7 +77,7 @@ def say(text: str) -> None:
 
 
 def run_in_order(
-    cells: Sequence[Cell], group: Group | None = None, *, resume: bool = True, retry_failed: bool = True
+    cells: Sequence[Cell], group: NodeGroup | None = None, *, resume: bool = True, retry_failed: bool = True
 ) -> list[CellResult]:
     """Make the runs of cells. A failure stops no other cell; a lost node or the user's stop leaves the rest without a result.
 
@@ -144,7 +144,7 @@ def cool_down(seconds: float, interrupts: Interrupts) -> None:
         time.sleep(min(left, 0.1))
 
 
-def make_run(cell: Cell, logs: set[Path], group: Group | None, which: str) -> TrainingRun:
+def make_run(cell: Cell, logs: set[Path], group: NodeGroup | None, which: str) -> TrainingRun:
     """Make the run of a cell. `logs` are those of this call; an earlier call's is removed, as each run keeps one of its own.
 
     Raises UserError: it cannot start.

@@ -21,7 +21,7 @@ from tprimat.records.sharing import LEFT_HERE
 from tprimat.report.explain import Explanation, advised, svg
 from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
-from tprimat.report.names import Workload, workloads
+from tprimat.report.names import RankedWorkload, ranked_workloads
 from tprimat.report.plots import MOST_SERIES, Look, looks
 from tprimat.report.plots.comparison import colors
 from tprimat.report.words import caveats, rule_words, run_name, subtitle
@@ -30,7 +30,7 @@ SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReportContent:
     """What a page shows."""
 
     rankings: tuple[Ranking, ...]
@@ -52,12 +52,12 @@ class Report:
         return [*(item for group in self.groups for item in group.runs), *self.not_counted]
 
 
-def html_report(report: Report) -> str:
+def html_report(report: ReportContent) -> str:
     """Return the page. The same results give the same bytes, since it holds no date but theirs.
 
     Raises LaunchError: plotly, which draws the curves, is not installed.
     """
-    groups, ranked = report.groups, workloads(report.rankings)
+    groups, ranked = report.groups, ranked_workloads(report.rankings)
     works = sorted(ranked, key=lambda work: report.rankings.index(work.ranking))
     appearance = _appearance(works, colors(ranked))
     names = short_names(report.runs)
@@ -132,7 +132,7 @@ def _plotly() -> str:
         raise LaunchError(what, why=str(error), fix="pip install -r requirements.txt") from error
 
 
-def _appearance(works: Sequence[Workload], shown: Mapping[str, Look]) -> list[Look]:
+def _appearance(works: Sequence[RankedWorkload], shown: Mapping[str, Look]) -> list[Look]:
     """Return a look for each group: that of the pictures for the fastest, another line for each of the others."""
     rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
     names = [one.name for work in works for one in work.configurations]

@@ -14,7 +14,7 @@ from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import RunRecord
 from tprimat.report import catalogue
 from tprimat.report.comparison import VS_FASTEST, cells
-from tprimat.report.names import Workload, heading
+from tprimat.report.names import RankedWorkload, heading
 from tprimat.report.plots import MOST_SERIES, BarPanel, Look
 from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, Curve, curves_of, memory_panel, throughput_panel
 from tprimat.report.words import differing, finding_words, headline, not_counted_words, run_name
@@ -32,7 +32,7 @@ Values = dict[str, Any]
 """What a template lays out, by name."""
 
 
-def cards(works: Sequence[Workload]) -> tuple[list[Values], list[str]]:
+def cards(works: Sequence[RankedWorkload]) -> tuple[list[Values], list[str]]:
     """Return a card per workload, those with a single configuration last; and the paragraphs that several share, each once."""
     cards = [_card(work) for work in sorted(works, key=lambda work: len(work.configurations) == 1)]
     times = Counter(text for card in cards for text in card["paragraphs"])
@@ -41,7 +41,7 @@ def cards(works: Sequence[Workload]) -> tuple[list[Values], list[str]]:
     return cards, [text for text, count in times.items() if count > 1]
 
 
-def _card(work: Workload) -> Values:
+def _card(work: RankedWorkload) -> Values:
     ranking, best = work.ranking, work.ranking.best
     first, *more = headline(ranking) or [work.configurations[0].label]
     paragraphs = [catalogue.CPU_CAUTION if on_cpu([best]) else "", *more, *differing(ranking)]
@@ -82,7 +82,7 @@ def software(runs: Sequence[RunRecord]) -> list[str]:
 # The ranking: one row per configuration, one table body per workload, so that sorting never ranks unlike workloads.
 
 
-def ranking_table(works: Sequence[Workload], appearance: Sequence[Look]) -> Values:
+def ranking_table(works: Sequence[RankedWorkload], appearance: Sequence[Look]) -> Values:
     """Return all rows by workload; `appearance` has one look per group.
 
     A row's place is that of its group among all of the page, as its data count them.
@@ -138,7 +138,7 @@ def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[
     return rows
 
 
-def commands(works: Sequence[Workload], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:
+def commands(works: Sequence[RankedWorkload], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the different command lines of every configuration; an empty list where none is recorded."""
     every = [(one, work) for work in works for one in work.configurations]
     named = [(one.label_among(work), [item.result.run for item in one.group.runs]) for one, work in every]
@@ -158,7 +158,7 @@ def shown_panels(groups: Sequence[Group]) -> tuple[list[BarPanel], list[Curve]]:
     return [panel for panel in bars if any(row.value is not None for row in panel.rows)], curves
 
 
-def page_data(works: Sequence[Workload], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
+def page_data(works: Sequence[RankedWorkload], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
     """Return the data as plain lists and dictionaries; absent values are None.
 
     Rows of the ranking refer to groups by their place here; each group has a look.

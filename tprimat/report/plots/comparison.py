@@ -12,7 +12,7 @@ from tprimat.core.units import GIBIBYTE, percent, significant
 from tprimat.records.schema import StepRecord
 from tprimat.report import catalogue
 from tprimat.report.comparison import Comparison
-from tprimat.report.names import Workload, workloads
+from tprimat.report.names import RankedWorkload, ranked_workloads
 from tprimat.report.plots import Bar, BarPanel, Canvas, Look, Panel, Sheet, bar_of, looks_of, rest_note, thousands
 from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, not_counted_briefly, open_losses, picture_title, run_name, subtitle
@@ -64,7 +64,7 @@ def curves_of(groups: Sequence[Group]) -> list[Curve]:
 
 def comparison_sheet(comparison: Comparison) -> Sheet:
     """Return the picture of a comparison of at least one group, before it is drawn."""
-    works = workloads(comparison.rankings)
+    works = ranked_workloads(comparison.rankings)
     shown = colors(works)
     unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
     warning = f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}. " if unlike else ""
@@ -90,7 +90,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     )
 
 
-def colors(works: Sequence[Workload]) -> dict[str, Look]:
+def colors(works: Sequence[RankedWorkload]) -> dict[str, Look]:
     """Return the look of the configurations that get one: the fastest of each workload first."""
     ranks = zip_longest(*(work.configurations for work in works))
     return looks_of([one.name for rank in ranks for one in rank if one is not None])
@@ -146,7 +146,7 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
     return BarPanel("Peak memory, worst rank", f"{catalogue.memory_unit(groups)} in steady steps{several}", rows)
 
 
-def _bar_panel(works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:
+def _bar_panel(works: Sequence[RankedWorkload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:
     every = [(work, one) for work in works for one in work.configurations][:MOST_GROUPS]
     panel = make([one.group for _, one in every])
     rows: list[Bar] = []
@@ -164,7 +164,7 @@ Line = tuple[Look, list[tuple[int, float]]]
 """The curve of one run: step and height of each point."""
 
 
-def _lines(work: Workload, shown: dict[str, Look], curve: Curve) -> list[Line]:
+def _lines(work: RankedWorkload, shown: dict[str, Look], curve: Curve) -> list[Line]:
     """Return the curves of the runs whose configuration has a look; steady ones from the end of warm-up on."""
     lines: list[Line] = []
     for one in (one for one in work.configurations if one.name in shown):
@@ -176,7 +176,7 @@ def _lines(work: Workload, shown: dict[str, Look], curve: Curve) -> list[Line]:
     return lines
 
 
-def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve) -> Panel:
+def _curve_panel(works: Sequence[RankedWorkload], shown: dict[str, Look], curve: Curve) -> Panel:
     filled = [(work, lines) for work in works if (lines := _lines(work, shown, curve))]
     drawn = filled[:MOST_WORKLOADS]
 

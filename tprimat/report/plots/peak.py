@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from tprimat.analyze.peak import Entry, PeakAnalysis, best_of_models
+from tprimat.analyze.peak import PeakAnalysis, PeakEntry, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.core import units
 from tprimat.core.units import TERA
 from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, TOKENS_OF_ALL, per_rank, tera
-from tprimat.report.names import Workload, workloads
+from tprimat.report.names import RankedWorkload, ranked_workloads
 from tprimat.report.peak import step_time
 from tprimat.report.plots import Bar, BarPanel, Look, Panel, Sheet, bar_of, rest_note
 from tprimat.report.plots.comparison import colors, not_counted_notes
@@ -20,7 +20,7 @@ MOST_PEAKS, MOST_CONFIGURATIONS = 12, 24
 
 def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     """Return the picture of an analysis with at least one peak, before it is drawn."""
-    works = workloads(analysis.rankings)
+    works = ranked_workloads(analysis.rankings)
     looks = colors(works)
     on_cpu = all(entry.run.machine.platform == "cpu" for entry in analysis.peaks)
     names = {one.name for work in works for one in work.configurations}
@@ -46,7 +46,7 @@ def _title(analysis: PeakAnalysis) -> str:
     return f"Peak throughput: {best.model} on {best.platform}{dtype}, {rate}{more}"
 
 
-def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str, Look]) -> list[Panel]:
+def _of_peaks(analysis: PeakAnalysis, works: Sequence[RankedWorkload], looks: dict[str, Look]) -> list[Panel]:
     """Return throughput and compute of each peak, with the fastest product measured on its machine."""
     named = {id(one.group): one for work in works for one in work.configurations}
     several = len({dtype_that_ran(entry.run) for entry in analysis.peaks}) > 1
@@ -70,8 +70,8 @@ def _of_peaks(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str
     ]
 
 
-def _of_configurations(analysis: PeakAnalysis, works: Sequence[Workload], looks: dict[str, Look]) -> list[Panel]:
-    shown: dict[int, Entry] = {id(entry.group): entry for entry in analysis.entries[:MOST_CONFIGURATIONS]}
+def _of_configurations(analysis: PeakAnalysis, works: Sequence[RankedWorkload], looks: dict[str, Look]) -> list[Panel]:
+    shown: dict[int, PeakEntry] = {id(entry.group): entry for entry in analysis.entries[:MOST_CONFIGURATIONS]}
     shares: list[Bar] = []
     steps: list[Bar] = []
     for work in works:

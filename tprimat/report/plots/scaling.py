@@ -21,7 +21,7 @@ HEIGHT = 4.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class ScalingCurve:
     """One panel: a figure of each point over its number of GPUs, with a dotted line where it grows in proportion."""
 
     title: str
@@ -33,14 +33,14 @@ class Curve:
 
 
 THROUGHPUT = (
-    Curve(
+    ScalingCurve(
         title="Throughput of all GPUs (dotted: proportional)",
         axis="tokens per second",
         value=lambda row: row.point.tokens_per_second,
         show=TOKENS_OF_ALL.show,
         grows=True,
     ),
-    Curve(
+    ScalingCurve(
         title="Throughput of each GPU",
         axis="tokens per second and GPU",
         value=lambda row: scaled(row.point.tokens_per_second, 1 / row.point.gpus, 1),
@@ -48,14 +48,14 @@ THROUGHPUT = (
     ),
 )
 MULTIPLIER = (
-    Curve(
+    ScalingCurve(
         title="Scaling multiplier (dotted: proportional)",
         axis="times the throughput of the smallest",
         value=lambda row: row.multiplier,
         show=lambda times: f"{times:.2f} x",
         grows=True,
     ),
-    Curve(
+    ScalingCurve(
         title="Scaling efficiency",
         axis="% of the throughput per GPU of the smallest",
         value=lambda row: scaled(row.efficiency, 100, 1),
@@ -64,7 +64,7 @@ MULTIPLIER = (
 )
 
 
-def _panel(all_series: Sequence[Series], curve: Curve) -> Panel:
+def _panel(all_series: Sequence[Series], curve: ScalingCurve) -> Panel:
     def draw(canvas: Canvas) -> None:
         from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -89,7 +89,7 @@ def _panel(all_series: Sequence[Series], curve: Curve) -> Panel:
     return Panel(height=HEIGHT, draw=draw)
 
 
-def _draw(axes: "Axes", series: Series, curve: Curve, look: Look, *, written: bool) -> None:
+def _draw(axes: "Axes", series: Series, curve: ScalingCurve, look: Look, *, written: bool) -> None:
     """Draw a series with its intervals; `written` below each point, where a rising line does not cross."""
     gpus, values = [point.gpus for point in series.points], [curve.value(row) for row in series.rows]
     axes.plot(gpus, [one.value for one in values], marker="o", color=look.color, linestyle=look.line, label=series.name)
@@ -104,7 +104,7 @@ def _draw(axes: "Axes", series: Series, curve: Curve, look: Look, *, written: bo
     axes.plot([gpus[0], gpus[-1]], [values[0].value, last], color=look.color, linestyle=":", linewidth=1)
 
 
-def scaling_sheet(all_series: Sequence[Series], curves: Sequence[Curve]) -> Sheet:
+def scaling_sheet(all_series: Sequence[Series], curves: Sequence[ScalingCurve]) -> Sheet:
     """Return a picture before it is drawn: with the finding as its title, and what was measured below it."""
     more = f"; {len(all_series) - 1} more series" if len(all_series) > 1 else ""
     parts = [

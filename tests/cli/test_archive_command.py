@@ -61,7 +61,7 @@ def test_records_and_the_report_are_inside_and_nothing_private(output, tmp_path)
     for name, text in contents.items():
         for private in (SECRET, "apollo", str(tmp_path)):
             assert private not in text, name
-    assert "text:[path]/book.txt" in contents["report.html"]
+    assert "text:[path][left out]" in contents["report.html"]
 
 
 @pytest.mark.parametrize(

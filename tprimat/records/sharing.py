@@ -1,4 +1,4 @@
-"""Which parts of a record may leave this machine: text of named fields; plain words and numbers of sentences and commands.
+"""Which parts of a record may leave this machine: text of named fields; of sentences numbers and the words of our own sources.
 
 Archives, report pages, exports and benchmark files are written from what `shareable` returns. Text of any other field stays here.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from tprimat.core.rows import DATA, document
 from tprimat.records.environment import (
+    PUNCTUATION,
     SECRET,
     SECRET_NAME,
     digest_of,
@@ -33,12 +34,36 @@ SECRETS = [
 SETTING = re.compile(r"(\benvironment\.(\w+)=)(.*)", re.S)
 """`--set platform_optimizations.nvidia.environment.NAME=VALUE`."""
 
-# What a sentence may hold where it leaves: plain words and numbers. Everything else stays here, whatever it is.
+# What a sentence may hold where it leaves: numbers and our own words. Everything else stays here, whatever it is.
 
 WORD = re.compile(r"""[^\s"'`,;()\[\]{}<>|]+""")
 URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://(?!\[secret)(?P<host>[\w.-]*)(?P<rest>[^\s\"'`<>]*)", re.I)
 KNOWN_HOSTS = re.compile(rf"(?:[\w-]+\.)*(?:{'|'.join(map(re.escape, TABLE['known_hosts']))})")
 SHORT_FLAG = re.compile(rf"((?<![\w-])-[A-Za-z]\s+|(?<![\w-])-p(?=\w))(?!-|\d+\b){VALUE}")
+
+
+NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_]+")
+"""Of a name in camel case: Out, Of, Memory, Error."""
+WITH_NUMBER = re.compile(r"\d{1,20}|0x[\da-f]{1,8}|[a-z]{0,12}\d{1,8}[a-z]{0,12}|[^\W\d_]{1,40}", re.I)
+
+
+@lru_cache(maxsize=1)
+def our_words() -> frozenset[str]:
+    """Return the words of the sources and data of this program, in small letters: what anybody may read."""
+    package = Path(__file__).parent.parent
+    files = (*package.rglob("*.py"), *package.glob("data/*.yaml"))
+    names = {name for file in files for name in re.findall(r"[^\W_]+", file.read_text(encoding="utf8"))}
+    return frozenset(part.lower() for name in names for part in (name, *NAME_WORD.findall(name)))
+
+
+def is_ours(word: str) -> bool:
+    """Whether each part of a word is a number or among `our_words`, whole or but for its digits or by camel case."""
+    parts = filter(None, PUNCTUATION.split(word)) if is_plain(word) else [" "]
+    return all(
+        part.lower() in our_words()
+        or (WITH_NUMBER.fullmatch(part) and our_words().issuperset(map(str.lower, NAME_WORD.findall(part))))
+        for part in parts
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +124,7 @@ def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shareable_text(text: str, hosts: Hosts | None = None) -> str:
-    """Return the plain words and numbers of a sentence or a command line, without secrets, folders, addresses and machines."""
+    """Return the words and numbers of a sentence or a command line that may leave, without secrets, folders and machines."""
     text = without_secrets(text)
     text = URL.sub(lambda match: match[0].partition("?")[0] if KNOWN_HOSTS.fullmatch(match["host"]) else ADDRESS, text)
     plain_flags = TABLE["flags_with_plain_values"]
@@ -108,7 +133,7 @@ def shareable_text(text: str, hosts: Hosts | None = None) -> str:
     for host, instead in ({socket.gethostname(): "[host]"} if hosts is None else hosts).items():
         if host not in NO_HOST:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", instead, text)
-    return WORD.sub(lambda match: match[0] if is_plain(match[0]) else LEFT_OUT, text)
+    return WORD.sub(lambda match: match[0] if is_ours(match[0]) else LEFT_OUT, text)
 
 
 def _without_folders(text: str) -> str:

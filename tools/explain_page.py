@@ -59,7 +59,7 @@ REPRODUCED = ("torchtitan-llama-3.1-8b-compiled", "dgx-cloud-llama-3.1-8b-bf16",
 EXPECTED = {
     "first-machine/late_host": "host",
     "first-machine/smaller_micro_batch": "products",
-    "second-machine/uneven_ranks": "uneven",
+    "third-machine/uneven_ranks": "uneven",
 }
 """Case -> the part that should grow by what the step does."""
 USUAL = "dp2"
@@ -139,12 +139,11 @@ def of_cases() -> str:
 
 Llama with six layers, DP2 on two H100 (`benchmarks/explain_cases.py`), each against `dp2` on the same machine: what the step grew
 by, and what the part that was made worse did. A late host leaves the GPU idle, which then draws less power, so that its clock
-rises. In `uneven_ranks` another program shares the second GPU from step 3 on. That version timed the ranks after they had waited
-for each other, so the wait shows as DP communication; since then each is timed before its last backward pass.
+rises. In `uneven_ranks` another program shares the second GPU from step 3 on.
 
 {cases}
 
-The same runs on the first machine, and others on the second, without / with their own traces:
+The same runs and others, without / with their own traces:
 
 {both_ways(alike)}"""
 

@@ -21,6 +21,7 @@ from tprimat.report.tables import plural, table
 
 SERIES = (
     "in-turn-bridge",
+    "in-turn-four-gpus-slow-host",
     "in-turn-four-gpus",
     "in-turn-four-programs",
     "in-turn-two-gpus",

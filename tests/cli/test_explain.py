@@ -1,6 +1,7 @@
 """tprimat explain as a user starts it, on recorded runs."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def test_the_text_says_what_held_the_clock_and_what_helps():
     text = explain(RECOMPUTED, "--in", "ms")
     assert "recomputation, 7" in text
     assert "% tokens/s, predicted)" in text
+
+
+def test_a_slow_rank_is_named_and_takes_the_time_by_which_its_step_is_longer():
+    """Another program used the second of two GPUs."""
+    cases = ROOT / "benchmarks/records/explain-cases/third-machine"
+    text = explain(cases / "uneven_ranks", "--against", cases / "dp2", "--in", "ms")
+    assert "times of the ranks: rank 1 takes 1.46 s, the others 699 ms" in text
+    (grown,) = re.findall(r"^uneven ranks or experts +\+([\d.]+)$", text, re.MULTILINE)
+    assert float(grown) == pytest.approx(1443.1 - 656.7, rel=0.05)
 
 
 def test_a_trace_takes_the_place_of_the_prediction(tmp_path):

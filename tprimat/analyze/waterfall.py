@@ -13,6 +13,7 @@ import numpy as np
 
 from tprimat.analyze.metrics import during
 from tprimat.analyze.trace import ProfileSummary
+from tprimat.core import units
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import flop_per_token
 from tprimat.core.models import ModelShape
@@ -149,8 +150,12 @@ def _parts(
         if not kernels:  # what is predicted is no faster than the peak
             seconds[name] = max(0.0, seconds[name])
     sources = dict.fromkeys(kernels, "trace")
-    if run.rank_seconds or metrics.rank_load:
-        sources["uneven"] = "times of the ranks, load of experts"
+    known = [
+        *([_slowest(run.rank_seconds)] if len(run.rank_seconds) > 1 else []),
+        *(["load of experts"] if metrics.rank_load else []),
+    ]
+    if known:
+        sources["uneven"] = ", ".join(known)
     if trace is not None:
         idle = min(trace.idle_seconds, max(0.0, metrics.mean_step_seconds - trace.step_seconds + trace.idle_seconds))
         seconds["data"] = min(idle, trace.data_seconds)
@@ -186,6 +191,13 @@ def _ideal(shape: ModelShape | None, tokens: int | None, seconds: float) -> dict
         return {"products": seconds}
     once, twice = flop_per_token(shape, tokens), flop_per_token(shape, 2 * tokens)
     return {"attention": seconds * (twice / once - 1), "products": seconds * (2 - twice / once)}
+
+
+def _slowest(times: tuple[float, ...]) -> str:
+    """Name the slowest of the ranks, by what each takes alone."""
+    *others, slowest = sorted(times)
+    usual = units.seconds(float(np.median(others)))
+    return f"times of the ranks: rank {times.index(slowest)} takes {units.seconds(slowest)}, the others {usual}"
 
 
 def _behind(run: RunRecord, trace: ProfileSummary | None) -> float:

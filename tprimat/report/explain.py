@@ -166,7 +166,8 @@ def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     title = screen.prose(f"{named(explanation)}: {speed_of(parts)}", 2)
     lines = [title, "", columns(header, rows, left=2, screen=screen)]
     lines += ["", *(screen.prose(one, 2) for one in advised(explanation, unit))]
-    lines += against_lines(explanation.against, screen) if explanation.against else []
+    if explanation.against:
+        lines += against_lines(explanation.against, screen, parts.step_seconds if unit == "ms" else None)
     if explanation.trace is not None:
         kernels = [
             [one.name if len(one.name) <= WIDEST_NAME else f"{one.name[: WIDEST_NAME - 1]}…", units.seconds(one.seconds)]
@@ -176,14 +177,18 @@ def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     return "\n".join(lines)
 
 
-def against_lines(against: Against, screen: Screen) -> list[str]:
-    """Format what two sides differ in, what it is worth, and what is left."""
+def against_lines(against: Against, screen: Screen, step_seconds: float | None = None) -> list[str]:
+    """Format what two sides differ in, what it is worth, and what is left: in TFLOP/s per GPU, or in ms of the run's step.
+
+    The other side takes here / there times as long for the same work, which turns the FLOP/s of a part into its seconds.
+    """
+    scale = 1e-12 if step_seconds is None else -1e3 * step_seconds / against.there
     title = f"{against.here / 1e12:,.0f} against {against.there / 1e12:,.0f} TFLOP/s/GPU of {against.name}"
     body = [
-        [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops / 1e12)] for one in against.apart
+        [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops * scale)] for one in against.apart
     ]
-    body += [[LOSS_NAMES[name], "", "", signed(size / 1e12)] for name, size in against.parts.items()]
-    header = ["difference", "here", "there", "TFLOP/s/GPU"]
+    body += [[LOSS_NAMES[name], "", "", signed(size * scale)] for name, size in against.parts.items()]
+    header = ["difference", "here", "there", "TFLOP/s/GPU" if step_seconds is None else "ms of a step"]
     lines = ["", screen.prose(title, 2), "", columns(header, body, left=3, screen=screen)]
     if against.low is not None and against.high is not None:
         usual, low, high = (value / 1e12 for value in (against.here - against.parts.get("rest", 0.0), against.low, against.high))

@@ -132,7 +132,7 @@ def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, t
     assert older == replace(plan, trainer=None)
     assert configuration(older) == configuration(plan)
     with pytest.raises(RecordError, match="names no trainer") as caught:
-        worker.train(older)
+        worker.trainer_of(older)
     assert caught.value.fix
 
 

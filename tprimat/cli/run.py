@@ -55,10 +55,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(what, where="--sweep", fix="leave out --sweep, or name a strategy")
     if options.launcher != "here":
         return _submit(options, request)
-    return _sweep(options, request) if options.sweep else _train(options, request)
-
-
-def _train(options: argparse.Namespace, request: "RunRequest") -> int:
+    if options.sweep:
+        return _sweep(options, request)
     from tprimat.runner.auto import RACE, auto_sessions, layouts_to_measure
     from tprimat.runner.cells import Cell
     from tprimat.runner.schedule import complete, exit_status, run_cells

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -29,15 +30,19 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         plan = read_plan(options.plan)
         answer_requests(Path(plan.run_directory), int(os.environ.get("RANK", "0")))
-        train(plan)
+        trainer_of(plan)(plan)
     except UserError as error:
         print(f"{WORKER_ERROR}{error}", file=sys.stderr)  # noqa: T201
         return 2
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return 0
 
 
-def train(plan: RunPlan) -> None:
-    """Import the plan's trainer and let it train on this rank."""
+def trainer_of(plan: RunPlan) -> Callable[[RunPlan], None]:
+    """Import the plan's trainer, after what must come before; return what trains a plan on this rank."""
     if plan.trainer is None:
         what = f"The plan of run {plan.run_id} names no trainer for the worker to import."
         why = f"The engine {plan.engine} brings its own processes, or an older version of TPrimat wrote the plan."
@@ -49,11 +54,8 @@ def train(plan: RunPlan) -> None:
     # branches of a CUDA graph may.
     if not (plan.engine_options.fully_shard or launches_graphs(plan)):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    import_module(plan.trainer).train(plan)
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    train: Callable[[RunPlan], None] = import_module(plan.trainer).train
+    return train
 
 
 IRRELEVANT = (

@@ -471,7 +471,9 @@ def _accelerator(words: str) -> str:
         flags=re.IGNORECASE,
     )
     series = re.search(r"\b(?:GB|GH|MI|[ABHV])\d+[A-Z]*\b", plain, re.IGNORECASE)
-    names = [words, " ".join(plain.split()), series[0] if series else ""]
+    short = series[0] if series else ""
+    memory = "HBM2e" if re.search(r"hbm2e|\b96 ?gb|500 ?w", words, re.IGNORECASE) else ""
+    names = [words, " ".join(plain.split()), f"{short} {memory}", short]
     return next((name for name in names if find_accelerator(name)), words)
 
 

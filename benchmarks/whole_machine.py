@@ -51,13 +51,24 @@ ROWS = (
     "dp_s8192_mbs1",
     "dp_s8192_mbs1_fp8",
     "qwen_dp_mbs4",
+    "tp2_mbs4_fp8",
+    "tp4_mbs4_fp8",
+    "tp4_s8192_mbs1",
+    "dp_mbs2_sharded",
+    "dp_mbs4_full",
+    "qwen_tp2_mbs4",
+    "qwen_dp_mbs2_sharded",
+    "qwen_tp2_pp2_mbs4",
+    "moe_ep4",
+    "moe_ep4_balanced",
 )
-AS_GRAPHS = ("tp4_mbs4", "tp2_mbs4", "dp_mbs1")
+"""What does not fit the GPUs here is left out."""
+AS_GRAPHS = ("tp4_mbs4", "tp4_mbs4_fp8", "tp2_mbs4", "dp_mbs1")
 """Where a micro-batch's kernels are short, and the GPU may wait for the host."""
 STRATEGIES_NEED = 8
 """GPUs: Qwen's TP4 PP2."""
-SCALED, SCALED_SEQUENCES = "llama-3.2-3b", 16
-"""A model that one GPU holds, too, and the sequences of each GPU in a step."""
+SCALED, SCALED_MICRO_BATCH, SCALED_SEQUENCES = "llama-3.2-3b", 2, 16
+"""A model that one GPU of 80 GB holds, too, and the sequences of each GPU in a micro-batch and a step."""
 TO_STOP_SECONDS = 25.0
 """After Ctrl-C a run has 10 s to stop its ranks; then its command writes what is there."""
 TO_KILL_SECONDS = 20.0
@@ -118,8 +129,9 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
             steps.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
     for mode, count in itertools.product(("weak", "strong"), (*fewer, gpus)):
         batch = SCALED_SEQUENCES * gpus if mode == "strong" else SCALED_SEQUENCES * count
-        words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--micro-batch-size", "4", "--steps", "10")
-        words += ("--gpus", str(count), "--set", f"probes={probes}", "--set", f"models.llama.architecture={SCALED}")
+        words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--steps", "10", "--gpus", str(count))
+        words += ("--micro-batch-size", str(SCALED_MICRO_BATCH), "--set", f"models.llama.architecture={SCALED}")
+        words += ("--set", f"probes={probes}")
         words += (
             "--global-batch-size",
             str(batch),

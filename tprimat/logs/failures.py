@@ -316,11 +316,11 @@ def memory_cause(lines: Sequence[str]) -> str | None:
 
 
 def signal_of(exit_code: int | None, block: Sequence[str], texts: Sequence[str]) -> int | None:
-    """Return the signal that ended the first rank, or the process itself."""
+    """Return the signal that ended the first rank, or the process itself; a shell adds 128 to its number."""
     if match := re.match(r"-(\d+)", facts_of(block).get("exitcode", "")):
         return count(match[1])
     ends = [match.groupdict() for text in texts if (match := pattern_of("exits").search(text))]
-    said = [signal.SIGKILL if end["killed"] else count(end["signal"] or end["code"] or end["row"]) for end in ends]
+    said = [signal.SIGKILL if end["killed"] else count(next(filter(None, end.values()))) % 128 for end in ends]
     if said:  # ranks that torchrun or a launcher ends after the first one get SIGTERM
         return next((number for number in said if number != signal.SIGTERM), said[0])
     if exit_code is None or exit_code < 0:

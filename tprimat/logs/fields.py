@@ -111,7 +111,8 @@ def _rule(
         named = {name.lower(): text for name, text in texts.items() if name.isupper()}
         facts: dict[str, Any] = {name: text for name, text in texts.items() if not name.isupper()}
         facts |= {name: count(digits) for name, text in facts.items() if (digits := text.replace(",", "")).isdigit()}
-        of_run = {name: facts.pop(name) for name in ("total_steps", "accelerator") if name in facts}
+        of_run: dict[str, Any] = {name: facts.pop(name) for name in ("total_steps", "accelerator", "step") if name in facts}
+        of_run |= {name: number(str(facts.pop(name))) for name in ("loss", "step_seconds", "learning_rate") if name in facts}
         return LineFields(evidence={**facts, **(evidence or {})}, arguments={**named, **(arguments or {})}, **of_run, **run)
 
     return matching(pattern.replace("PREFIX", LAUNCHER_PREFIX) or re.escape(words), fields)

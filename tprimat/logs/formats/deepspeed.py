@@ -8,7 +8,7 @@ forward and backward passes of some layouts in part only, so an iteration line's
 import re
 
 from tprimat.logs.arguments import argument
-from tprimat.logs.fields import Dialect, LineFields, count, matching, number, rules_of, stated
+from tprimat.logs.fields import Dialect, LineFields, count, matching, rules_of, stated
 from tprimat.logs.formats import megatron
 
 FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
@@ -31,7 +31,7 @@ def read_argument(match: re.Match[str]) -> LineFields | None:
 
 DIALECT = Dialect(
     name="deepspeed",
-    signs=(("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_per_iteration_ms=")),
+    signs=(("global_step=", "CurrSamplesPerSec="), ("iter time (s):",), ("iteration=", "elapsed_time_per_iteration_ms=")),
     rules={
         "CurrSamplesPerSec": matching(
             r"global_step=(\d+)", lambda match: LineFields(step=count(match[1]), **stated(dict(FIELD.findall(match.string))))
@@ -39,10 +39,6 @@ DIALECT = Dialect(
         # 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed
         "elapsed_time_per_iteration_ms=": lambda text: megatron.read_iteration(text, "=", mean_since_reset=True),
         **{words: megatron.RULES[words] for words in ("elapsed time per iteration", "using world size", " --num-layers ")},
-        "skipped=": matching(
-            r"\bstep=(\d+), skipped=\d+, lr=\[([^,\]]+)",
-            lambda match: LineFields(step=count(match[1]), learning_rate=number(match[2])),
-        ),
         " ..": matching(r"\b(\w+) \.{2,} (\S+)", read_argument),
         **rules_of("deepspeed"),
     },

@@ -66,7 +66,6 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.tables import screen_of
-    from tprimat.report.words import LIMIT_NOT_KEPT
     from tprimat.runner.planning import LayoutsAsked, answer, configured, enough_gpus, price_per_hour
 
     shape, batch, tokens = configured(options.model) if options.model else (model_shape(options.architecture), None, None)
@@ -103,6 +102,6 @@ def run(options: argparse.Namespace) -> int:
         if len(answers) > 1:
             print(plan.counts_text(answers, wishes, screen), end="\n\n")
         if chosen.fitting and not plan.keeps(chosen.fitting[0], wishes, options.budget, options.deadline):
-            print(LIMIT_NOT_KEPT, end="\n\n")
+            print(plan.LIMIT_NOT_KEPT, end="\n\n")
         print(plan.text(rated, screen, enough, wishes))
     return 0 if chosen.fitting else 1

@@ -49,6 +49,8 @@ SLOWER: Mapping[str, str] = {
 """Part of a step -> why a layout loses by it."""
 ROUTING_NAMES = {"natural": "natural routing", "balanced": "forced-balanced routing (overstates speed)"}
 
+LIMIT_NOT_KEPT = "Even the fastest costs more or takes longer than --budget and --deadline allow."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:

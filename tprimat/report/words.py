@@ -25,7 +25,6 @@ NOTABLE_SHARE = 0.1
 """Difference of the shares of readings with clocks held back, from which two sides are said to differ."""
 MOST_REASONS = 2
 """Why losses were not compared; further reasons are counted."""
-LIMIT_NOT_KEPT = "Even the fastest costs more or takes longer than --budget and --deadline allow."
 ANYWAY = "(--even-if-different compares anyway.)"
 UNLIKE_MODELS = f"Different models are not compared with each other: a token is not the same work. {ANYWAY}"
 

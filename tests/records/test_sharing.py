@@ -87,7 +87,8 @@ def test_a_command_shows_neither_secrets_nor_variables_that_no_library_reads():
 
 
 def test_a_record_is_shared_without_what_its_fields_do_not_name():
-    run = a_run("told", strategy="balanced", command=("./benchmark.py", "--data", "text:/scratch/apollo/alice.txt"))
+    own = "parallelism.zz9_wide.llama.nvidia.tensor_model_parallel_size=2"
+    run = a_run("told", strategy="zz9_wide", command=("./benchmark.py", "--data", "text:/scratch/apollo/alice.txt", "--set", own))
     nodes = tuple(NodeRecord(host=name, accelerator=None, gpus=None) for name in ("box-a", "box-b"))
     options = {"fused": True, "tokenizer": "/scratch/alice/x", "nested": {"api_key": "abc123", "mode": "fast"}}
     private = {"MY_PATH": "alice", "NCCL_TOPO_FILE": "/alice/x.xml", "NCCL_ALGO": "Ring"}
@@ -98,6 +99,7 @@ def test_a_record_is_shared_without_what_its_fields_do_not_name():
     assert [part for part in ("alice/", "apollo", "abc123", "box-a", "10.1.2.3", "MY_PATH") if part in text] == []
     assert shared.cause == "node-1: no route to [address], see [path]/log"
     assert [node.host for node in shared.nodes] == ["node-0", "node-1"]
+    assert shared.command[-1] == own
     assert shared.engine_options["nested"]["mode"] == "fast"
     assert shared.environment["NCCL_ALGO"] == "Ring"
     assert shareable(as_document(shared)) == as_document(shared)

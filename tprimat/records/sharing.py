@@ -5,7 +5,7 @@ Archives, report pages, exports and benchmark files are written from what `share
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ SETTING = re.compile(r"(\benvironment\.(\w+)=)(.*)", re.S)
 
 # What a sentence may hold where it leaves: numbers and our own words. Everything else stays here, whatever it is.
 
-WORD = re.compile(r"""[^\s"'`,;()\[\]{}<>|]+""")
+WORD = re.compile(r"""[^\s"'`,;()\[\]{}<>|=]+""")
 URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://(?!\[secret)(?P<host>[\w.-]*)(?P<rest>[^\s\"'`<>]*)", re.I)
 KNOWN_HOSTS = re.compile(rf"(?:[\w-]+\.)*(?:{'|'.join(map(re.escape, TABLE['known_hosts']))})")
 SHORT_FLAG = re.compile(rf"((?<![\w-])-[A-Za-z]\s+|(?<![\w-])-p(?=\w))(?!-|\d+\b){VALUE}")
@@ -56,11 +56,12 @@ def our_words() -> frozenset[str]:
     return frozenset(part.lower() for name in names for part in (name, *NAME_WORD.findall(name)))
 
 
-def is_ours(word: str) -> bool:
-    """Whether each part of a word is a number or among `our_words`, whole or but for its digits or by camel case."""
+def is_ours(word: str, own: Set[str] = frozenset()) -> bool:
+    """Whether each part of a word is a number or among `our_words` or the run's, whole or but for its digits or by camel case."""
     parts = filter(None, PUNCTUATION.split(word)) if is_plain(word) else [" "]
     return all(
-        part.lower() in our_words()
+        part.lower() in own
+        or part.lower() in our_words()
         or (WITH_NUMBER.fullmatch(part) and our_words().issuperset(map(str.lower, NAME_WORD.findall(part))))
         for part in parts
     )
@@ -113,13 +114,15 @@ IP = re.compile(
 NO_HOST = {"", "localhost"}
 
 Hosts = Mapping[str, str]
-"""Name of a machine -> what stands for it."""
+"""Name of a machine -> what stands for it; the run's strategy and model stand for themselves, since their fields leave, too."""
 
 
 def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a record as it may leave: of the same shape, with numbers as they are."""
-    nodes = record.get("run", record).get("nodes") or ()
-    hosts = {socket.gethostname(): "[host]"} | {node["host"]: f"node-{rank}" for rank, node in enumerate(nodes)}
+    run = record.get("run", record)
+    own = {name: name for name in (run.get("strategy"), run.get("model")) if name and masked_name(name) == name}
+    nodes = {node["host"]: f"node-{rank}" for rank, node in enumerate(run.get("nodes") or ())}
+    hosts = own | {socket.gethostname(): "[host]"} | nodes
     return {name: _shared(value, name, hosts) for name, value in record.items()}
 
 
@@ -133,7 +136,8 @@ def shareable_text(text: str, hosts: Hosts | None = None) -> str:
     for host, instead in ({socket.gethostname(): "[host]"} if hosts is None else hosts).items():
         if host not in NO_HOST:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", instead, text)
-    return WORD.sub(lambda match: match[0] if is_ours(match[0]) else LEFT_OUT, text)
+    own = frozenset(part.lower() for name, kept in (hosts or {}).items() if name == kept for part in PUNCTUATION.split(name))
+    return WORD.sub(lambda match: match[0] if is_ours(match[0], own) else LEFT_OUT, text)
 
 
 def _without_folders(text: str) -> str:

@@ -29,12 +29,8 @@ def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
     words = [*argv[2:], "--platform", "nvidia", "--dry-run"]
     options = parser_of("run", "benchmark.py").parse_args(words, argparse.Namespace(words=words))
     (plan,) = prepare(run.request_of(options, "run", "./benchmark.py")).plans
-    assert (plan.workload.shape.name, plan.engine, plan.workload.matmul_dtype, plan.workload.recompute) == (
-        "qwen3-8b",
-        "megatron",
-        precision,
-        "full",
-    )
+    planned = plan.workload.shape.name, plan.engine, plan.workload.matmul_dtype, plan.workload.recompute
+    assert planned == ("qwen3-8b", "megatron", precision, "full")
     assert (plan.workload.global_batch_sequences, plan.workload.sequence_tokens, plan.workload.layout.data) == (14 * 8, 8192, 8)
 
 

@@ -27,12 +27,8 @@ def test_with_fewer_gpus_a_proxy_keeps_shapes_and_takes_the_degrees_and_layers_t
     words = shlex.split(first.removeprefix("nearest run: ./benchmark.py "))
     work = planned(*words, "--gpu", "H100 SXM")
     # The row: TP4 PP8 in 80 layers on 64 GPUs, so that one of its stages has 10.
-    assert (work["shape"]["layers"], work["shape"]["hidden"], work["tensor_parallel"], work["pipeline_parallel"]) == (
-        10,
-        8192,
-        4,
-        1,
-    )
+    split = work["shape"]["layers"], work["shape"]["hidden"], work["tensor_parallel"], work["pipeline_parallel"]
+    assert split == (10, 8192, 4, 1)
     assert (work["micro_batch_sequences"], work["global_batch_sequences"], work["sequence_tokens"]) == (1, 16, 8192)
     table = {line.split("  ")[0]: float(line.split()[-1]) for line in rest if re.search(r" [+-][\d.]+$", line)}
     assert list(table) == ["model, layout", "global batch", "implementation", "steps over their prediction"]

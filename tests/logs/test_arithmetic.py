@@ -190,14 +190,7 @@ def test_maxtext_says_how_it_computes_in_words_or_members_of_enumerations():
         remat_policy="minimal",
         use_random_routing=True,
     )
-    assert (proof.workload.attention, proof.workload.gradient_dtype, proof.workload.data) == (
-        "cudnn_flash_te",
-        "bfloat16",
-        "mock",
-    )
-    assert (proof.workload.optimizer, proof.workload.recompute, proof.workload.routing, proof.workload.expert_capacity) == (
-        "adamw",
-        "selective",
-        "balanced",
-        1.25,
-    )
+    seen = proof.workload.attention, proof.workload.gradient_dtype, proof.workload.data
+    assert seen == ("cudnn_flash_te", "bfloat16", "mock")
+    settings = proof.workload.optimizer, proof.workload.recompute, proof.workload.routing, proof.workload.expert_capacity
+    assert settings == ("adamw", "selective", "balanced", 1.25)

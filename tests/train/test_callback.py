@@ -20,6 +20,8 @@ from commands import run_command
 from planning import LIGHTLY
 
 from tprimat.core.errors import ConfigError, RecordError
+from tprimat.hardware.nodes import Nodes
+from tprimat.launch.process import torchrun
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
 from tprimat.train.rank import AnyTrainer
@@ -325,3 +327,21 @@ def test_a_step_counts_the_ranks_together_where_they_differ(two_ranks):
     steps = RunDirectory(two_ranks[0] / "unequal").read_steps()
     assert [step.grad_norm for step in steps] == [3.0] * 4  # a sum that each rank holds a part of
     assert max(step.step_seconds for step in steps[1:]) < SLOW_VALIDATION  # without the validation of the slower rank
+
+
+WORKLOAD = """
+from tprimat.core.models import model_shape, tiny
+from tprimat.core.workload import FullWorkload, Layout
+from tprimat.megatron import train
+shape = tiny(model_shape("qwen-2.5-0.5b"))
+train(FullWorkload.of(Layout(), micro_batch=1, accumulation_steps=2, shape=shape, sequence_tokens=32), steps=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_workload_trains_without_a_configuration(tmp_path):
+    (tmp_path / "own.py").write_text(WORKLOAD)
+    command = [*torchrun(Nodes(), 1), "own.py"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    run, steps = RunDirectory(tmp_path / "tprimat-run").read_whole()
+    assert (run.outcome, run.mismatches, [step.step for step in steps]) == ("completed", (), [1, 2])

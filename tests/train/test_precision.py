@@ -65,11 +65,8 @@ def test_gradients_in_bf16_update_fp32_masters_of_two_replicas(trained):
 def test_weights_split_over_replicas_in_fp32_compute_in_bf16(trained):
     (run, sharded), (_, masters) = trained["sharded"], trained["masters"]
     evidence = run.evidence
-    assert (run.ran.matmul_dtype, evidence.workload.parameter_dtype, evidence.workload.gradient_dtype) == (
-        "bf16",
-        "bfloat16",
-        "float32",
-    )
+    dtypes = run.ran.matmul_dtype, evidence.workload.parameter_dtype, evidence.workload.gradient_dtype
+    assert dtypes == ("bf16", "bfloat16", "float32")
     assert (run.mismatches, evidence.workload.weights_split_over) == ((), 2)
     assert sharded[0].loss == pytest.approx(masters[0].loss, abs=1e-6)
     assert [step.loss for step in sharded] == pytest.approx([step.loss for step in masters], rel=0.001)
@@ -78,11 +75,8 @@ def test_weights_split_over_replicas_in_fp32_compute_in_bf16(trained):
 
 def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
     (wide, plain), (run, small) = trained["bf16"], trained["fp8"]
-    assert (wide.evidence.workload.fp8_scaling, run.evidence.workload.fp8_scaling, run.evidence.workload.attention_dtype) == (
-        None,
-        "current",
-        None,
-    )
+    scaling = wide.evidence.workload.fp8_scaling, run.evidence.workload.fp8_scaling, run.evidence.workload.attention_dtype
+    assert scaling == (None, "current", None)
     assert (run.ran.matmul_dtype, run.evidence.workload.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
     assert small[-1].loss < small[0].loss - 0.3
     assert [step.loss for step in small] == pytest.approx([step.loss for step in plain], rel=0.02)

@@ -109,6 +109,14 @@ class RunPlan(Chosen):
         return RunRecord(machine=machine, started_at=now, outcome="running", **known)
 
 
+def plan_of(work: FullWorkload, **chosen: Any) -> RunPlan:
+    """Return a plan of a workload that no configuration describes; fields that are not chosen are the usual."""
+    usual: dict[str, Any] = {"run_id": "run", "model": work.shape.name, "size": "full", "strategy": "", "engine": "megatron"}
+    usual |= {"platform": "nvidia", "nodes": 1, "gpus_per_node": 1, "steps": 20, "dataset": "mock", "seed": 1, "environment": {}}
+    usual |= {"optimizer": OptimizerConfig(), "engine_options": EngineOptions(), "profiling": ProfilingConfig()}
+    return RunPlan(workload=work, **{**usual, **chosen})
+
+
 FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer")
 """Of older plans: the search for a micro-batch, and a tokenizer.json."""
 

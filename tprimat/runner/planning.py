@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from tprimat.config.load import read_config
-from tprimat.config.schema import OptimizerConfig, Precision, ProfilingConfig
+from tprimat.config.schema import Precision
 from tprimat.core.accelerators import (
     PLATFORM_OF,
     WITH_OWN_FP8,
@@ -21,10 +21,10 @@ from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, M
 from tprimat.core.models import ModelShape, models
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
 from tprimat.engines import megatron, megatron_lm, primus, torchtitan
-from tprimat.engines.base import Engine, engine_named, implementation_of
+from tprimat.engines.base import engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
-from tprimat.plan.schema import EngineOptions, RunPlan
+from tprimat.plan.schema import RunPlan, plan_of
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import Answer, Candidate, LayoutQuestion, search, smallest_that_fits, workloads
 from tprimat.records.discover import probes_in
@@ -114,8 +114,9 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
         expert_capacity=asked.capacity if shape.experts else None,
     )
     tuned = engine_named(engine).planned_as_tuned
-    plan = _usual_plan(work, megatron.ENGINE if tuned else engine_named(engine), accelerator)
-    question = question_of(replace(plan, gpus_per_node=per_node, nodes=gpus // per_node), accelerator, asked.accelerator)
+    own = megatron.ENGINE if tuned else engine_named(engine)
+    ranks = {"platform": PLATFORM_OF[accelerator.backend], "gpus_per_node": per_node, "nodes": gpus // per_node}
+    question = question_of(plan_of(work, engine=own.name, trainer=own.trainer, **ranks), accelerator, asked.accelerator)
     if engine == torchtitan.ENGINE.name and gpus > per_node:
         question = replace(question, engine=None)  # it is planned over nodes, and started on one
     question = by_megatron_lm(question, accelerator) if tuned else question
@@ -200,32 +201,6 @@ def refusal_by(plan: RunPlan) -> Callable[[LayoutQuestion, FullWorkload], UserEr
         return engine.refusal_of_layout(other, lambda *keys: ".".join(keys), question.work.code)
 
     return refusal
-
-
-def _usual_plan(work: FullWorkload, engine: Engine, accelerator: Accelerator) -> RunPlan:
-    """Return a plan of a model that may be in no configuration, on one accelerator: all that is not asked is the usual."""
-    return RunPlan(
-        run_id="",
-        model=work.shape.name,
-        size="full",
-        workload=work,
-        strategy="",
-        engine=engine.name,
-        engine_reason="",
-        trainer=engine.trainer,
-        platform=PLATFORM_OF[accelerator.backend],
-        nodes=1,
-        gpus_per_node=1,
-        steps=1,
-        dataset="mock",
-        seed=1,
-        optimizer=OptimizerConfig(),
-        engine_options=EngineOptions(),
-        profiling=ProfilingConfig(),
-        environment={},
-        run_directory="",
-        output_directory="",
-    )
 
 
 def _answer(question: LayoutQuestion, accelerator: Accelerator, probes: Sequence[Path]) -> tuple[Answer, Rates]:

@@ -143,6 +143,10 @@ def late(steps):
     return [25.0 if 3 * step.step > 2 * len(steps) else step.loss for step in steps]
 
 
+def risen(steps):
+    return [step.loss * (1.14 if 3 * step.step > 2 * len(steps) else 1) for step in steps]
+
+
 def high(steps):
     return [25 - 0.01 * step.step + 0.2 * (step.step % 3) for step in steps]
 
@@ -159,6 +163,7 @@ def flat(steps):
         ([{"losses": late}, {"losses": late}, {"losses": late}], 3, "its loss rose for good, from 3.40 to 25.0"),
         ([{}, {"losses": late}, {}], 3, "it diverged"),
         ([{"losses": creeping}] * 3, 3, "No win: seeds aside, the loss differs by +1"),
+        ([{}, {"losses": risen}, {}], 3, "No win: seeds aside, the loss differs by +1"),
         ([{"losses": flat, "engine": "torchtitan"}] * 3, 3, "No win: seeds aside, the loss differs by +3"),
         ([{"losses": high, **TEXT}] * 3, 3, "its loss rose for good, from 11.8 to 24.8"),
     ],
@@ -244,6 +249,17 @@ def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
     assert repeated.stdout == compared.stdout.replace("with/runs/with-0", "with_0"), "a number in the name repeats"
     files = run_command("compare.py", "--results-dir", *tmp_path.glob("with_*"), *TABLE, cwd=tmp_path)
     assert re.search(r" 3 +111 ", files.stdout), "runs of one folder, named one by one, repeat it"
+
+
+@pytest.mark.parametrize(("names", "one"), [(("tuned", "tuned-2"), True), (("v1.2", "v1.3"), False)])
+def test_folders_that_a_number_tells_apart_are_repetitions_and_the_output_says_so(tmp_path, names, one):
+    for place, name in enumerate(names):
+        side(tmp_path / name, f"run-{place}", 1 + 0.03 * place)
+    out = run_command("compare.py", "--results-dir", ".", *TABLE, cwd=tmp_path).stdout
+    assert ("names differ in a number only are repetitions: tuned, tuned-2." in out, "Only the folders differ" in out) == (
+        one,
+        not one,
+    )
 
 
 def test_names_of_folders_move_nothing_on_a_screen_nor_in_a_page(tmp_path):

@@ -188,14 +188,25 @@ def _far_ends(references: Sequence[RunResult], candidates: Sequence[RunResult]) 
 
 
 def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck | None:
-    """Compare the means of two sides that differ only in seeds, as far as recorded: seeds make no loss differ by RISE."""
+    """Compare two sides that differ only in seeds, as far as recorded: their means, and each of three runs with the other median.
+
+    Seeds make no loss differ by RISE.
+    """
     first, second = ([replace(one, run=replace(one.run, seed=0)) for one in side] for side in (references, candidates))
     if any(mismatch(first[0], one, unknown_alike=True) for one in (*first, *second)):
         return None
     curves = [[curve_of(one) for one in side] for side in (first, second)]
     steps = sorted(set.intersection(*(set(curve) for side in curves for curve in side)))
-    reference, candidate = ({step: float(np.mean([curve[step] for curve in side])) for step in steps} for side in curves)
-    apart = _apart_at_the_end(_difference((reference, candidate), steps)[None], RISE) if steps else None
+    if not steps:
+        return None
+    means, medians = (
+        [{step: float(middle([curve[step] for curve in side])) for step in steps} for side in curves]
+        for middle in (np.mean, np.median)
+    )
+    apart = _apart_at_the_end(_difference((means[0], means[1]), steps)[None], RISE)
+    for rows in ([(medians[0], one) for one in curves[1]], [(one, medians[1]) for one in curves[0]]):
+        if apart is None and len(rows) >= FEWEST_SEEDS:
+            apart = _apart_at_the_end(np.array([_difference(pair, steps) for pair in rows]), LOSS_MARGIN, RISE)
     if apart is None:
         return None
     return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]), paired=False)
@@ -237,17 +248,18 @@ def _last_third(count: int) -> int:
     return max(3, count // 3)
 
 
-def _apart_at_the_end(rows: Array, within: float) -> Interval | None:
+def _apart_at_the_end(rows: Array, within: float, of_one: float = OF_ONE_PAIR) -> Interval | None:
     """Return the difference over the last third where it exceeds the margin beyond the noise of the first half.
 
     A late divergence inflates the variance of the steps that it is in, and of many pairs only one may diverge: so from three on
-    each is tested, against the noise of all, and differs if it is OF_ONE_PAIR off.
+    each is tested, against the noise of all, and differs if it is as far off as `of_one`.
 
     Args:
         rows: relative differences, shape (pairs, steps).
         within: the margin.
+        of_one: by how much one of several must differ.
     """
-    least = OF_ONE_PAIR if len(rows) >= FEWEST_SEEDS else 0.0
+    least = of_one if len(rows) >= FEWEST_SEEDS else 0.0
     tested, count = rows if least else rows.mean(axis=0, keepdims=True), rows.shape[1]
     early, late = count // 2, _last_third(count)
     if early < 3:

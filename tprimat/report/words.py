@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
-from tprimat.analyze.groups import Measured, Shared, on_cpu
+from tprimat.analyze.groups import Group, Measured, Shared, on_cpu
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.traits import TRAITS, DifferingTrait, engine_words, machine_name, model_name
+from tprimat.analyze.traits import TRAITS, DifferingTrait, engine_words, few, machine_name, model_name
 from tprimat.core import units
 from tprimat.core.rows import DATA, document
 from tprimat.core.statistics import FEWEST_RUNS
@@ -280,10 +280,20 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     listed = {trait.name for verdict in judged for trait in verdict.traits}
     if silent := dict.fromkeys(name for verdict in judged for name in verdict.unrecorded if name not in listed):
         lines.append(f"Unrecorded on both sides of a comparison, so unchecked: {', '.join(silent)}.")
+    lines += [
+        f"Folders whose names differ in a number only are repetitions: {few(names, MOST_NAMED)}." for names in _repeating(groups)
+    ]
     lines += open_losses(judged)
     if believed := [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]:
         lines.append(f"The dtype is stated, not observed: {_places(believed, 'configurations')}.")
     return lines + told(findings)
+
+
+def _repeating(groups: Sequence[Group]) -> list[list[str]]:
+    """Return the names of the folders of one configuration, where it has several whose names are more than a number."""
+    paths = [[item.result.path.parent for item in group.runs] for group in groups]
+    names = [{(path.parent if path.name == "runs" else path).name for path in several} for several in paths]
+    return [sorted(map(units.printable, some)) for some in names if len(some) > 1 and not all(map(str.isdecimal, some))]
 
 
 SHOWN: Mapping[str, Callable[[float], str]] = {

@@ -101,8 +101,8 @@ def by_folder(results: Results, paths: Sequence[Path]) -> Results:
     return replace(results, measured=in_folders(results.measured, paths), problems=problems)
 
 
-REPETITION = re.compile(r"(?<!\d{4}-\d\d)(?:^|[-_.])\d{1,2}$")
-"""End of the name of a folder that repeats another: 1, 2, with-2; no day of a month."""
+REPETITION = re.compile(r"(?<!\d{4}-\d\d)(?:^|[-_]|(?<!\d)\.)\d{1,2}$")
+"""End of the name of a folder that repeats another: 1, 2, with-2; no day of a month, nor a part of a version."""
 
 
 def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Measured]:

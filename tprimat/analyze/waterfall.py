@@ -60,6 +60,10 @@ class ExpectedParts:
     source: str
 
 
+LEAST = 5e-4
+"""Of a step: what takes less is part of the rest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """One part of a step."""
@@ -104,7 +108,7 @@ def waterfall(
     clock, slower = _clock(result, metrics)
     losses = [Loss(name="clock", seconds=at_peak * slower, known_by="run", source=clock)]
     losses += _parts(result.run, metrics, trace, expected, at_peak * (1 + slower))
-    losses = [loss for loss in losses if loss.seconds]
+    losses = [loss for loss in losses if abs(loss.seconds) > LEAST * step]
     rest = step - at_peak - sum(loss.seconds for loss in losses)
     losses.append(Loss(name="rest", seconds=rest, known_by="rest", source="the step less all other parts"))
     return Waterfall(

@@ -114,9 +114,9 @@ def signed(value: float, digits: int = 1) -> str:
 
 
 def largest(parts: Waterfall, most: int = 3) -> list[Loss]:
-    """Return the largest parts, without the rest."""
-    named = [loss for loss in parts.losses if loss.name != "rest" and loss.seconds > 0]
-    return sorted(named, key=lambda loss: -loss.seconds)[:most]
+    """Return the largest parts; the rest only where it is larger than each of them."""
+    by_size = sorted((loss for loss in parts.losses if loss.seconds > 0), key=lambda loss: -loss.seconds)
+    return [loss for place, loss in enumerate(by_size) if loss.name != "rest" or place == 0][:most]
 
 
 def lost_most(parts: Waterfall) -> list[str]:

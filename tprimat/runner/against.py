@@ -1,7 +1,7 @@
 """Explain a run against another run, or a published row: what differs, what that is worth, and what is left."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,15 +195,19 @@ def _worths(here: Side, there: Side) -> Iterator[Apart]:
     waiting: list[str] = []
     for name, keys in FIELDS.items():
         changed: dict[str, Any] = {key: getattr(here.full, key) for key in keys}
-        if name == "layout" and here.full.code.name == there.full.code.name:  # what it can overlap depends on the layout
-            changed["implementation"] = here.full.code
         if all(getattr(now, key) == value for key, value in changed.items()):
             continue
+        if name in {"layout", "dtype"} and here.full.code.name == there.full.code.name:  # what it can overlap depends on both
+            changed["implementation"] = here.full.code
         now, waiting = replace(now, **changed), [*waiting, name]
         divides = now.shape.layers >= now.pipeline_parallel * (now.virtual_pipeline or 1)
         if divides and now.global_batch_sequences % (now.micro_batch * now.data_parallel) == 0:  # else with the next field
             worth = scale * (flops_of(now, here.rates) - flops_of(before, here.rates))
             words = [", ".join(_shown(one, side) for one in waiting) for side in (here.full, there.full)]
+            if words[0] == words[1] and waiting == ["implementation"]:
+                words = _differing([one.name for one in fields(now.code)], here.full.code, there.full.code)
+            elif words[0] == words[1]:
+                words = _differing([key for one in waiting for key in FIELDS[one]], here.full, there.full)
             yield Apart(name=", ".join(waiting), here=words[0], there=words[1], flops=worth)
             before, waiting = now, []
     if there.explanation is None:
@@ -211,6 +215,14 @@ def _worths(here: Side, there: Side) -> Iterator[Apart]:
         whole = there.flops + scale * (flops_of(now, here.rates) - flops_of(there.full, there.rates))
         words = [units.signed_percent(step - 1) for step in steps]
         yield Apart(name="steps over their prediction", here=words[0], there=words[1], flops=whole * (steps[1] / steps[0] - 1))
+
+
+def _differing(keys: Sequence[str], here: object, there: object) -> list[str]:
+    """Spell out what differs of two sides that have the same name, for each."""
+    names = [key for key in keys if getattr(here, key) != getattr(there, key)]
+    values = [[getattr(side, name) for name in names] for side in (here, there)]
+    shown = [[" ".join(map(str, value)) if isinstance(value, tuple) else value for value in side] for side in values]
+    return [", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in zip(names, side, strict=True)) for side in shown]
 
 
 def _shown(name: str, work: Workload) -> str:

@@ -119,7 +119,7 @@ def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:
     return tuple(named or sorted((output / "profiler" / run_id).glob("rank_0.*.json")))
 
 
-PROFILE = "--set profiling.enabled=true times the kernels"
+PROFILE = "--profile times the kernels"
 KERNELS = "the kernels below take it"
 LOOKS: Mapping[LossName, str] = {
     "clock": "nvidia-smi or amd-smi shows heat and the power limit; what needs less energy a token keeps a higher clock",
@@ -128,6 +128,7 @@ LOOKS: Mapping[LossName, str] = {
     "uneven": "nvidia-smi or amd-smi shows a GPU that is held back; between experts, the router decides",
     "host": PROFILE,
     "data": "--set data=mock shows the speed without loading",
+    "rest": PROFILE,
 }
 """Where to look where no prediction helps."""
 GRAPHS = "--set platform_optimizations.nvidia.engine_options.cuda_graphs=true launches a micro-batch at once"
@@ -145,11 +146,13 @@ def _advice(explanation: Explanation) -> tuple[Advice, ...]:
             if predict_memory(other).fit(accelerator.usable_bytes) == "fits":
                 gains.append((predict_time(other, rates).tokens_per_second_per_gpu / now - 1, names, words))
     advice = []
-    for loss in largest(explanation.parts):
+    can_profile = work is not None and run.machine.platform != "cpu"
+    for loss in (one for one in largest(explanation.parts) if one.name != "rest" or can_profile):
         gain, _, words = max((one for one in gains if loss.name in one[1]), default=(0.0, (), ""))
         if gain < LEAST_GAIN:
             words = LOOKS.get(loss.name, PROFILE if explanation.trace is None else KERNELS)
-            words = GRAPHS if loss.name == "host" and _could_launch_graphs(run) else words
+        if loss.name == "host" and _could_launch_graphs(run):  # which waits for no host, however late
+            gain, words = 0.0, GRAPHS
         advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= LEAST_GAIN else None))
     return tuple(advice)
 

@@ -8,7 +8,7 @@ from planning import make_plan, split_settings, train_together
 from tprimat.megatron.training import recorded, resolve
 
 STRAIGHT = {"platform_optimizations.cpu.precision": "bf16", "accumulate_weight_gradients": True}
-LONGER = {"training.duration.max_steps": 8, "training.data.sequence_length": 64, "training.optimizer.learning_rate": 5e-3}
+LONGER = {"training.duration.max_steps": 6, "training.data.sequence_length": 64, "training.optimizer.learning_rate": 5e-3}
 SHORTER = {"training.duration.max_steps": 6, "training.data.global_batch_size": 2}
 FP8_LAYERS = 1
 """torch multiplies fp8 on a CPU a hundred times slower than bf16."""

@@ -11,7 +11,6 @@ from tprimat.core.accelerators import (
     PLATFORM_OF,
     WITH_OWN_FP8,
     Accelerator,
-    accelerators,
     find_accelerator,
     multiplies,
     resembling,
@@ -236,7 +235,7 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     if name is not None:
         accelerator = find_accelerator(name)
         if accelerator is None:
-            near = [known.name for known in resembling(name) or accelerators()]
+            near = [known.name for known in resembling(name)] or ["the nearest data sheet in python3 -m tprimat models"]
             what = f"There is no accelerator {name!r}."
             raise ConfigError(what, where=flag, why="Its data sheet is not in the table.", fix=", ".join(near))
         return accelerator, None

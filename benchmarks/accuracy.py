@@ -26,14 +26,14 @@ from page import page_parser, replace_blocks, update_page  # noqa: E402
 from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, measured_on, spreads_of, text_of  # noqa: E402
 from benchmarks.megatron_options import options_left_out, workload_of_options  # noqa: E402
 from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
-from benchmarks.published_scores import PublishedScore, guess_of, guesses, result_of, score_published  # noqa: E402
+from benchmarks.published_scores import PublishedScore, guess_of, guesses, real, result_of, score_published  # noqa: E402
 from tprimat.analyze.groups import Measured  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions, drops_choices  # noqa: E402
 from tprimat.analyze.traits import TRAITS  # noqa: E402
 from tprimat.analyze.window import ran_from_graphs  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E402
-from tprimat.core.errors import RecordError  # noqa: E402
+from tprimat.core.errors import RecordError, UserError  # noqa: E402
 from tprimat.core.flops import parameters  # noqa: E402
 from tprimat.core.rows import document  # noqa: E402
 from tprimat.core.workload import FullWorkload  # noqa: E402
@@ -414,7 +414,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=lambda _: None)
         except ValueError as error:
             raise RecordError(f"Line {number} is not JSON.", where=f"{path}:{number}", why=str(error)) from error
         if not isinstance(row, dict) or not (isinstance(row.get("options"), dict) or "model" in row):
@@ -503,16 +503,17 @@ def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Sco
             if "options" not in row:
                 answers = predict_published_row(row, number)
                 answered.append({**row, **answers})
-                if printed := row.get("tokens_per_second_per_gpu"):
+                if printed := real(row.get("tokens_per_second_per_gpu")):
                     rate, name = answers["predicted_tokens_per_second_per_gpu"], str(row.get("model"))
                     time.append(Score(name=name, group=answers["group"], measured=1 / printed, predicted=1 / rate))
                 continue
             peak, seconds, answers = predict_row(row)
-        except RecordError as error:
-            answered.append({**row, **dict.fromkeys(ANSWERS), "error": str(error.why)})
+        except (UserError, TypeError, ValueError, ArithmeticError, LookupError) as error:  # others' rows may hold anything
+            why = getattr(error, "why", None) or f"{type(error).__name__}: {error}"
+            answered.append({**row, **dict.fromkeys(ANSWERS), "error": str(why)})
             continue
         answered.append({**row, **answers})
-        measured, step = row.get("peak_allocated_bytes"), row.get("median_step_seconds")
+        measured, step = real(row.get("peak_allocated_bytes")), real(row.get("median_step_seconds"))
         name = f"{row.get('case')} on {row.get('machine')}, {row.get('environment')}"
         if measured and measured >= SMALL_BYTES:
             others = other_estimates(row_workload(row))

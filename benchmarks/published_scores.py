@@ -36,6 +36,8 @@ KEYS = {
     "sequence_tokens": "sequence",
 }
 """Fact of a workload -> key of a row of JSON."""
+MOST = 1e8
+"""No row has more GPUs, tokens or sequences."""
 MICRO_BATCHES, CHUNKS = (1, 2, 4, 8), (2, 3, 4, 5, 6, 7, 8, 12)
 """Of what a source leaves out."""
 MODULES = ("layernorm", "mla_up_proj", "mlp", "moe_act")
@@ -394,7 +396,7 @@ def result_of(row: Mapping[str, Any], number: int) -> PublishedResult:
         raise RecordError(error.what, where=name, why=f"{error.what} {error.why or ''}".strip()) from error
     except (TypeError, ValueError) as error:
         raise RecordError(f"Row {number} cannot be read.", where=name, why=str(error)) from error
-    printed, rate = row.get("tflops_as_published"), row.get("tokens_per_second_per_gpu")
+    printed, rate = (real(row.get(key)) for key in ("tflops_as_published", "tokens_per_second_per_gpu"))
     further = _predicts_further(shape, facts.get("sequence_tokens"), printed, rate, note)
     facts |= {"mtp_layers": 1} if further else {}
     if "titan" in str(row.get("framework")).lower() and facts.get("pipeline_parallel", 1) > 1:
@@ -445,13 +447,26 @@ def _split_local_batch(facts: dict[str, Any], gpus: int | None, date: str, note:
 
 
 def _number(value: Any) -> int | None:
-    """Return a degree or a size; None where a source writes that there is none, such as n/a.
+    """Return a degree or a size; None where a source writes that there is none, such as n/a or -1.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, or out of range.
     """
     text = str(value or "").strip().lower().replace(",", "")
-    return None if text in {"", "n/a", "na", "none", "-", "null"} else int(float(text))
+    if text in {"", "n/a", "na", "none", "-", "null"}:
+        return None
+    if not abs(number := float(text)) < MOST:
+        raise ValueError(f"{value!r} is out of range")
+    return int(number) if number >= 0 else None
+
+
+def real(value: Any) -> float | None:
+    """Return a measured figure above 0; None for anything else."""
+    try:
+        number = float(str(value).replace(",", ""))
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
 
 
 def _date(row: Mapping[str, Any]) -> str | None:

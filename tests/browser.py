@@ -19,7 +19,7 @@ SECONDS = 60
 
 def find_browser():
     """CHROMIUM from the environment, or the first that the search path holds; None without any."""
-    return os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+    return os.environ.get("CHROMIUM") or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:

@@ -24,14 +24,14 @@ def make_clone(folder, here):
 
 def given(words):
     """Argument -> value, None for a switch."""
-    found, name = {}, None
+    options, name = {}, None
     for word in words:
         if word.startswith("--"):
             name = word[2:].replace("-", "_")
-            found[name] = None
+            options[name] = None
         else:
-            found[name] = word
-    return found
+            options[name] = word
+    return options
 
 
 def train(words, rank, ranks):

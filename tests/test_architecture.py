@@ -58,19 +58,19 @@ def stage_of(path: Path) -> str:
 
 
 def breaches(stage: str, source: str) -> list[str]:
-    found = []
+    wrong = []
     for name in imported_modules(source):
         parts = name.split(".")
         if parts[0] == "tprimat" and len(parts) > 1 and stage in MAY_IMPORT and parts[1] != "__version__":
             if parts[1] not in MAY_IMPORT[stage] | {stage}:
-                found.append(f"{stage} imports {name}")
+                wrong.append(f"{stage} imports {name}")
         elif parts[0] in HEAVY and stage not in HEAVY_PACKAGES | LAZILY:
-            found.append(f"{stage} imports {name}")
+            wrong.append(f"{stage} imports {name}")
     if stage in LAZILY:
-        found += [
+        wrong += [
             f"{stage} imports {name} at once" for name in imported_modules(source, at_once=True) if name.split(".")[0] in HEAVY
         ]
-    return found
+    return wrong
 
 
 def test_a_stage_imports_only_what_the_table_allows():

@@ -59,11 +59,11 @@ def printed(tmp_path_factory):
     """Everything that the program says about the ten things."""
     folder = tmp_path_factory.mktemp("here")
     texts = [run_command(*words, cwd=folder, environment=ALONE) for words in COMMAND_LINES]
-    found = [done.stdout + done.stderr for done in texts]
+    shown = [done.stdout + done.stderr for done in texts]
     failures = [classify(1, [line], ()) for line in LOG_LINES]
-    found += [f"{failure.cause}\n{failure.hint}" for failure in failures]
-    found += [other_layout(), *held_back_clocks(), unlike_work(folder)]
-    return "\n".join(found)
+    shown += [f"{failure.cause}\n{failure.hint}" for failure in failures]
+    shown += [other_layout(), *held_back_clocks(), unlike_work(folder)]
+    return "\n".join(shown)
 
 
 def other_layout():

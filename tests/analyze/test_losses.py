@@ -25,13 +25,13 @@ def series(rng, steps, rho):
 
 def pairs_with(rng, difference, *, seeds, rho, steps=100, spread=0.005, between=0.003):
     """Losses whose true relative difference is known, with noise of each step and of each seed."""
-    found = {}
+    curves = {}
     for seed in range(seeds):
         reference = 2 + 8 * np.exp(-np.arange(steps) / 30)
         own = between * rng.normal() if seeds > 1 else 0.0
         candidate = reference * (1 + difference + own + spread * series(rng, steps, rho))
-        found[seed] = [tuple(dict(enumerate(map(float, curve), 1)) for curve in (reference, candidate))]
-    return found
+        curves[seed] = [tuple(dict(enumerate(map(float, curve), 1)) for curve in (reference, candidate))]
+    return curves
 
 
 @pytest.mark.parametrize(("seeds", "rho"), [(1, 0.0), (1, 0.5), (1, 0.8), (3, 0.5), (5, 0.5)])
@@ -61,14 +61,14 @@ def test_a_loss_that_is_not_a_number_refutes():
 
 def three_pairs(rng, rise, *, steps, spread, rho, seeds):
     """Losses of three pairs, of one seed or of three, of which the last rises at 60 % of the steps."""
-    found = {}
+    curves = {}
     for number in range(3):
         curve = 6 + 4 * np.exp(-np.arange(steps) / 10)
         risen = np.where(np.arange(steps) < 0.6 * steps, 1.0, 1 + rise * (number == 2))
         sides = [curve * (1 + spread * series(rng, steps, rho)) for _ in range(2)]
         sides[1] *= risen * (1 + 0.01 * rng.normal())
-        found.setdefault(number % seeds, []).append(tuple(dict(enumerate(map(float, side), 1)) for side in sides))
-    return found
+        curves.setdefault(number % seeds, []).append(tuple(dict(enumerate(map(float, side), 1)) for side in sides))
+    return curves
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -117,8 +117,8 @@ def test_a_loss_that_stays_or_ends_far_above_another_of_the_same_training_is_see
             noisy = losses * (1 + 0.002 * rng.normal(size=len(losses)))
             steps = [replace(run.steps[0], step=step, loss=loss) for step, loss in enumerate(map(float, noisy), 1)]
             sides.append(replace(run, steps=tuple(steps)))
-        found = far_above(sides)
-        assert (found[0], found[1] is not None) == (None, far)
+        above = far_above(sides)
+        assert (above[0], above[1] is not None) == (None, far)
 
 
 @pytest.fixture

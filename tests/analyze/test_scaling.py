@@ -47,12 +47,12 @@ def test_runs_whose_work_grows_but_not_with_the_gpus_are_no_series():
 
 
 def test_runs_of_both_kinds_make_a_weak_and_a_strong_series():
-    found = series_in(run(1, 16, 1.0), run(2, 16, 0.55), run(4, 16, 0.3), run(2, 32, 1.05), run(4, 64, 1.1))
-    assert sorted((made.kind, tuple(p.gpus for p in made.points)) for made in found) == [
+    lines = series_in(run(1, 16, 1.0), run(2, 16, 0.55), run(4, 16, 0.3), run(2, 32, 1.05), run(4, 64, 1.1))
+    assert sorted((made.kind, tuple(p.gpus for p in made.points)) for made in lines) == [
         ("strong", (1, 2, 4)),
         ("weak", (1, 2, 4)),
     ]
-    strong = next(made for made in found if made.kind == "strong")
+    strong = next(made for made in lines if made.kind == "strong")
     assert [row.multiplier.value for row in strong.rows] == pytest.approx([1, 1 / 0.55, 1 / 0.3])
     assert strong.points[0].tokens == pytest.approx(10 * 16 * 2048)
     assert strong.points[0].seconds == pytest.approx(10.0)
@@ -61,12 +61,12 @@ def test_runs_of_both_kinds_make_a_weak_and_a_strong_series():
 @pytest.mark.parametrize("runs", [1, 3])
 def test_efficiency_has_the_interval_of_a_verdict_on_the_same_runs(runs):
     rng = np.random.default_rng(5)
-    found = [
+    results = [
         run(gpus, 16 * gpus, 1 + gpus / 50 + rng.normal() / 100, run_id=f"{gpus}-{number}")
         for gpus in (1, 4)
         for number in range(runs)
     ]
-    groups = group_runs([measure(result, MetricOptions()) for result in found])
+    groups = group_runs([measure(result, MetricOptions()) for result in results])
     ratio = verdict(*groups, Question(even_if_different=True)).ratio
     first, last = series_of(groups)[0].rows
     assert (last.efficiency.value, last.efficiency.low, last.efficiency.high) == pytest.approx(
@@ -79,8 +79,8 @@ def test_efficiency_has_the_interval_of_a_verdict_on_the_same_runs(runs):
 
 
 def test_layouts_are_not_mixed_while_one_of_them_scales():
-    found = series_in(run(1, 16, 1.0), run(2, 32, 1.05), run(2, 32, 0.9, tensor_parallel=2, data_parallel=1))
-    assert [[p.layout for p in made.points] for made in found] == [["TP1 PP1 DP1", "TP1 PP1 DP2"]]
+    lines = series_in(run(1, 16, 1.0), run(2, 32, 1.05), run(2, 32, 0.9, tensor_parallel=2, data_parallel=1))
+    assert [[p.layout for p in made.points] for made in lines] == [["TP1 PP1 DP1", "TP1 PP1 DP2"]]
 
 
 @pytest.mark.parametrize("option", ["optimizer_states", "expert_capacity"])
@@ -95,6 +95,6 @@ def test_what_forbids_a_comparison_forbids_a_series(option):
 
 def test_points_made_by_amdahls_law_give_back_its_share_with_an_interval_that_holds_it_from_three_on():
     rates = [1000 * n / (1 + 0.03 * (n - 1)) * by for n, by in zip((1, 2, 4, 8), (1.002, 0.999, 1.001, 0.998), strict=True)]
-    found = serial_share(a_series(rates, (1, 2, 4, 8)))
-    assert found.low < 0.03 < found.high < 0.035
+    share = serial_share(a_series(rates, (1, 2, 4, 8)))
+    assert share.low < 0.03 < share.high < 0.035
     assert serial_share(a_series([1000, 1900], (1, 2))).value == pytest.approx(1 / 19)

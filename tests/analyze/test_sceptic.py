@@ -47,9 +47,9 @@ def test_step_times_of_a_run_but_for_rounding_a_constant_or_a_part_are_its_own(s
         replace_steps(result, "copy", CHANGES[change](first)),
         replace_steps(result, "repetition", CHANGES[change](second)),
     ]
-    found = without_copies([measure(one, MetricOptions()) for one in runs])
-    assert [item.counts for item in found] == [True, False, True]
-    assert "are those of original, rounded, shifted or in part: it is a copy" in not_counted_words(found[1])
+    counted = without_copies([measure(one, MetricOptions()) for one in runs])
+    assert [item.counts for item in counted] == [True, False, True]
+    assert "are those of original, rounded, shifted or in part: it is a copy" in not_counted_words(counted[1])
 
 
 def test_no_repetition_in_the_records_is_taken_for_a_copy():

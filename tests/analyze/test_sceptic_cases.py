@@ -29,7 +29,7 @@ FAST, SLOW = 0.95, 1.0
 
 def three(times, *, seeds=(1, 2, 3), losses=1.0, hot=0.0, reason="thermal (hardware)", **fields):
     """Three recorded runs of one configuration: their times and losses multiplied, a share of their readings throttled."""
-    found = []
+    results = []
     for result, seed in zip(load_results([RUNS / "mi300x"])[0], seeds, strict=True):
         evidence = replace(result.run.evidence, data="mock")
         run = replace(
@@ -40,8 +40,8 @@ def three(times, *, seeds=(1, 2, 3), losses=1.0, hot=0.0, reason="thermal (hardw
             for one in result.steps
         )
         readings = [TelemetrySample(at_seconds=at, gpu=0, throttle_reasons=(reason,) * (at < 100 * hot)) for at in range(100)]
-        found.append(replace(result, run=run, steps=steps, telemetry=tuple(readings)))
-    return found
+        results.append(replace(result, run=run, steps=steps, telemetry=tuple(readings)))
+    return results
 
 
 def groups_of(*sides):
@@ -106,8 +106,8 @@ def test_a_winner_in_spite_of_heat_is_one_and_a_power_cap_belongs_to_the_configu
 
 def test_a_finding_of_several_runs_is_said_once_with_the_least_and_the_largest_number():
     capped = [three(times, hot=hot, reason="power cap")[0] for times, hot in ((1, 0.64), (1.1, 1), (1.2, 0.64))]
-    found = findings(groups_of(capped, three(1.3, hot=0.08)[:1]), lambda item: item.result.run.strategy)
-    lines = [line for line in told(found) if line.startswith("Clocks")]
+    doubts = findings(groups_of(capped, three(1.3, hot=0.08)[:1]), lambda item: item.result.run.strategy)
+    lines = [line for line in told(doubts) if line.startswith("Clocks")]
     assert lines == [
         "Clocks were held back in 64 to 100 % of the readings: power cap: 3 runs",
         "Clocks were held back in 8 % of the readings: thermal (hardware): 1.3",
@@ -421,10 +421,10 @@ def test_waiting_gpus_are_a_part_of_their_own_and_graphs_are_offered_where_they_
     results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     measured = measure(results[0], MetricOptions())
     changed = replace(measured, result=replace(measured.result, run=ran_with(measured.result.run, **change)))
-    found = explained(changed, ())
-    (idle,) = (loss for loss in found.parts.losses if loss.name == "host")
-    assert (round(idle.seconds / found.parts.step_seconds, 2), idle.known_by) == (0.23, "run")
-    (advice,) = (one for one in found.advice if one.name == "host")
+    answer = explained(changed, ())
+    (idle,) = (loss for loss in answer.parts.losses if loss.name == "host")
+    assert (round(idle.seconds / answer.parts.step_seconds, 2), idle.known_by) == (0.23, "run")
+    (advice,) = (one for one in answer.advice if one.name == "host")
     assert ("--set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in advice.words) == offers
 
 

@@ -146,11 +146,11 @@ def test_every_trait_has_a_trap():
 @pytest.mark.parametrize("key", TRAITS)
 def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_names_both_sides(key, known):
     both = replace(known, run=BEFORE[key](known.run)) if key in BEFORE else known
-    found = judged(both, TRAPS[key])
-    (trait,) = [one for one in found.traits if one.key == key]
+    judgment = judged(both, TRAPS[key])
+    (trait,) = [one for one in judgment.traits if one.key == key]
     assert trait.effect == TRAITS[key].effect
-    assert (found.outcome == "refused") == any(one.effect == "refuse" for one in found.traits)
-    words = sentence(found)
+    assert (judgment.outcome == "refused") == any(one.effect == "refuse" for one in judgment.traits)
+    words = sentence(judgment)
     if trait.effect == "refuse":
         assert f"{trait.name} " in words.partition("they differ: ")[2]
     else:
@@ -185,8 +185,8 @@ MIXTURE = model_shape("deepseek-v2-lite")
     ],
 )
 def test_whatever_changes_the_work_of_a_token_is_another_shape(shape, change, known):
-    found = judged(replace(known, run=replace(known.run, shape=shape)), ran(shape=replace(shape, **change)))
-    assert [one.key for one in found.differences if one.key == "shape"] == ["shape"]
+    judgment = judged(replace(known, run=replace(known.run, shape=shape)), ran(shape=replace(shape, **change)))
+    assert [one.key for one in judgment.differences if one.key == "shape"] == ["shape"]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_whatever_changes_the_work_of_a_token_is_another_shape(shape, change, kn
 )
 def test_more_or_less_of_the_model_in_fp8_is_another_dtype(fields, words, known):
     usual = replace(known, run=ran_with(known.run, matmul_dtype="fp8"))
-    found = judged(usual, seen(**fields))
-    assert found.outcome == "refused"
-    assert f"dtype that ran {words} against fp8" in sentence(found)
+    judgment = judged(usual, seen(**fields))
+    assert judgment.outcome == "refused"
+    assert f"dtype that ran {words} against fp8" in sentence(judgment)
     assert len(groups_of(known, replace(known, run=seen(**fields)(replace(known.run, run_id="other"))))) == 1, "bf16 is bf16"
 
 
@@ -229,8 +229,8 @@ def test_older_records_tell_their_scaling_by_their_options(options, scaling):
 def test_the_option_behind_an_output_layer_in_fp8_is_no_second_difference(known):
     off, on = ({**OPTIONS, "fp8_output_layer": value} for value in (False, True))
     usual = replace(known, run=ran_with(known.run, matmul_dtype="fp8", engine_options=off))
-    found = judged(usual, lambda run: seen(output_layer_dtype="fp8")(replace(run, engine_options=on)))
-    assert [one.key for one in found.traits] == ["dtype"]
+    judgment = judged(usual, lambda run: seen(output_layer_dtype="fp8")(replace(run, engine_options=on)))
+    assert [one.key for one in judgment.traits] == ["dtype"]
     before_the_option = replace(usual, run=replace(usual.run, run_id="other", engine_options=OPTIONS))
     assert len(groups_of(usual, before_the_option)) == 1
 
@@ -255,17 +255,17 @@ def test_a_switch_that_a_log_says_is_off_is_recorded_and_one_that_it_does_not_na
 
 @pytest.mark.parametrize("key", FORGOTTEN)
 def test_what_one_side_does_not_record_is_not_equal(key, known):
-    found = judged(known, FORGOTTEN[key])
-    (trait,) = [one for one in found.traits if one.key == key]
+    judgment = judged(known, FORGOTTEN[key])
+    (trait,) = [one for one in judgment.traits if one.key == key]
     assert trait.effect == (TRAITS[key].unknown or TRAITS[key].effect)
-    assert f"{trait.name} unknown" in sentence(found)
+    assert f"{trait.name} unknown" in sentence(judgment)
 
 
 def test_what_neither_side_records_is_said_to_be_unknown(known):
     result = replace(known, run=replace(known.run, evidence=replace(known.run.evidence, attention=None, data=None)))
-    found = judged(result, ran(strategy="balanced"))
-    assert found.unrecorded == ("attention", "data", "whether clocks were held back")
-    assert [one.key for one in found.traits] == ["strategy"]
+    judgment = judged(result, ran(strategy="balanced"))
+    assert judgment.unrecorded == ("attention", "data", "whether clocks were held back")
+    assert [one.key for one in judgment.traits] == ["strategy"]
 
 
 def test_a_trait_that_is_the_question_may_differ_and_whatever_else_differs_is_then_warned_of(known):
@@ -273,11 +273,11 @@ def test_a_trait_that_is_the_question_may_differ_and_whatever_else_differs_is_th
         return ran_with(run, matmul_dtype="fp8", engine="nemo", micro_batch_sequences=2)
 
     assert judged(known, fp8_by_nemo).outcome == "refused"
-    found = judged(known, fp8_by_nemo, varying=("dtype",))
-    assert found.outcome == "no difference shown"
-    assert {one.key: one.effect for one in found.traits} == {"dtype": "list", "engine": "warn", "micro-batch": "warn"}
-    assert "Varied dtype that ran (bf16 | fp8)." in sentence(found)
-    assert "Caution, they also differ in engine (megatron | nemo), micro-batch (1 | 2)." in sentence(found)
+    judgment = judged(known, fp8_by_nemo, varying=("dtype",))
+    assert judgment.outcome == "no difference shown"
+    assert {one.key: one.effect for one in judgment.traits} == {"dtype": "list", "engine": "warn", "micro-batch": "warn"}
+    assert "Varied dtype that ran (bf16 | fp8)." in sentence(judgment)
+    assert "Caution, they also differ in engine (megatron | nemo), micro-batch (1 | 2)." in sentence(judgment)
 
 
 def test_the_page_of_comparisons_has_each_trait_and_no_other():

@@ -63,9 +63,9 @@ def test_a_faster_strategy_than_maximum_performance_is_named():
 def test_the_document_has_the_mean_and_its_interval(trainer, capsys):
     assert run("--runs", "2", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    (found,) = document["combined"]
-    assert found["runs"] == 2
+    (combined,) = document["combined"]
+    assert combined["runs"] == 2
     rates = [one["metrics"]["tokens_per_second_per_gpu"]["value"] for one in document["runs"]]
-    rate = found["tokens_per_second_per_gpu"]
+    rate = combined["tokens_per_second_per_gpu"]
     assert rate["value"] == pytest.approx(sum(rates) / 2)
     assert rate["low"] <= rate["value"] <= rate["high"]

@@ -85,11 +85,11 @@ def test_where_nothing_can_train_the_status_is_1_and_it_says_what_to_install(tmp
     ],
 )
 def test_a_build_of_torch_fits_the_gpus_or_not(torch, gpus, status, words):
-    found = torch if isinstance(torch, str) else {"version": "2.13.0", "nccl": (2, 27, 3), **torch}
-    check = check_torch(found, gpus)
+    installed = torch if isinstance(torch, str) else {"version": "2.13.0", "nccl": (2, 27, 3), **torch}
+    check = check_torch(installed, gpus)
     assert (check.status, words in check.finding) == (status, True), check
     assert (check.fix is None) == (status == "ok")
-    assert isinstance(found, str) or "CL 2.27.3" in check.finding
+    assert isinstance(installed, str) or "CL 2.27.3" in check.finding
 
 
 def test_a_missing_or_small_shared_memory_and_a_missing_folder(tmp_path, monkeypatch):

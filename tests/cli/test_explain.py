@@ -43,12 +43,12 @@ def parts(answer):
 )
 def test_the_parts_are_the_step_and_each_says_how_it_is_known(run, probes, known):
     answer = document(run, *(("--set", f"probes={probes}") if probes else ()))
-    found = parts(answer)
-    assert abs(answer["at_peak_seconds"] + sum(loss["seconds"] for loss in found.values()) - answer["step_seconds"]) < 1e-9
+    losses = parts(answer)
+    assert abs(answer["at_peak_seconds"] + sum(loss["seconds"] for loss in losses.values()) - answer["step_seconds"]) < 1e-9
     if answer["peak_flops"]:
-        assert abs(answer["peak_flops"] - sum(loss["flops"] for loss in found.values()) - answer["flops"]) < 1e3
-    assert {name: found[name]["known_by"] for name in known} == known
-    assert 0 < len(answer["advice"]) <= 3 or set(found) == {"rest"}
+        assert abs(answer["peak_flops"] - sum(loss["flops"] for loss in losses.values()) - answer["flops"]) < 1e3
+    assert {name: losses[name]["known_by"] for name in known} == known
+    assert 0 < len(answer["advice"]) <= 3 or set(losses) == {"rest"}
 
 
 def test_the_text_says_what_held_the_clock_and_what_helps():
@@ -90,12 +90,12 @@ def test_a_trace_takes_the_place_of_the_prediction(tmp_path):
     (run,) = (tmp_path / "output/runs").iterdir()
     (tmp_path / "output" / f"profile_cuda_llama_{run.name}.json").write_text(json.dumps({"traceEvents": events}))
     answer = document(run)
-    found = parts(answer)
+    losses = parts(answer)
     assert answer["trace"]["exposed_communication_seconds"] == pytest.approx(0.1)
-    assert (found["replicas"]["seconds"], found["replicas"]["known_by"]) == (pytest.approx(0.1), "run")
+    assert (losses["replicas"]["seconds"], losses["replicas"]["known_by"]) == (pytest.approx(0.1), "run")
     # The profiled step waited 0.4 s; a steady one takes 2.60 s, of which the kernels leave 0.30.
-    assert found["host"]["seconds"] == pytest.approx(answer["step_seconds"] - 2.3)
-    assert abs(found["rest"]["seconds"]) < 1e-9
+    assert losses["host"]["seconds"] == pytest.approx(answer["step_seconds"] - 2.3)
+    assert abs(losses["rest"]["seconds"]) < 1e-9
     assert ["nvjet_tst_192x192", "2.20", "s"] in map(str.split, explain(run).splitlines())
 
 
@@ -106,35 +106,35 @@ def test_what_cannot_be_explained_is_refused_with_a_reason(tmp_path):
 
 
 def differences(run, other, *words):
-    found = document(run, "--against", other, *words)["against"]
-    apart = {one["name"]: one["flops"] for one in found["apart"]}
-    total = sum(size or 0.0 for size in apart.values()) + sum(found["parts"].values())
-    assert abs(found["here"] - found["there"] - total) < 1e3
-    return found, apart
+    against = document(run, "--against", other, *words)["against"]
+    apart = {one["name"]: one["flops"] for one in against["apart"]}
+    total = sum(size or 0.0 for size in apart.values()) + sum(against["parts"].values())
+    assert abs(against["here"] - against["there"] - total) < 1e3
+    return against, apart
 
 
 def test_two_runs_differ_first_by_their_fields_then_by_their_parts():
     probes = ("--set", f"probes={H100}")
-    found, apart = differences(EXPERTS, EXPERTS.parents[1] / "moe_ep4_balanced/1", *probes)
+    against, apart = differences(EXPERTS, EXPERTS.parents[1] / "moe_ep4_balanced/1", *probes)
     assert list(apart) == ["routing"]
-    assert (found["apart"][0]["here"], found["apart"][0]["there"]) == ("natural", "balanced")
+    assert (against["apart"][0]["here"], against["apart"][0]["there"]) == ("natural", "balanced")
     assert apart["routing"] < -20e12
-    assert abs(found["parts"]["rest"]) < 5e12
+    assert abs(against["parts"]["rest"]) < 5e12
     # The same work on another day: what a late host cost is a part.
-    found, apart = differences(RECOMPUTED.parents[1] / "tp2_mbs2/1", H100 / "earlier/megatron/tp2_mbs2/1", *probes)
-    assert (apart, max(found["parts"], key=found["parts"].get)) == ({}, "host")
-    found, apart = differences(RECOMPUTED.parents[1] / "tp2_mbs2/1", DP2, *probes)
+    against, apart = differences(RECOMPUTED.parents[1] / "tp2_mbs2/1", H100 / "earlier/megatron/tp2_mbs2/1", *probes)
+    assert (apart, max(against["parts"], key=against["parts"].get)) == ({}, "host")
+    against, apart = differences(RECOMPUTED.parents[1] / "tp2_mbs2/1", DP2, *probes)
     assert list(apart) == ["accelerator", "layout", "micro-batch"]
     assert all(size < 0 for size in apart.values())
 
 
 def test_a_published_row_is_the_other_side_and_the_nearest_has_the_same_model_and_dtype():
-    found, apart = differences(RECOMPUTED, "published")
-    assert found["name"] == "dgx-cloud-llama-3.1-8b-bf16"
-    found, apart = differences(DP2, "megatron-bridge-llama-3-70b-h100")
+    against, apart = differences(RECOMPUTED, "published")
+    assert against["name"] == "dgx-cloud-llama-3.1-8b-bf16"
+    against, apart = differences(DP2, "megatron-bridge-llama-3-70b-h100")
     assert {"dtype", "sequence", "model, layout"} <= apart.keys()
-    assert found["low"] < found["here"] - found["parts"]["rest"] < found["high"]
-    assert "llama-3-70b, TP4 PP8 VPP5 DP2" in [one["there"] for one in found["apart"]]
+    assert against["low"] < against["here"] - against["parts"]["rest"] < against["high"]
+    assert "llama-3-70b, TP4 PP8 VPP5 DP2" in [one["there"] for one in against["apart"]]
     done = run_command("explain", DP2, "--against", "nobody-s-row")
     assert done.returncode == 2
     assert done.stderr.startswith("error: There is no run and no published row 'nobody-s-row'.")

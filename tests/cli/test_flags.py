@@ -85,11 +85,11 @@ def test_a_layout_of_the_moment_that_cannot_be_is_refused_at_its_flag(flags, sai
 
 
 def test_several_strategies_and_models_are_run_one_after_the_other():
-    found = plans("--platform", "nvidia", "--parallel", "balanced,truly_identical", "--model", "qwen, llama", "--runs", "2")
-    named = [(plan["strategy"], plan["model"]) for plan in found]
+    planned = plans("--platform", "nvidia", "--parallel", "balanced,truly_identical", "--model", "qwen, llama", "--runs", "2")
+    named = [(plan["strategy"], plan["model"]) for plan in planned]
     assert named[::2] == [("balanced", "qwen"), ("balanced", "llama"), ("truly_identical", "qwen"), ("truly_identical", "llama")]
     assert named[::2] == named[1::2]
-    assert len({plan["run_directory"] for plan in found}) == 8
+    assert len({plan["run_directory"] for plan in planned}) == 8
     wrong = run_command("benchmark.py", "--dry-run", "--parallel", "balanced,balance")
     assert wrong.returncode == 2
     assert "There is no strategy 'balance'" in wrong.stderr

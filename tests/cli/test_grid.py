@@ -64,8 +64,8 @@ def session(tmp_path):
 
 def test_repetitions_are_interleaved_forth_and_back(session):
     cells = [Cell(session=session, plan=plan) for plan in session.plans]
-    found = [cell.plan.strategy[0] for cell in interleaved(cells)]
-    assert "".join(found) == "mbbmmb"
+    order = [cell.plan.strategy[0] for cell in interleaved(cells)]
+    assert "".join(order) == "mbbmmb"
     assert {cell.plan.run_id for cell in interleaved(cells)} == {plan.run_id for plan in session.plans}
 
 

@@ -28,8 +28,8 @@ def test_its_console_becomes_a_record_that_proves_the_strategy(machine, tmp_path
     done = run_script("benchmark.py", *WORDS, "--steps", "8", "--force", environment=machine)
     assert done.returncode == 0, done.stderr
     record, folder = only_run(tmp_path / "out")
-    found = (record["engine"], record["outcome"], record["mismatches"], record["clock"])
-    assert found == ("megatron-lm", "completed", [], "framework")
+    facts = (record["engine"], record["outcome"], record["mismatches"], record["clock"])
+    assert facts == ("megatron-lm", "completed", [], "framework")
     assert record["evidence"]["workload"]["tensor_parallel"] == 2
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert [step["step_seconds"] for step in steps[1:]] == pytest.approx([MILLISECONDS / 1e3] * 7)  # the mean is undone

@@ -24,12 +24,12 @@ def draw(*arguments, cwd):
 def test_panels_have_figures_and_counts_and_a_refusal_is_told(tmp_path):
     done = draw("--results-dir", RUNS / "published", "--output", "peak.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = words_in(tmp_path / "peak.svg")
-    assert {word for word in found if word in TITLES} == set(TITLES)
-    assert "87,933 (n = 1 run, 11 steps)" in found
-    assert "43.5 %" in found
-    assert any(text.startswith("Not compared: ") and "tokens a step" in text for text in found)
-    assert "Peak throughput: qwen on 8 x MI300X in bf16, 87,933 tokens/s, 36.7 % of its matrix peak, 1 run; 1 more model" in found
+    shown = words_in(tmp_path / "peak.svg")
+    assert {word for word in shown if word in TITLES} == set(TITLES)
+    assert "87,933 (n = 1 run, 11 steps)" in shown
+    assert "43.5 %" in shown
+    assert any(text.startswith("Not compared: ") and "tokens a step" in text for text in shown)
+    assert "Peak throughput: qwen on 8 x MI300X in bf16, 87,933 tokens/s, 36.7 % of its matrix peak, 1 run; 1 more model" in shown
 
 
 def test_every_panel_of_a_sweep_keeps_like_with_like(tmp_path):

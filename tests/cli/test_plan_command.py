@@ -61,8 +61,8 @@ def test_the_proof_says_where_it_was_measured_and_what_is_assumed(accelerator, a
 
 def test_the_document_has_every_layout():
     done = run_command("plan", *QUESTION, "--json")
-    found = json.loads(done.stdout)
-    best, other = found["fitting"][0], found["too_large"][0]
+    answer = json.loads(done.stdout)
+    best, other = answer["fitting"][0], answer["too_large"][0]
     degrees = [best[name] for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")]
     assert degrees[0] * degrees[1] * degrees[2] * degrees[3] == 64
     assert best["low"] < best["tokens_per_second_per_gpu"] < best["high"]
@@ -114,8 +114,8 @@ def test_both_routings_are_in_the_answer_and_the_forced_one_is_faster():
 
 def test_a_dispatcher_by_name_changes_the_exchange_between_nodes_and_is_refused_where_the_engine_has_another():
     asked = ("plan", "--architecture", "deepseek-v3", "--accelerator", "H100 SXM", "--gpus", "256", "--routing")
-    found = [json.loads(run_command(*asked, name, "--json").stdout) for name in ("alltoall", "hybridep")]
-    alltoall, hybridep = (one["fitting"][0]["tokens_per_second_per_gpu"] for one in found)
+    answers = [json.loads(run_command(*asked, name, "--json").stdout) for name in ("alltoall", "hybridep")]
+    alltoall, hybridep = (one["fitting"][0]["tokens_per_second_per_gpu"] for one in answers)
     assert alltoall < hybridep
     refused = run_command(*asked, "deepep", "--engine", "megatron")
     assert refused.returncode == 2

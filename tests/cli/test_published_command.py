@@ -32,7 +32,7 @@ def test_the_nearest_stand_beside_ours_by_one_yardstick_with_what_differs_and_ho
 def test_rivals_on_chips_and_models_that_compute_alike_come_first():
     """H100 and H200 have the same peaks, Llama 3 and 3.1 8B the same layers; an accelerator that is not stated is another one."""
     records = ROOT / "benchmarks" / "records" / "h200" / "in-turn-two-gpus" / "megatron" / "dp_s8192_mbs1_fp8"
-    (found,) = nearest_published(group_runs(read_results([records], MetricOptions(), {}).measured))
-    nearest = [one.result.name for one in found.neighbors]
+    (group,) = nearest_published(group_runs(read_results([records], MetricOptions(), {}).measured))
+    nearest = [one.result.name for one in group.neighbors]
     assert nearest == ["torchtitan-llama-3.1-8b-float8", "dgx-cloud-llama-3.1-8b-fp8", "megatron-bridge-llama-3-8b-fp8"]
-    assert {"model", "accelerator", "gradients"} <= {one.name for one in found.neighbors[2].differences}
+    assert {"model", "accelerator", "gradients"} <= {one.name for one in group.neighbors[2].differences}

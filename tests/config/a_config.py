@@ -32,9 +32,9 @@ def written(folder, text=TEXT):
     return path
 
 
-def planned(path, *, settings=(), size="full", platform="cpu", strategy="split", model="mine", found=None, environment=None):
+def planned(path, *, settings=(), size="full", platform="cpu", strategy="split", model="mine", gpus=None, environment=None):
     loaded = read_config(path, size=size, settings=settings, environment=environment or {})
-    return plan_run(loaded, request_of(model, strategy, platform=platform, size=size, gpus_found=found))
+    return plan_run(loaded, request_of(model, strategy, platform=platform, size=size, gpus_found=gpus))
 
 
 def complaint(*arguments, **choices):

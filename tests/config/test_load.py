@@ -83,9 +83,9 @@ parallelism:
 def test_a_merge_key_takes_over_keys_with_their_lines(layout, sizes, lines, tmp_path):
     text = TEXT[: TEXT.index("parallelism:")] + MERGED.replace("LAYOUT", layout)
     loaded = read_config(path := written(tmp_path, text))
-    found = loaded.config.parallelism["split"]["mine"]["cpu"]
+    merged = loaded.config.parallelism["split"]["mine"]["cpu"]
     keys = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size")
-    assert tuple(getattr(found, key) for key in keys) == sizes
+    assert tuple(getattr(merged, key) for key in keys) == sizes
     for key, line in zip(keys, lines, strict=True):
         assert loaded.where("parallelism", "split", "mine", "cpu", key).startswith(f"{path}:{line} ")
     assert loaded.config.parallelism["split"]["mine"]["amd"].micro_batch_size == 1

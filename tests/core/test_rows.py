@@ -88,8 +88,8 @@ def test_a_model_is_one_row(data, capsys):
 
 def test_an_accelerator_is_one_row(data, capsys):
     append(data / "accelerators.yaml", ACCELERATOR)
-    found = find_accelerator("amd instinct x9000-oam")
-    assert (found.name, found.backend, found.memory_bytes, found.date) == ("X9000", "rocm", 512 * 2**30, "2026")
+    device = find_accelerator("amd instinct x9000-oam")
+    assert (device.name, device.backend, device.memory_bytes, device.date) == ("X9000", "rocm", 512 * 2**30, "2026")
     assert peak_flops("X9000", "bf16") == pytest.approx(5000.5e12)
     assert start("models", "tprimat models", []) == 0
     assert "X9000" in capsys.readouterr().out

@@ -55,9 +55,9 @@ def test_intervals_cover_90_percent_and_more_after_the_cut_that_every_run_gets(n
             statistics.ratio_of_sums(np.full(len(seconds), 4096.0), seconds),
             statistics.median_interval(seconds, of_steps=True),
         )
-        for place, (found, truth) in enumerate(((rate, 4096 / mean), (step, middle))):
-            printed[place] += found.low is not None
-            covered[place] += found.low is not None and covers(found, truth)
+        for place, (interval, truth) in enumerate(((rate, 4096 / mean), (step, middle))):
+            printed[place] += interval.low is not None
+            covered[place] += interval.low is not None and covers(interval, truth)
     assert ((covered / printed) > 0.885).all(), "90 % within the noise of 1,000 cases"
     assert (printed > 0.97 * CASES / 2).all()
     if draw is normal and n >= 50:
@@ -109,8 +109,8 @@ def test_drift_is_seldom_seen_where_there_is_none(rho, most):
 
 def test_autocorrelation_is_found_and_white_noise_is_left_alone():
     rng = np.random.default_rng(11)
-    found = np.mean([statistics.autocorrelation(autoregressive(rng, 300, 0.5)) for _ in range(200)])
-    assert found == pytest.approx(0.5, abs=0.02)
+    mean = np.mean([statistics.autocorrelation(autoregressive(rng, 300, 0.5)) for _ in range(200)])
+    assert mean == pytest.approx(0.5, abs=0.02)
     white = [statistics.autocorrelation(rng.normal(size=50)) for _ in range(500)]
     assert sum(value > 0 for value in white) / 500 < 0.08
 
@@ -146,8 +146,8 @@ def test_as_many_runs_as_were_promised_of_the_same_spread_are_enough_and_one_few
         for factor, center in zip(factors, (0.0, -0.01), strict=True):
             logs = center + 0.002 * factor * shape[count] / shape[count].std(ddof=1)
             groups.append([statistics.Rate(log=float(log), error=0.001, freedom=10) for log in logs])
-        found = statistics.ratio_of_rates(*groups)
-        return found, statistics.spreads_of(*groups)
+        interval = statistics.ratio_of_rates(*groups)
+        return interval, statistics.spreads_of(*groups)
 
     now, spreads = ratio(2)
     bound = 0.985
@@ -166,9 +166,9 @@ def switching(rng, n, stay):
 @pytest.mark.parametrize(("n", "stay"), [(10, 0.5), (20, 0.5), (50, 0.9)])
 def test_two_speeds_are_found(n, stay):
     rng = np.random.default_rng(n)
-    found = [statistics.two_states(switching(rng, n, stay)) for _ in range(CASES // 2)]
-    assert sum(one is not None for one in found) / len(found) > 0.85
-    one = next(one for one in found if one)
+    states = [statistics.two_states(switching(rng, n, stay)) for _ in range(CASES // 2)]
+    assert sum(one is not None for one in states) / len(states) > 0.85
+    one = next(one for one in states if one)
     assert (one.low, one.high) == (pytest.approx(1.0, rel=0.01), pytest.approx(1.1, rel=0.01))
 
 

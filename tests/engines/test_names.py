@@ -36,7 +36,7 @@ def comparisons(source):
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
-    found = []
+    lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             strings = set().union(*(strings_of(operand, constants) for operand in (node.left, *node.comparators)))
@@ -46,8 +46,8 @@ def comparisons(source):
             strings = {key for key in strings_of(node, {}) if key in ENGINE_NAMES}
         else:
             continue
-        found += [node.lineno] if strings & set(ENGINE_NAMES) else []
-    return found
+        lines += [node.lineno] if strings & set(ENGINE_NAMES) else []
+    return lines
 
 
 def test_nobody_outside_the_engines_compares_the_name_of_one():

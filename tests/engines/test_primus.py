@@ -128,8 +128,8 @@ def test_a_checkout_is_known_by_its_tag_and_commit(tmp_path):
     name = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "all"], ["tag", "v26.5.1"]):
         subprocess.run(["git", "-C", str(root), *words], check=True)
-    found = find_installation(PrimusOptions(), str(root))
-    assert ENGINE.software(plan_of(start=found)) == {"primus": "v26.5.1"}
+    installation = find_installation(PrimusOptions(), str(root))
+    assert ENGINE.software(plan_of(start=installation)) == {"primus": "v26.5.1"}
     assert ENGINE.software(plan_of()) == {}
 
 

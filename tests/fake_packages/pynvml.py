@@ -66,10 +66,10 @@ def nvmlDeviceGetHandleByUUID(uuid):  # noqa: N802
 
 
 def value(device, key):
-    found = [gpu for gpu in gpus() if gpu["uuid"] == device]
-    if not found:
+    held = [gpu for gpu in gpus() if gpu["uuid"] == device]
+    if not held:
         raise NVMLError("Not Found")
-    return found[0][key]
+    return held[0][key]
 
 
 def nvmlDeviceGetUUID(device):  # noqa: N802

@@ -40,7 +40,7 @@ def changes():
 
 def moved(path, pattern, target):
     """Where a path goes: each * of the target stands for what a * or an (a or b) of the pattern matched."""
-    words = re.sub(r"\\\((.*?)\\\)", lambda found: f"({found[1].replace(OR, '|')})", re.escape(pattern))
+    words = re.sub(r"\\\((.*?)\\\)", lambda match: f"({match[1].replace(OR, '|')})", re.escape(pattern))
     matched = re.fullmatch(words.replace(r"\*", "(.*)"), path)
     parts = iter(matched.groups() if matched else ())
     return re.sub(r"\*", lambda _: next(parts), target) if matched else path

@@ -74,8 +74,8 @@ def processes_with(word):
 
 def leftovers():
     """Folders of torchrun in the temporary folder whose pid has ended, which tests of this process's children left."""
-    found = [path.name.split("-")[2] for path in Path(tempfile.gettempdir()).glob("tprimat-torchrun-*")]
-    return [pid for pid in found if pid.isdigit() and not Path("/proc", pid).exists()]
+    pids = [path.name.split("-")[2] for path in Path(tempfile.gettempdir()).glob("tprimat-torchrun-*")]
+    return [pid for pid in pids if pid.isdigit() and not Path("/proc", pid).exists()]
 
 
 def wait_for(condition, seconds=120.0, pause=0.02, explain=lambda: "it did not happen in time"):

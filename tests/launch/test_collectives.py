@@ -37,8 +37,8 @@ def test_the_rank_that_is_missing_is_named(case):
 
 
 def test_a_rank_that_does_not_answer_is_not_said_to_be_absent():
-    found = missing_ranks(records("rank 1 sleeps before a barrier", silent=[1]))
-    assert found == "Rank 1 does not answer, of barrier number 4 of group default_pg, in which ranks 0, 2 and 3 wait."
+    sentence = missing_ranks(records("rank 1 sleeps before a barrier", silent=[1]))
+    assert sentence == "Rank 1 does not answer, of barrier number 4 of group default_pg, in which ranks 0, 2 and 3 wait."
 
 
 def nccl(rank, *calls, members=(0, 1, 2, 3), counts=None):

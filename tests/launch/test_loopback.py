@@ -88,12 +88,12 @@ def test_a_run_on_one_node_needs_no_host_name_and_only_this_machine_can_connect_
             command = [*namespaces[0], *nameless, *command]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
-            found = json.loads(run.stdout.readline())
-            *sockets, (everywhere, its_port) = sorted(map(tuple, found["sockets"]), key=lambda socket: socket[0] == "0.0.0.0")
+            seen = json.loads(run.stdout.readline())
+            *sockets, (everywhere, its_port) = sorted(map(tuple, seen["sockets"]), key=lambda socket: socket[0] == "0.0.0.0")
             reached = [port for _, port in [*sockets, (everywhere, its_port)] if namespaces and connects(namespaces[1], port)]
             run.communicate("go on\n")
     assert run.returncode == 0
-    assert found["sum"] == 2
+    assert seen["sum"] == 2
     assert everywhere == "0.0.0.0"
     assert {address for address, _ in sockets} == {"127.0.0.1"}
     assert len(sockets) >= 2, "the store and gloo"

@@ -104,8 +104,8 @@ C10D = "/x/torch/distributed/distributed_c10d.py"
     ],
 )
 def test_a_rank_is_named_only_where_the_stacks_show_it(stacks, named):
-    found = culprit(stacks)
-    assert (found is None) if named is None else found.startswith(named), found
+    told = culprit(stacks)
+    assert (told is None) if named is None else told.startswith(named), told
 
 
 def watchdog(**limits):

@@ -137,6 +137,6 @@ def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, t
 
 
 def test_a_plan_that_is_only_named_says_who_writes_it(tmp_path):
-    with pytest.raises(RecordError, match=r"There is no .*plan\.json") as found:
+    with pytest.raises(RecordError, match=r"There is no .*plan\.json") as raised:
         read_plan(tmp_path / "plan.json")
-    assert "--dry-run only names the place" in found.value.fix
+    assert "--dry-run only names the place" in raised.value.fix

@@ -47,10 +47,10 @@ def scores(*pairs, group="one"):
 
 
 def test_errors_are_relative_signed_and_shared_out():
-    found = errors([0.02, -0.06, 0.09, -0.2])
-    assert found.mean_absolute == pytest.approx(0.0925)
-    assert (found.worst, found.bias) == (-0.2, pytest.approx(-0.0375))
-    assert (found.within_5, found.within_8, found.within_10) == (0.25, 0.5, 0.75)
+    spread = errors([0.02, -0.06, 0.09, -0.2])
+    assert spread.mean_absolute == pytest.approx(0.0925)
+    assert (spread.worst, spread.bias) == (-0.2, pytest.approx(-0.0375))
+    assert (spread.within_5, spread.within_8, spread.within_10) == (0.25, 0.5, 0.75)
     assert errors([]) is None
 
 
@@ -114,12 +114,12 @@ def ledger():
 
 
 def test_memory_on_h200():
-    found = errors(score.error for score in ledger().memory if not score.group.endswith("mixtures"))
+    memory = errors(score.error for score in ledger().memory if not score.group.endswith("mixtures"))
     unseen = errors(score.error for score in ledger().memory if score.group.endswith("mixtures"))
-    assert found.rows >= 50
-    assert found.mean_absolute < 0.01
+    assert memory.rows >= 50
+    assert memory.mean_absolute < 0.01
     assert unseen.within_10 == 1.0  # measured after the prediction was written, and not yet explained
-    assert found.within_5 > 0.95
+    assert memory.within_5 > 0.95
 
 
 def test_memory_of_megatrons_tests():
@@ -141,10 +141,10 @@ def test_memory_of_megatrons_tests():
 )
 def test_time_on_h200_with_a_factor(group, mean):
     rows = [score for score in ledger().time if group in score.group and "mixtures" not in score.group]
-    found = errors(score.fitted_error for score in rows)
-    assert found.mean_absolute < mean
+    fitted = errors(score.fitted_error for score in rows)
+    assert fitted.mean_absolute < mean
     if "embedded" in group:
-        assert found.within_8 >= 0.9
+        assert fitted.within_8 >= 0.9
 
 
 def test_sources_that_were_left_out_are_within_the_intervals():
@@ -152,7 +152,7 @@ def test_sources_that_were_left_out_are_within_the_intervals():
     samples = [*published_samples(), *ledger().samples]
     errors_of = left_out(samples)
     spreads = {source: spreads_of(samples, errors_of, without=source) for source in {one.source for one in samples}}
-    widths = {one.name: next(found[kind][0] for kind in one.kinds if kind in (found := spreads[one.source])) for one in samples}
+    widths = {one.name: next(known[kind][0] for kind in one.kinds if kind in (known := spreads[one.source])) for one in samples}
     assert 0.85 <= sum(abs(errors_of[name]) <= width for name, width in widths.items()) / len(widths) <= 0.97
     published = [abs(math.expm1(-errors_of[one.name])) for one in published_samples()]
     raw = [abs(one.predicted / one.measured - 1) for one in published_samples()]
@@ -179,9 +179,9 @@ def test_an_effect_that_one_source_shows_stays_small_and_an_outlier_counts_littl
 
 
 def test_the_first_choice_is_near_the_best():
-    found = choices(ledger().time)
-    assert len(found) >= 5
-    assert max(choice.loss for choice in found) < 0.03
+    chosen = choices(ledger().time)
+    assert len(chosen) >= 5
+    assert max(choice.loss for choice in chosen) < 0.03
 
 
 def test_published_throughput_without_probes():

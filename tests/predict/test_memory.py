@@ -82,9 +82,9 @@ def test_the_fullest_stage_is_found_behind_stages_of_dense_layers():
     shape = model_shape("deepseek-v3")  # three dense layers; 61 layers on 32 stages begin 2 dense, 1 dense, 2 of experts
     layout, full = Layout(pipeline=32, data=16, expert=2), "full"
     work = workload(shape=shape, implementation=TRANSFORMER_ENGINE, layout=layout, recompute=full, expert_tensor_parallel=1)
-    found = predict_memory(work)
-    assert found.stage == 2
-    assert found.parts["weights"] == max(state_bytes(work, weights_of(work, stage))["weights"] for stage in stages_of(work))
+    peak = predict_memory(work)
+    assert peak.stage == 2
+    assert peak.parts["weights"] == max(state_bytes(work, weights_of(work, stage))["weights"] for stage in stages_of(work))
 
 
 def test_experts_are_spread_and_their_tokens_stay():

@@ -55,12 +55,12 @@ def test_rows_of_both_formats_come_back_with_predictions_and_a_reason_where_ther
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, *measured]))
     command = [sys.executable, "benchmarks/accuracy.py", "--rows", file, "--json"]
-    found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-    known, hybrid, odd, golden, bad, *others = found["rows"]
+    document = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    known, hybrid, odd, golden, bad, *others = document["rows"]
     assert [{key: row[key] for key in measured[0]} for row in others] == measured
     assert all(row["predicted_peak_bytes"] == pytest.approx(row["peak_allocated_bytes"], rel=0.1) for row in others)
     assert all(row["predicted_step_seconds"] > 0 for row in others)
-    assert found["groups"]["rows_memory"]["over 4 GB"]["raw"]["rows"] == 3
+    assert document["groups"]["rows_memory"]["over 4 GB"]["raw"]["rows"] == 3
     assert (bad["predicted_peak_bytes"], bad["predicted_step_seconds"], "micro-batch-size" in bad["error"]) == (None, None, True)
     assert known["interval"][0] < 10254 < known["interval"][1]
     assert known["predicted_tokens_per_second_per_gpu"] == pytest.approx(10254, rel=0.08)
@@ -86,9 +86,9 @@ def test_rows_of_both_formats_come_back_with_predictions_and_a_reason_where_ther
     ],
 )
 def test_names_of_publishers_are_understood(changes, model, precision):
-    found = guess(**changes)
-    assert (found.workload.shape.name, found.workload.format) == (model, precision)
-    assert found.fits
+    guessed = guess(**changes)
+    assert (guessed.workload.shape.name, guessed.workload.format) == (model, precision)
+    assert guessed.fits
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_what_cannot_be_predicted_is_refused_by_a_sentence(change, why):
 
 def test_what_a_source_writes_for_nothing_is_not_known_and_its_container_is_its_date():
     written = {"vpp": "n/a", "pp": "-", "ep": "n/a", "gpus": "8", "global_batch": "1,024"}
-    found = result_of({**ROW, **written, "version": "nemo 26.02", "date": "2026-08"}, 1)
-    assert (found.workload.virtual_pipeline, found.workload.pipeline_parallel, found.gpus) == (None, None, 8)
-    assert (found.workload.global_batch_sequences, found.date) == (1024, "2026-02")
+    row = result_of({**ROW, **written, "version": "nemo 26.02", "date": "2026-08"}, 1)
+    assert (row.workload.virtual_pipeline, row.workload.pipeline_parallel, row.gpus) == (None, None, 8)
+    assert (row.workload.global_batch_sequences, row.date) == (1024, "2026-02")
 
 
 def test_what_stands_in_brackets_and_the_printed_flop_say_what_ran():

@@ -47,7 +47,7 @@ def accepted(asked, **degrees):
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen-2.5-7b", "mixtral-8x7b"])
 def test_every_legal_layout_is_searched_and_no_other(model):
     asked = question(shape=model_shape(model))
-    found = set(layouts(asked))
+    tried = set(layouts(asked))
     degrees = (1, 2, 3, 4, 7, 8, 16)
     legal = set()
     for tensor in (1, 2, 4, 8):
@@ -59,7 +59,7 @@ def test_every_legal_layout_is_searched_and_no_other(model):
                         legal |= {layout} - {None}
     with_batch = {work.layout for work in workloads(asked) if work.micro_batch == 1}
     assert with_batch == legal
-    assert with_batch <= found
+    assert with_batch <= tried
 
 
 def test_every_micro_batch_is_one_that_a_plan_takes():
@@ -114,13 +114,13 @@ def test_layouts_that_nvidia_publishes_for_layers_that_nothing_divides_are_searc
     shape = model_shape(model)
     common = {"shape": shape, "gpus": 1024, "global_batch": 2048, "sequence_tokens": 4096, "implementation": TRANSFORMER_ENGINE}
     asked = question(**common, equal_stages=False)
-    found = [
+    tried = [
         work
         for work in workloads(asked)
         if (work.layout.pipeline, work.layout.virtual_pipeline, work.layout.tensor) == (pipeline, chunks, 8)
     ]
-    assert found
-    for work in found[:8]:
+    assert tried
+    for work in tried[:8]:
         counts = work.chunk_layers
         assert len(counts) == pipeline * chunks
         assert sum(counts) == shape.layers
@@ -136,11 +136,11 @@ def test_only_as_many_layers_are_recomputed_as_memory_needs():
     """Llama 3.1 70B on eight MI300X: no layout fits without recomputation, and that of all layers is slower."""
     mi300x = find_accelerator("MI300X")
     asked = question(shape=model_shape("llama-3.1-70b"), gpus=8, memory_bytes=mi300x.usable_bytes, sequence_tokens=8192)
-    found = search(asked, published_rates(mi300x, 8)).fitting
-    best, other = found[0], next(candidate for candidate in found if candidate.workload.recompute_layers is None)
+    fitting = search(asked, published_rates(mi300x, 8)).fitting
+    best, other = fitting[0], next(candidate for candidate in fitting if candidate.workload.recompute_layers is None)
     layers = best.workload.recompute_layers
     assert best.time.step_seconds < other.time.step_seconds
-    assert all(candidate.workload.recompute == "full" for candidate in found)
+    assert all(candidate.workload.recompute == "full" for candidate in fitting)
     fewer = replace(best.workload, recompute_layers=layers - 1)
     room = 0.95 * asked.memory_bytes
     assert best.memory.device_bytes <= room < predict_memory(fewer).device_bytes
@@ -154,6 +154,6 @@ def test_an_engine_that_recomputes_all_or_none_is_asked():
         return LayoutError("all or none", where="here") if work.recompute_layers else None
 
     asked = question(shape=shape, gpus=8, memory_bytes=mi300x.usable_bytes, sequence_tokens=8192, refusal=refusal)
-    found = search(asked, published_rates(mi300x, 8)).fitting
-    assert found
-    assert {candidate.workload.recompute_layers for candidate in found} == {None}
+    fitting = search(asked, published_rates(mi300x, 8)).fitting
+    assert fitting
+    assert {candidate.workload.recompute_layers for candidate in fitting} == {None}

@@ -69,8 +69,8 @@ def test_a_second_run_measures_only_what_is_new(bench, tmp_path):
 
 def test_the_configurations_models_are_measured_under_every_split_and_micro_batch_of_their_strategies():
     config = load_config()
-    found = [(one.model, one.micro_batch, one.tensor_parallel, one.sequence) for one in models_of(config, "nvidia")]
-    assert found == [(model, 1, ranks, 2048) for model in ("llama", "qwen") for ranks in (1, 2, 4)]
+    models = [(one.model, one.micro_batch, one.tensor_parallel, one.sequence) for one in models_of(config, "nvidia")]
+    assert models == [(model, 1, ranks, 2048) for model in ("llama", "qwen") for ranks in (1, 2, 4)]
     strategy = dict(config.parallelism["balanced"])
     layout = replace(strategy["llama"]["nvidia"], micro_batch_size=3)
     strategy["llama"] = strategy["llama"] | {"nvidia": layout}

@@ -37,10 +37,10 @@ def test_grouped_products_are_each_experts_own(kind):
     for number, (part, start) in enumerate(zip(counts, (0, 48, 48), strict=True)):
         own = slice(start, start + part)
         if kind == "grouped_wgrad":
-            expected, found = rows[:, own] @ weights[own], result[number]
+            expected, product = rows[:, own] @ weights[own], result[number]
         else:
-            expected, found = rows[own] @ weights[number], result[own]
-        assert torch.allclose(found.float(), expected.float(), rtol=0.05, atol=0.5)
+            expected, product = rows[own] @ weights[number], result[own]
+        assert torch.allclose(product.float(), expected.float(), rtol=0.05, atol=0.5)
 
 
 @pytest.mark.parametrize("skewed", [False, True])
@@ -99,12 +99,12 @@ def test_predictions_use_what_was_measured(bench):
 
 
 def test_attention_is_predicted_by_heads_of_the_same_width(bench):
-    found = [
+    probed = [
         replace(empty_record(case, bench), seconds=(case.flop / (200e12 if case.shape["head_dim"] == 64 else 500e12),) * 6)
         for case in pieces.cases(small=False)
         if case.kind.startswith("attention")
     ]
-    rates = probed_rates(found, H200, 8)
+    rates = probed_rates(probed, H200, 8)
     for width, rate in ((64, 200e12), (128, 500e12), (96, 500e12)):
         assert rates.attention_seconds(1e12, 2048, 64, width, backward=True) == pytest.approx(1e12 / rate)
 
@@ -122,8 +122,8 @@ def test_fp8_gradients_are_predicted_by_products_whose_partial_sums_move_to_fp32
 
 def test_a_product_of_fp8_gradients_is_that_of_its_operands():
     call = pieces.prepare_pass("dgrad", Product(m=16, k=32, n=48), "fp8", CPU)
-    (left, right), found = call.args[:2], call()
-    assert (left.dtype, right.dtype, found.shape) == (torch.float8_e5m2, torch.float8_e4m3fn, (16, 48))
+    (left, right), product = call.args[:2], call()
+    assert (left.dtype, right.dtype, product.shape) == (torch.float8_e5m2, torch.float8_e4m3fn, (16, 48))
 
 
 def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):

@@ -83,8 +83,8 @@ def test_a_folder_that_lost_or_doubled_steps_is_named_and_the_benchmark_file_of_
         file.write_text(file.read_text() * 2)
     else:
         file.write_text("".join(f"{line}\n" for line in file.read_text().split("\n")[:left]) + '{"step": 6, "step_sec')
-    (found,), (problem,) = load_results([tmp_path / "cpu"])
-    assert (found.run, found.steps) == (original.run, original.steps)
+    (loaded,), (problem,) = load_results([tmp_path / "cpu"])
+    assert (loaded.run, loaded.steps) == (original.run, original.steps)
     doubled = f"{file} has step 1 after step {len(original.steps)}."
     assert problem.what in {f"{original.path} holds {left} of the {len(original.steps)} steps of its run.", doubled}
 

@@ -33,8 +33,8 @@ def texts(picture):
             low, high = sorted(limits)
             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
                 hidden |= {id(tick.label2)} | ({id(tick.label1)} if not low - 1e-9 <= tick.get_loc() <= high + 1e-9 else set())
-    found = picture.findobj(lambda artist: isinstance(artist, Text) and artist.get_visible() and artist.get_text().strip())
-    return [(text.get_text(), text.get_window_extent()) for text in found if id(text) not in hidden]
+    drawn = picture.findobj(lambda artist: isinstance(artist, Text) and artist.get_visible() and artist.get_text().strip())
+    return [(text.get_text(), text.get_window_extent()) for text in drawn if id(text) not in hidden]
 
 
 def words(picture):
@@ -44,15 +44,15 @@ def words(picture):
 
 def misplaced(picture):
     """Texts that leave the picture, and pairs of texts that cover each other by more than a pixel or two."""
-    edge, found = picture.bbox, texts(picture)
+    edge, drawn = picture.bbox, texts(picture)
     outside = [
         text
-        for text, box in found
+        for text, box in drawn
         if box.x0 < edge.x0 - 1 or box.x1 > edge.x1 + 1 or box.y0 < edge.y0 - 1 or box.y1 > edge.y1 + 1
     ]
     return outside + [
         (one, other)
-        for (one, box), (other, second) in combinations(found, 2)
+        for (one, box), (other, second) in combinations(drawn, 2)
         if min(box.x1, second.x1) - max(box.x0, second.x0) > 1
         and min(box.y1, second.y1) - max(box.y0, second.y0) > 2
         and not (one.endswith("\n") or other.endswith("\n"))  # the empty lines where names of workloads stand

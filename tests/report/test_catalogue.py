@@ -30,8 +30,8 @@ def page_with(folder, **fields_of_second):
 
 def cell(page, heading):
     """Sort key and text of a column in the first row."""
-    found = re.search(rf'<td data-label="{heading}" data-sort="([^"]*)"><span>([^<]*)', page)
-    return found.groups()
+    column = re.search(rf'<td data-label="{heading}" data-sort="([^"]*)"><span>([^<]*)', page)
+    return column.groups()
 
 
 def test_the_page_sorts_by_the_worst_memory_that_it_shows(tmp_path):
@@ -56,8 +56,8 @@ def test_memory_is_the_largest_of_the_runs_and_a_loss_their_mean():
     results = [result for result in load_results([RUN_FILES / "h100"])[0] if "llama-" in result.run.run_id]
     group = group_runs([measure(result, MetricOptions()) for result in results])[0]
     metrics = [item.metrics for item in group.runs]
-    assert PEAK_MEMORY.value(group) == max(found.peak_memory_bytes for found in metrics)
-    assert LOSS.value(group) == pytest.approx(sum(found.final_loss for found in metrics) / len(metrics))
+    assert PEAK_MEMORY.value(group) == max(one.peak_memory_bytes for one in metrics)
+    assert LOSS.value(group) == pytest.approx(sum(one.final_loss for one in metrics) / len(metrics))
 
 
 def test_losses_after_different_numbers_of_steps_have_no_mean():

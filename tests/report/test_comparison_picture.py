@@ -207,8 +207,8 @@ def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):
     for number, shape in enumerate((model_shape("llama-3.1-8b"), cut)):
         write(tmp_path, f"a-{number}", 4.0 + number, number, shape=shape)
         write(tmp_path, f"b-{number}", 4.5 + number, number, shape=shape, strategy="balanced", **TP2)
-    found = sorted(work.title for work in ranked_workloads(comparison_of(tmp_path).rankings))
-    assert found == ["llama", "llama (llama-3.1-8b-20-layers)"]
+    named = sorted(work.title for work in ranked_workloads(comparison_of(tmp_path).rankings))
+    assert named == ["llama", "llama (llama-3.1-8b-20-layers)"]
 
 
 @pytest.mark.parametrize(

@@ -42,21 +42,21 @@ def private_uses(source):
     """Private names in a source that are not its own: attributes, imports, and modules imported by a string."""
     tree = ast.parse(source)
     own = own_names(tree)
-    found = []
+    private = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             of_self = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
             stored_elsewhere = isinstance(node.ctx, ast.Store) and not of_self
             if node.attr not in own or stored_elsewhere:
-                found.append(node.attr)
+                private.append(node.attr)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-            found += [part for module in modules for part in module.split(".") if is_private(part)]
+            private += [part for module in modules for part in module.split(".") if is_private(part)]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             first, *parts = node.value.split(".")
             if first in {"torch", "megatron", "lightning", "pytorch_lightning", "nemo"}:
-                found += [part for part in parts if is_private(part)]
-    return found
+                private += [part for part in parts if is_private(part)]
+    return private
 
 
 def test_every_known_version_has_been_tried():

@@ -89,11 +89,11 @@ def test_the_steps_before_the_graphs_are_no_measure_of_them():
     ((recorded, *_), _) = load_results([ROOT / "benchmarks" / "records" / "h100" / "cuda-graphs"])
     run = recorded.run
     steps = [StepRecord(step=number, step_seconds=1.0 if number < 4 else 2.0) for number in range(1, 20)]
-    found = run_metrics(run, steps).window
-    assert (found.first_step, found.rule) == (4, {"before the CUDA graphs": "1-3"})
+    window = run_metrics(run, steps).window
+    assert (window.first_step, window.rule) == (4, {"before the CUDA graphs": "1-3"})
     slow = [replace(step, step_seconds=4.0) if step.step == 4 else step for step in steps]
-    found = run_metrics(run, slow).window
-    assert (found.first_step, found.rule) == (5, {"warm-up": "4", "before the CUDA graphs": "1-3"})
+    window = run_metrics(run, slow).window
+    assert (window.first_step, window.rule) == (5, {"warm-up": "4", "before the CUDA graphs": "1-3"})
     assert run_metrics(run, steps, options=MetricOptions(warmup=1)).window.first_step == 2
     with pytest.raises(MetricError, match="No steady step is left: 3 measured, 3 of them warm-up"):
         run_metrics(run, steps[:3])

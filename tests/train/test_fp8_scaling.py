@@ -24,7 +24,7 @@ class Linear:
 
 
 @pytest.mark.parametrize(
-    ("modules", "found"),
+    ("modules", "told"),
     [
         ([object(), Linear(None)], (None, None)),
         ([Linear(DelayedScaling(), fp8=False)], (None, None)),
@@ -32,5 +32,5 @@ class Linear:
         ([Linear(Float8CurrentScaling())], ("current", "fp8")),
     ],
 )
-def test_the_recipe_of_the_modules_that_multiplied_in_fp8_tells(modules, found):
-    assert scaling_and_attention(modules) == found
+def test_the_recipe_of_the_modules_that_multiplied_in_fp8_tells(modules, told):
+    assert scaling_and_attention(modules) == told

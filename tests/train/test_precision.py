@@ -90,6 +90,6 @@ def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
 def test_the_record_names_the_scaling_of_transformer_engines_layers_in_fp8(tmp_path, precision, layers, named):
     plan = make_plan(tmp_path, "llama", {})
     plan = replace(plan, matmul_dtype=precision, engine_options=replace(plan.engine_options, fp8_scaling="current"))
-    found = recorded(plan, replace(resolve(plan, torch.device("cpu")), layers=layers))
-    assert found.get("fp8_scaling") == ("current" if named else None)
-    assert found["layers"] == layers
+    facts = recorded(plan, replace(resolve(plan, torch.device("cpu")), layers=layers))
+    assert facts.get("fp8_scaling") == ("current" if named else None)
+    assert facts["layers"] == layers

@@ -47,9 +47,9 @@ def test_one_file_stands_under_the_names_of_chrome_and_of_tensorboard(trained):
     assert (plan.workload.layout.world_size, load_trace(plan)["distributedInfo"]["rank"]) == (2, 0), "only rank 0 is profiled"
     assert run.profiled_steps.count(3) == 1
     folder = Path(plan.output_directory)
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "prof" in path.name or "trace" in path.name)
-    assert found == ["profile_cpu_llama_once.json", "profiler", "profiler/once/rank_0.1.pt.trace.json"]
-    assert (folder / found[0]).samefile(folder / found[2])
+    traces = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "prof" in path.name or "trace" in path.name)
+    assert traces == ["profile_cpu_llama_once.json", "profiler", "profiler/once/rank_0.1.pt.trace.json"]
+    assert (folder / traces[0]).samefile(folder / traces[2])
     assert load_trace(plan)["tprimat"] == {
         "run_id": "once",
         "model": "llama",

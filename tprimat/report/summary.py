@@ -80,7 +80,8 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
     ]
     allocated = metrics.peak_memory_bytes is not None
     memory = catalogue.PEAK_MEMORY if allocated else catalogue.RESERVED_MEMORY
-    whose = f"{'allocated' if allocated else 'reserved'} on the worst rank"
+    also = f", {catalogue.RESERVED_MEMORY.in_full(metrics)} reserved" if allocated and metrics.peak_reserved_bytes else ""
+    whose = f"{'allocated' if allocated else 'reserved'} on the worst rank{also}"
     for label, metric, context in (
         ("MFU", MFU, f"of {units.teraflops(metrics.peak_dense_flops)} dense"),
         ("of matmul", catalogue.MATMUL_SHARE, f"of the fastest {run.ran.matmul_dtype} product measured here"),

@@ -240,8 +240,8 @@ def root_cause_block(lines: Sequence[str]) -> list[str]:
 
 def facts_of(block: Sequence[str]) -> dict[str, str]:
     """Return the rows of torchrun's block, such as host, rank and time."""
-    rows = (re.search(r"\b(time|host|rank|exitcode)\s*: (\S.*)", line) for line in block)
-    return {row[1]: row[2] for row in rows if row}
+    rows = (re.findall(r"\b(time|host|rank|exitcode)\s*: (\S+(?: \([^)]*\))?)", line) for line in block)
+    return {name: text for row in rows for name, text in row}
 
 
 def task_of(lines: Sequence[str]) -> dict[str, str]:

@@ -56,8 +56,8 @@ class Verdict:
     candidate: str
     outcome: Judgment
     """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that. "other loss": it does,
-    and the losses differ on the same data. "losses missing": it does, and only the slower side recorded its losses. "held back":
-    it does, and its machine held back the slower side's clocks."""
+    and the losses differ on the same data. "losses missing": it does, and only the slower side has losses of all its runs. "held
+    back": it does, and its machine held back the slower side's clocks."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
     runs: tuple[int, int]

@@ -80,7 +80,7 @@ class LossCheck:
     paired: bool = True
     """Whether it compares runs of one seed."""
     silent: str = ""
-    """baseline or candidate, where that side alone recorded no loss."""
+    """baseline or candidate, where only that side has a run without losses."""
 
 
 def divergence(steps: Sequence[StepRecord], vocabulary: int | None = None) -> tuple[Finding, ...]:
@@ -160,8 +160,8 @@ def _ends(losses: Sequence[float]) -> tuple[float, float, float]:
 def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
     """Compare the losses of two sides, pair by pair. Two engines make no pairs: they draw different weights from one seed."""
     sides = (("baseline", references), ("candidate", candidates))
-    silent = [name for name, side in sides if not any(map(curve_of, side))]
-    if silent:
+    silent = [name for name, side in sides if not all(map(curve_of, side))]
+    if len(silent) == 1 or not any(map(curve_of, (*references, *candidates))):
         nothing = Finding(kind="no losses", numbers=(len(silent),))
         return replace(_undecided(nothing), silent=silent[0] if len(silent) == 1 else "")
     if references[0].run.engine == candidates[0].run.engine:

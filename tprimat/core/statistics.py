@@ -161,7 +161,7 @@ def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
     student = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
     wider = arm / student if arm > 0 else math.sqrt(variance_inflation(values))
     if n < 6:
-        factor = math.exp(t_quantile(n - 1) * wider * float(np.log(values).std(ddof=1)) / math.sqrt(n))
+        factor = math.exp(min(300.0, t_quantile(n - 1) * wider * float(np.log(values).std(ddof=1)) / math.sqrt(n)))  # finite
         return Interval(value=center, low=center / factor, high=center * factor)
     ordered, (rank, weight) = np.sort(values), median_ranks(n)
     low = float((1 - weight) * ordered[rank - 1] + weight * ordered[rank])

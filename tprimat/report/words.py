@@ -57,7 +57,7 @@ def headline(ranking: Ranking) -> list[str]:
     if outcome == "held back":
         return [f"{text}; no winner, because {held_words(ranking.lead, second)}"]
     if outcome == "losses missing":
-        return [f"{text}; no winner: it recorded no losses, and {second} did"]
+        return [f"{text}; no winner: it lacks losses, which {second} recorded"]
     if outcome == "other loss":
         return [text, loss_words(ranking.lead)]
     return [f"{text}; too few runs to call it the winner"]
@@ -213,7 +213,7 @@ def sentence(verdict: Verdict) -> str:
         what += f" in these runs, too few to call it {'faster' if ratio.value > 1 else 'slower'}"
     slower, faster = (verdict.baseline, verdict.candidate)[:: 1 if ratio.value > 1 else -1]
     if verdict.outcome == "losses missing":
-        what = f"ran {what}; no winner: {faster} recorded no losses, and {slower} did"
+        what = f"ran {what}; no winner: {faster} lacks losses, which {slower} recorded"
     if verdict.outcome == "held back":
         what = f"ran {what}; no winner, because {held_words(verdict, slower)}"
     elif verdict.outcome in {"faster", "slower", "these runs differ"}:

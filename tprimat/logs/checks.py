@@ -158,8 +158,9 @@ def device_note(reading: LogReading, name: str | None) -> str | None:
     """Say of a measured device without a row that it has none, and of one without a name which accelerators have its memory."""
     if not reading.contents.steps or find_accelerator(name):
         return None
-    fits = next(filter(None, map(fitting, reading.devices.values())), None)
-    return f"tprimat models has no row for {name}: no MFU" if name else fits and f"--gpu names what ran{fits}"
+    fits = next(filter(None, map(fitting, (seen for seen in reading.devices.values() if seen.name == name))), None)
+    words = [f"tprimat models has no row for {name}: no MFU" if name else "", f"--gpu names what ran{fits}" if fits else ""]
+    return "; ".join(filter(None, words)) or None
 
 
 def machine_of(reading: LogReading, claims: Claims) -> Machine:

@@ -187,7 +187,7 @@ def parsed_log(contents: LogContents, claims: Claims) -> tuple[tuple[StepRecord,
 
 def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     """Return what the log proves, with notes. An fp8 argument proves nothing without Transformer Engine: Megatron ignores it."""
-    evidence: dict[str, Any] = dict(contents.evidence)
+    evidence: dict[str, Any] = {name: value for name, value in contents.evidence.items() if name != "nodes"}  # of the machine
     notes = []
     if evidence.pop("fp8", False) and evidence.get("matmul_dtype") != "fp4":  # torchtitan swaps MX layers of both
         evidence["matmul_dtype"] = "fp8"
@@ -204,7 +204,6 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     if of_ranks and degrees[0] and degrees[2] in {None, 1} and len(of_ranks) == degrees[0] * (degrees[1] or 1):
         evidence.setdefault("parameters", sum(of_ranks))
     evidence["world_size"] = world_size(evidence)
-    evidence.pop("nodes", None)  # of the machine
     return with_products(with_facts(Evidence(source="log"), **evidence)), notes
 
 

@@ -22,8 +22,9 @@ from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.analyze.waterfall import EXCHANGES, LOSSES  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.core.errors import MetricError, UserError  # noqa: E402
+from tprimat.core.units import signed  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
-from tprimat.report.explain import Explanation, signed, text  # noqa: E402
+from tprimat.report.explain import Explanation, text  # noqa: E402
 from tprimat.report.names import LOSS_NAMES  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
 from tprimat.runner.against import against  # noqa: E402

@@ -54,7 +54,6 @@ def test_a_row_that_fits_runs_as_it_is():
     [
         ("first-machine/dp2", 0, "within"),
         ("first-machine/late_host", 3, "outside"),
-        ("second-machine/uneven_ranks", 3, "outside"),
     ],
 )
 def test_the_exit_status_says_whether_a_run_is_within_the_interval(case, status, said):

@@ -21,11 +21,6 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
 (nccl-tests, doc/PERFORMANCE.md)."""
 
 
-def is_small(probe: ProbeRecord) -> bool:
-    """Return whether size and effort were those for a processor; older records do not say it, and it is the default there."""
-    return probe.machine.platform == "cpu" if probe.small is None else probe.small
-
-
 def median_seconds(probe: ProbeRecord) -> Estimate | None:
     """Return the median time of one repetition; None where nothing was measured."""
     return scaled(median_interval(np.array(probe.seconds)), 1.0, len(probe.seconds)) if probe.seconds else None

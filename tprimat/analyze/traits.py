@@ -162,11 +162,6 @@ def _of_experts(value: Value) -> Value:
     return lambda run: value(run) if run.ran.shape is not None and run.ran.shape.experts is not None else ""
 
 
-def _sequence(run: RunRecord) -> object:
-    """Return the tokens of a sequence, in words where documents are packed or padded to fill it."""
-    return sequence_words(run) if _seen(run).documents else run.ran.sequence_tokens
-
-
 OF_THE_SHAPE = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary"),
     *("gated", "norm", "linear_bias", "qkv_bias", "qk_norm", "tied_embeddings", "position"),
@@ -234,7 +229,9 @@ TRAITS: Mapping[str, Trait] = {
     "global-batch": Trait("global batch", _ran("global_batch_sequences"), "list", "GBS {}"),
     "micro-batch": Trait("micro-batch", _ran("micro_batch_sequences"), "list", "micro-batch {}"),
     "tokens": Trait("tokens a step", tokens_per_step, "refuse", "{:,} tokens a step"),
-    "sequence": Trait("sequence length", _sequence, "refuse", "s{}"),
+    "sequence": Trait(
+        "sequence length", lambda run: sequence_words(run) if _seen(run).documents else run.ran.sequence_tokens, "refuse", "s{}"
+    ),
     "recompute": Trait("recompute", _ran("recompute_words"), "list", "recompute {}"),
     "clock": Trait("clock", lambda run: run.clock, "refuse", "clock {}"),
     "options": Trait("options", _options, "list"),

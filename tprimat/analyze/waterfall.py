@@ -1,8 +1,8 @@
 """Where a step's time goes, from the dense peak to what was measured: parts that add up to the step exactly.
 
-Each part says how it is known. What nothing measures or predicts is "rest", and never spread over the others; it is negative
-where the parts together are longer than the step. Parts are seconds of a mean step on one GPU; in FLOP/s each takes its share of
-what the step loses to the peak, so the order of parts does not matter.
+Each part says how it is known. What nothing measures or predicts is "rest", with parts below LEAST of the step, and never spread
+over the others; it is negative where the parts together are longer than the step. Parts are seconds of a mean step on one GPU; in
+FLOP/s each takes its share of what the step loses to the peak, so the order of parts does not matter.
 """
 
 from collections.abc import Mapping
@@ -104,7 +104,7 @@ def waterfall(
     clock that was held, are taken out of products and attention.
     """
     step, peak, flops = metrics.mean_step_seconds, metrics.peak_dense_flops, metrics.model_flops_per_second_per_gpu
-    at_peak = step * flops.value / peak if peak and flops else 0.0
+    at_peak = step * flops.value / peak if peak and flops and flops.value < peak else 0.0
     clock, slower = _clock(result, metrics)
     losses = [Loss(name="clock", seconds=at_peak * slower, known_by="run", source=clock)]
     losses += _parts(result.run, metrics, trace, expected, at_peak * (1 + slower))
@@ -168,6 +168,9 @@ def _parts(
     elif metrics.gpu_busy is not None:
         seconds["host"] = (1 - metrics.gpu_busy) * metrics.mean_step_seconds
         sources["host"] = "telemetry: share of time without a kernel"
+    else:  # a GPU waits no longer than the step leaves
+        kept = metrics.mean_step_seconds - arithmetic - sum(seconds.values()) + seconds["host"]
+        seconds["host"] = min(seconds["host"], max(0.0, kept))
     guessed, source = (expected.known_by, expected.source) if expected else ("predicted", "")
     return [
         Loss(name=name, seconds=value, known_by="run" if name in sources else guessed, source=sources.get(name, source))
@@ -200,8 +203,8 @@ def _ideal(shape: ModelShape | None, tokens: int | None, seconds: float) -> dict
 def _slowest(times: tuple[float, ...]) -> str:
     """Name the slowest of the ranks, by what each takes alone."""
     *others, slowest = sorted(times)
-    usual = units.seconds(float(np.median(others)))
-    return f"times of the ranks: rank {times.index(slowest)} takes {units.seconds(slowest)}, the others {usual}"
+    own, usual = units.seconds(slowest), units.seconds(float(np.median(others)))
+    return "times of the ranks" + (f": rank {times.index(slowest)} takes {own}, the others {usual}" if own != usual else "")
 
 
 def _behind(run: RunRecord, trace: ProfileSummary | None) -> float:

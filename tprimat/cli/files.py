@@ -6,10 +6,7 @@ from pathlib import Path
 
 from tprimat.cli.common import read, results_dirs
 from tprimat.core.errors import ConfigError
-from tprimat.logs.parse import NAMES
 
-LOG_HELP = f"the log, plain or gzipped, of {', '.join(NAMES)}; - for standard input"
-MODEL_HELP = "llama, qwen, another model of config.yaml or of the table, or auto: as the log's arguments describe it"
 README = """Results of training runs, packed by TPrimat.
 
 report.html                            opens in any browser, offline

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import doing, print_json, read
+from tprimat.core.errors import UserError
 
 if TYPE_CHECKING:
     from tprimat.report.explain import Explanation
@@ -98,7 +99,13 @@ def explain_newest(results: "Results", place: Path, other: str | None) -> "Expla
     from tprimat.runner.explain import explained, newest, trace_of_run
 
     measured = newest(results.measured, place)
-    with doing("reading the trace of the run ..."):
-        trace = trace_of_run(measured.result.run, measured.result.path)
+    if len(results.measured) > 1:
+        print(f"the newest of {len(results.measured)} runs: {measured.result.path}", file=sys.stderr)
+    trace = None
+    try:
+        with doing("reading the trace of the run ..."):
+            trace = trace_of_run(measured.result.run, measured.result.path)
+    except UserError as error:
+        print(f"warning: explained without the trace: {error}", file=sys.stderr)
     explanation = explained(measured, results.probes, trace)
     return replace(explanation, against=against(explanation, other, results.probes)) if other else explanation

@@ -81,15 +81,18 @@ def message_size(size: int) -> str:
 
 def percent(fraction: float | None, digits: int = 1) -> str:
     """Format a fraction: 0.383 -> '38.3 %'."""
-    return ABSENT if fraction is None else f"{fraction * 100:,.{digits}f} %"
+    return ABSENT if fraction is None else f"{round(fraction * 100, digits) + 0.0:,.{digits}f} %"
 
 
 def signed_percent(fraction: float | None, digits: int = 1) -> str:
     """Format a difference of fractions: 0.012 -> '+1.2 %'; what rounds to zero has no sign."""
-    if fraction is None:
-        return ABSENT
-    rounded = round(fraction * 100, digits)
-    return f"{rounded:+,.{digits}f} %" if rounded else f"{0:.{digits}f} %"
+    return ABSENT if fraction is None else f"{signed(fraction * 100, digits)} %"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """Format a number with its sign; what rounds to zero has none."""
+    rounded = round(value, digits)
+    return f"{rounded:+,.{digits}f}" if rounded else f"{0:.{digits}f}"
 
 
 def seconds(value: float | None) -> str:

@@ -143,7 +143,8 @@ def _layer_weights(shape: ModelShape, tensor: int, expert_tensor: int, expert: i
         routed = matrix.copies > 1
         ranks = expert_tensor if routed else tensor
         share = matrix.inputs * matrix.outputs // (1 if matrix.split == "none" else ranks)
-        bias = _bias(shape, matrix.name, matrix.outputs) // (ranks if matrix.split == "outputs" else 1)
+        biased = shape.linear_bias or (shape.qkv_bias and matrix.name == "qkv")
+        bias = matrix.outputs // (ranks if matrix.split == "outputs" else 1) if biased else 0
         if routed:
             copies = matrix.copies // expert
             experts += copies * (share + bias)
@@ -163,10 +164,6 @@ def layer_weights(workload: FullWorkload, *, moe: bool) -> Weights:
     """Return the weights of one layer on one rank."""
     layout = workload.layout
     return _layer_weights(workload.shape, layout.tensor, workload.expert_tensor_ranks, layout.expert, moe)
-
-
-def _bias(shape: ModelShape, name: str, outputs: int) -> int:
-    return outputs if shape.linear_bias or (shape.qkv_bias and name == "qkv") else 0
 
 
 def _norm_width(shape: ModelShape) -> int:

@@ -11,6 +11,7 @@ from tprimat.analyze.trace import ProfileSummary
 from tprimat.analyze.traits import dtype_that_ran, machine_name, on_nodes
 from tprimat.analyze.waterfall import Known, Loss, LossName, Waterfall
 from tprimat.core import units
+from tprimat.core.units import signed
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.rates import Rates
 from tprimat.records.store import as_document
@@ -107,12 +108,6 @@ def amount(parts: Waterfall, loss: Loss, unit: Unit) -> float:
     return loss.seconds * 1e3 if unit == "ms" or flops is None else flops / 1e12
 
 
-def signed(value: float, digits: int = 1) -> str:
-    """Format a part with its sign; what rounds to zero has none."""
-    rounded = round(value, digits)
-    return f"{rounded:+,.{digits}f}" if rounded else f"{0:.{digits}f}"
-
-
 def largest(parts: Waterfall, most: int = 3) -> list[Loss]:
     """Return the largest parts; the rest only where it is larger than each of them."""
     by_size = sorted((loss for loss in parts.losses if loss.seconds > 0), key=lambda loss: -loss.seconds)
@@ -169,8 +164,9 @@ def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     if explanation.against:
         lines += against_lines(explanation.against, screen, parts.step_seconds if unit == "ms" else None)
     if explanation.trace is not None:
+        most = min(WIDEST_NAME, (screen.width or 2 * WIDEST_NAME) - 11)
         kernels = [
-            [one.name if len(one.name) <= WIDEST_NAME else f"{one.name[: WIDEST_NAME - 1]}…", units.seconds(one.seconds)]
+            [one.name if len(one.name) <= most else f"{one.name[: most - 1]}…", units.seconds(one.seconds)]
             for one in explanation.trace.top
         ]
         lines += ["", columns(["kernel", "a step"], kernels, screen=screen)]
@@ -183,7 +179,8 @@ def against_lines(against: Against, screen: Screen, step_seconds: float | None =
     The other side takes here / there times as long for the same work, which turns the FLOP/s of a part into its seconds.
     """
     scale = 1e-12 if step_seconds is None else -1e3 * step_seconds / against.there
-    title = f"{against.here / 1e12:,.0f} against {against.there / 1e12:,.0f} TFLOP/s/GPU of {against.name}"
+    usually = "" if "rest" in against.parts else " expected"
+    title = f"{against.here / 1e12:,.0f}{usually} against {against.there / 1e12:,.0f} TFLOP/s/GPU of {against.name}"
     body = [
         [one.name, one.here, one.there, units.ABSENT if one.flops is None else signed(one.flops * scale)] for one in against.apart
     ]
@@ -203,7 +200,8 @@ def advised(explanation: Explanation, asked: Unit = "tflops") -> list[str]:
         loss = next(one for one in explanation.parts.losses if one.name == advice.name)
         size = f"{amount(explanation.parts, loss, unit):,.0f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
         gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted)"
-        lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {advice.words}{gain}")
+        again = "run again with " if advice.words.startswith("--") else ""
+        lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {again}{advice.words}{gain}")
     return lines
 
 
@@ -239,13 +237,14 @@ def svg(explanation: Explanation, asked: Unit = "tflops") -> str:
         start = 0.0 if bar.share is None else at
         at = start + bar.amount
         spans.append((start, at))
-    scale = ROOM / max(max(span) for span in spans)
+    low, high = min(map(min, spans)), max(map(max, spans))
+    scale = ROOM / (high - low)
     lines = [f'<text x="{LABELS}" y="22" class="wf-head">{escape(who)}</text>']
     speed = escape(speed_of(explanation.parts)) + (" (in ms)" if unit == "ms" else "")
     lines.append(f'<text x="{LABELS}" y="41" class="wf-soft">{speed}</text>')
     for row, (bar, (start, end)) in enumerate(zip(rows, spans, strict=True)):
         top = 54 + row * ROW
-        left, width = BARS + min(start, end) * scale, max(1.5, abs(end - start) * scale)
+        left, width = BARS + (min(start, end) - low) * scale, max(1.5, abs(end - start) * scale)
         lines += [
             f'<text x="{LABELS}" y="{top + 14}">{escape(bar.name)}</text>',
             f'<rect x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{ROW - 7}" rx="2" class="wf-{bar.known_by}"/>',

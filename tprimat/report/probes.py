@@ -268,5 +268,6 @@ def _system(probes: Probes) -> str:
 
 
 def caution(probes: Probes) -> list[str]:
-    """Say that small sizes measure no speed, where there are some."""
-    return [SMALL_SIZES] if any(map(figures.is_small, probes)) else []
+    """Say that small sizes measure no speed, where there are some; older records do not say it, and a processor had them."""
+    small = (probe.machine.platform == "cpu" if probe.small is None else probe.small for probe in probes)
+    return [SMALL_SIZES] if any(small) else []

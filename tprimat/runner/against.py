@@ -103,7 +103,7 @@ def _part(name: str, here: Side, there: Side) -> float:
 def _of_machines(here: Side, there: Side) -> Iterator[Apart]:
     """Yield the routing and the power limit, which are worth what experts and clocks are, and versions."""
     if here.known.routing != there.known.routing:
-        routes = str(here.known.routing), str(there.known.routing)
+        routes = str(here.known.routing or units.ABSENT), str(there.known.routing or units.ABSENT)
         yield Apart(name="routing", here=routes[0], there=routes[1], flops=_part("uneven", here, there))
     if here.explanation is None or there.explanation is None:
         return
@@ -119,7 +119,7 @@ def _of_machines(here: Side, there: Side) -> Iterator[Apart]:
 
 def _side(explanation: Explanation) -> Side:
     run = explanation.measured.result.run
-    if explanation.parts.flops is None:
+    if explanation.parts.flops is None or run.machine.platform == "cpu":
         why = without_mfu(explanation.measured.metrics) or None
         raise ConfigError("There is no FLOP/s to compare.", where=str(explanation.measured.result.path), why=why)
     name, flops = f"{named(explanation)}: {speed_of(explanation.parts)}", explanation.parts.flops
@@ -142,7 +142,7 @@ def _nearest(explanation: Explanation) -> PublishedResult:
         if not {"model", "accelerator", "dtype"} & {difference.name for difference in neighbor.differences}:
             return neighbor.result
     what = "No published row has this model, accelerator and dtype."
-    raise ConfigError(what, where="--against published", fix=", ".join(one.result.name for one in near) or None)
+    raise ConfigError(what, where="--against published", fix=f"--against {near[0].result.name}" if near else None)
 
 
 def published_named(name: str) -> PublishedResult:

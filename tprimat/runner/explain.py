@@ -12,6 +12,7 @@ from tprimat.analyze.trace import WANTED, ProfileSummary, summarize
 from tprimat.analyze.waterfall import REPEATED, ExpectedParts, LossName, Waterfall, waterfall
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, graph_obstacle
 from tprimat.engines import ENGINE_NAMES
 from tprimat.engines.base import engine_named
@@ -38,7 +39,7 @@ def newest(measured: Sequence[Measured], place: Path) -> Measured:
     speeds = [one for one in measured if one.metrics is not None]
     if not speeds:
         why = next(map(not_counted_words, measured), None)
-        raise MetricError("There is no step to explain.", where=str(place), why=why, fix="a run with steady steps")
+        raise MetricError("There is no step to explain.", where=str(place), why=why, fix="more steps, or --set warmup=0")
     return max(speeds, key=lambda one: one.result.run.started_at or "")
 
 
@@ -119,58 +120,58 @@ def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:
     return tuple(named or sorted((output / "profiler" / run_id).glob("rank_0.*.json")))
 
 
-PROFILE = "--profile times the kernels"
-KERNELS = "the kernels below take it"
-LOOKS: Mapping[LossName, str] = {
-    "clock": "nvidia-smi or amd-smi shows heat and the power limit; what needs less energy a token keeps a higher clock",
-    "products": "python3 -m tprimat probe gemm measures products alone",
-    "attention": "python3 -m tprimat probe attention measures the kernels that could compute it",
-    "uneven": "nvidia-smi or amd-smi shows a GPU that is held back; between experts, the router decides",
-    "host": PROFILE,
-    "data": "--set data=mock shows the speed without loading",
-    "rest": PROFILE,
-}
-"""Where to look where no prediction helps."""
-GRAPHS = "--set platform_optimizations.nvidia.engine_options.cuda_graphs=true launches a micro-batch at once"
-LEAST_GAIN = 0.005
+LOOKS: Mapping[str, str] = document(DATA / "advice.yaml")["advice"]
+"""Where to look where no prediction helps, by part; and by the name of what a run could do."""
+Losses = tuple[LossName, ...]
+LEAST_GAIN, LEAST_OF_PART = 0.005, 0.05
+"""What gains less of the tokens/s, or of what the part costs, is no advice."""
 
 
 def _advice(explanation: Explanation) -> tuple[Advice, ...]:
     """Return what would make each of the largest parts smaller: what gains most by prediction and fits, else where to look."""
     run, work, rates = explanation.measured.result.run, explanation.workload, explanation.rates
     accelerator = find_accelerator(run.machine.accelerator)
-    gains: list[tuple[float, tuple[LossName, ...], str]] = []
+    gains: list[tuple[float, Losses, str]] = []
     if work is not None and rates is not None and accelerator is not None:
-        now = predict_time(work, rates).tokens_per_second_per_gpu
-        for names, words, other in _changes(work, accelerator):
+        usual = predict_time(work, rates)
+        waited = sum(max(0.0, one.seconds) for one in explanation.parts.losses if one.name in ("host", "rest"))
+        surplus = max(0.0, usual.parts["host"] - waited)  # what the GPU did not wait, no change can save
+        now = usual.tokens_per_second_per_gpu * usual.step_seconds / (usual.step_seconds - surplus)
+        for names, words, other in _changes(run, work, accelerator):
             if predict_memory(other).fit(accelerator.usable_bytes) == "fits":
                 gains.append((predict_time(other, rates).tokens_per_second_per_gpu / now - 1, names, words))
     advice = []
     can_profile = work is not None and run.machine.platform != "cpu"
     for loss in (one for one in largest(explanation.parts) if one.name != "rest" or can_profile):
         gain, _, words = max((one for one in gains if loss.name in one[1]), default=(0.0, (), ""))
-        if gain < LEAST_GAIN:
-            words = LOOKS.get(loss.name, PROFILE if explanation.trace is None else KERNELS)
+        least = max(LEAST_GAIN, LEAST_OF_PART * loss.seconds / explanation.parts.step_seconds)
+        if gain < least:
+            look = "profile" if explanation.trace is None else "late" if loss.name == "host" else "kernels"
+            words = LOOKS.get(loss.name, LOOKS[look])
         if loss.name == "host" and _could_launch_graphs(run):  # which waits for no host, however late
-            gain, words = 0.0, GRAPHS
-        advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= LEAST_GAIN else None))
+            gain, words = 0.0, LOOKS["graphs"]
+        advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= least else None))
     return tuple(advice)
 
 
-def _changes(work: FullWorkload, accelerator: Accelerator) -> Iterator[tuple[tuple[LossName, ...], str, FullWorkload]]:
+def _changes(run: RunRecord, work: FullWorkload, accelerator: Accelerator) -> Iterator[tuple[Losses, str, FullWorkload]]:
     """Yield what could be done: the parts that it is meant for, the flags, and the workload that they make."""
+    own_layers = engine_named(run.engine).implementation(work.shape, {**run.engine_options, "layers": "local"})
+    is_te = run.engine_options.get("layers") == "transformer_engine" and work.matmul_dtype == "bf16"
+    keys = f"--set platform_optimizations.{accelerator.vendor.lower()}."
     micro, batch, data = work.micro_batch, work.global_batch_sequences, work.data_parallel
-    larger: tuple[LossName, ...] = ("products", "tensor", "experts", "host", "replicas")
+    larger: Losses = ("products", "tensor", "experts", "host", "replicas")
     kept = {"recompute": "none", "recompute_modules": None, "recompute_layers": None}
-    changes: list[tuple[tuple[LossName, ...], str, dict[str, Any]]] = [
+    changes: list[tuple[Losses, str, dict[str, Any]]] = [
         (larger, f"--micro-batch-size {2 * micro}", {"micro_batch_sequences": 2 * micro}),
         (("bubble",), f"--micro-batch-size {micro // 2}", {"micro_batch_sequences": micro // 2}),
         (("replicas", "optimizer", "bubble"), f"--global-batch-size {2 * batch}", {"global_batch_sequences": 2 * batch}),
-        (("recompute",), f"--set platform_optimizations.{accelerator.vendor.lower()}.recompute=none", kept),
+        (("recompute",), f"{keys}recompute=none", kept),
+        (("memory", "host"), f"{keys}engine_options.layers=local", {"implementation": own_layers if is_te else 0}),
         (("products",), "--precision fp8", {"matmul_dtype": "fp8"}),
         (("experts",), f"--set ep={work.expert_parallel // 2}", {"expert_parallel": work.expert_parallel // 2}),
     ]
-    degrees: tuple[tuple[tuple[LossName, ...], str, str], ...] = (
+    degrees: tuple[tuple[Losses, str, str], ...] = (
         (("tensor",), "--tp ", "tensor_parallel"),
         (("pipeline", "bubble"), "--pp ", "pipeline_parallel"),
         (("context",), "--set cp=", "context_parallel"),

@@ -1,7 +1,7 @@
 """Reproduce a published row: the run that comes nearest to it on the GPUs of a machine, and the FLOP/s that it should reach.
 
 Where the row needs more GPUs or more memory, the run is a proxy: as much of each degree of parallelism as fits, as many layers on
-a stage as fit, and fewer micro-batches. Shapes, micro-batch, sequence and dtype stay.
+a stage as fit, without VPP if that leaves too many, and fewer micro-batches. Shapes, micro-batch, sequence and dtype stay.
 """
 
 import json
@@ -53,10 +53,11 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
     here = 2 ** (min(8, cpu_cores()).bit_length() - 1) if on_cpu else machine and machine.gpus_per_node
     each = min(work.world_size // nodes, request.gpus or here or 1)
     divided = _divided(work, nodes * each)
-    unit = divided.pipeline_parallel * (divided.virtual_pipeline or 1)
-    most = work.shape.layers * divided.pipeline_parallel // work.pipeline_parallel
-    depths = [depth for depth in range(most, 0, -1) if depth % unit == 0 and depth > work.shape.dense_first_layers]
-    for depth in depths[-1:] if on_cpu else depths:
+    stages, most = divided.pipeline_parallel, work.shape.layers * divided.pipeline_parallel // work.pipeline_parallel
+    each_depth, chunks = range(most, work.shape.dense_first_layers, -1), dict.fromkeys((divided.virtual_pipeline, None))
+    cuts = [(depth, virtual) for virtual in chunks for depth in each_depth if depth % (stages * (virtual or 1)) == 0]
+    for depth, virtual in cuts[-1:] if on_cpu else cuts:
+        divided = divided if virtual == divided.virtual_pipeline else replace(divided, virtual_pipeline=virtual)
         values = {"gpus": str(each), **_model(work.shape, depth), "tp": str(divided.tensor_parallel)}
         values |= {name: str(value) for name, key in MORE.items() if (value := getattr(divided, key) or 1) > 1}
         values |= {"routing": work.routing} if work.routing else {}
@@ -81,8 +82,7 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
             refuse_precision(accelerator, work.format, row)
             rates = rates_of(accelerator, plan.gpus_per_node, probes_in([session.output, *session.probes])[0])
             return words, plan, compared(Side(name=plan.model, flops=0.0, known=full, full=full, rates=rates), there)
-    why = "Even its fewest layers need more memory than a GPU has, by prediction."
-    raise LaunchError(f"{row} does not fit {nodes * each} GPUs.", where=row, why=why, fix="more GPUs")
+    raise LaunchError(f"{row} does not fit {nodes * each} GPUs.", where=row, why="Nor do its fewest layers.", fix="more GPUs")
 
 
 def refuse_unlike(row: str, run: RunRecord) -> None:

@@ -125,11 +125,18 @@ def mean_of_steps(values: Array) -> tuple[float, bool]:
     weights /= weights.sum()
     center, scale = cross / ones, np.sqrt(squares / (n - 1) / ones)
     low, high = 0.0, float((np.abs(center) + t_quantile(n - 1) * scale).max())
-    for _ in range(40):
-        arm = (low + high) / 2
-        inside = weights @ (stdtr(n - 1, (arm - center) / scale) - stdtr(n - 1, (-arm - center) / scale))
-        low, high = (low, arm) if inside > CONFIDENCE else (arm, high)
-    return high, float(weights[r > TOO_ALIKE].sum()) > SURELY
+    arm, center = high, np.array((center, -center))
+    density = math.exp(math.lgamma(n / 2) - math.lgamma((n - 1) / 2)) / math.sqrt((n - 1) * math.pi) / scale
+    while high - low > 1e-12 * high:  # Newton's steps on both log scales, since tails are near to powers; or else the middle
+        far = (arm - center) / scale
+        outside = max(float((stdtr(n - 1, -far) @ weights).sum()), 1e-300)
+        falls = arm / outside * float(((1 + far**2 / (n - 1)) ** (-n / 2) @ (weights * density)).sum())
+        low, high = (arm, high) if outside > 1 - CONFIDENCE else (low, arm)
+        before, arm = arm, arm * (outside / (1 - CONFIDENCE)) ** (1 / max(falls, 0.01))
+        if abs(arm - before) < 1e-12 * before:
+            break
+        arm = arm if low < arm < high else (low + high) / 2
+    return arm, float(weights[r > TOO_ALIKE].sum()) > SURELY
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tprimat.config.load import load_config
 from tprimat.config.options import BY_NAME
-from tprimat.core.accelerators import PLATFORM_OF, PlatformName, find_accelerator
+from tprimat.core.accelerators import PLATFORM_OF, PlatformName, find_accelerator, multiplies
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.models import ModelShape
@@ -23,8 +23,9 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import RunRecord
 from tprimat.report.explain import Against
+from tprimat.report.tables import plural
 from tprimat.runner.against import Side, compared, published_named, published_side
-from tprimat.runner.planning import named_machine, rates_of, refuse_precision
+from tprimat.runner.planning import named_machine, rates_of
 from tprimat.runner.prediction import gate, planned_workload
 from tprimat.runner.request import RunRequest, with_values
 from tprimat.runner.session import prepare
@@ -44,7 +45,11 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
     if work is None or there.rates is None:
         why = "Its source leaves out one of model, accelerator, GPUs, dtype, sequence, tensor parallelism and global batch."
         raise ConfigError(f"{row} cannot be reproduced.", where=row, why=why, fix="another row of tprimat models --published")
-    machine = named_machine(request.gpu, work.format) if request.gpu else this_machine()
+    machine = named_machine(request.gpu, "bf16") if request.gpu else this_machine()
+    device = find_accelerator(machine.accelerator) if machine else None
+    if device is not None and not multiplies(device, work.format):
+        what = f"{row} ran in {work.format}, in which {device.name} does not multiply."
+        raise ConfigError(what, where=row, fix="another row of tprimat models --published")
     if machine is None and request.platform != "cpu":
         fix = """--dry-run --set gpu="H100 SXM"; --set platform=cpu trains a tiny version, which has no speed to compare"""
         raise LaunchError("This machine shows no GPU.", where=row, fix=fix)
@@ -79,10 +84,10 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
             if full is None or accelerator is None:
                 what = f"Nothing predicts {plan.engine} on {machine.accelerator}."
                 raise ConfigError(what, where=row, fix="--set engine=megatron")
-            refuse_precision(accelerator, work.format, row)
             rates = rates_of(accelerator, plan.gpus_per_node, probes_in([session.output, *session.probes])[0])
             return words, plan, compared(Side(name=plan.model, flops=0.0, known=full, full=full, rates=rates), there)
-    raise LaunchError(f"{row} does not fit {nodes * each} GPUs.", where=row, why="Nor do its fewest layers.", fix="more GPUs")
+    what = f"{row} does not fit {plural(nodes * each, 'GPU')}."
+    raise LaunchError(what, where=row, why="Nor do its fewest layers.", fix="more GPUs")
 
 
 def refuse_unlike(row: str, run: RunRecord) -> None:

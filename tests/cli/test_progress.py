@@ -38,13 +38,12 @@ def test_without_a_terminal_a_line_comes_after_ten_seconds_and_then_each_minute(
     assert len(lines_after(progress, capsys, 120.0, 121.0, 180.0, 200.0)) == 2
 
 
-def test_the_line_shows_what_the_log_said_last(plan, capsys):
+def test_a_stage_of_the_start_stays_when_warnings_follow_and_the_profiler_is_heard(plan, capsys):
     progress = Progress(plan, None)
-    progress.on_line("[rank0]: tprimat start-up: imported")
-    progress.on_line("")
-    assert lines_after(progress, capsys, 12.0) == [
-        "  llama waits for its first step ([rank0]: tprimat start-up: imported), 12 s since the start"
-    ]
+    for line in ("loading", "tprimat start-up: model_built", "", "/lib/x.py:3: UserWarning", "profiling: writing the trace ..."):
+        progress.on_line(line)
+    said = ["  profiling: writing the trace ...", "  llama waits for its first step (model built), 12 s since the start"]
+    assert lines_after(progress, capsys, 12.0) == said
 
 
 STEP = StepRecord(step=3, step_seconds=2.65, tokens=131072, loss=6.4, peak_allocated_bytes=110_700_000_000)

@@ -102,7 +102,7 @@ def test_the_tiny_workload_lies_under_what_a_configuration_changes(tmp_path):
 
 
 def test_a_model_of_the_table_or_of_the_file_alone_is_split_as_one_of_its_kind(tmp_path):
-    text = DEFAULT_FILE.read_text().replace("models:\n", "models:\n  mine: {name: Mine, architecture: llama-3.2-1b}\n", 1)
+    text = DEFAULT_FILE.read_text().replace("models:\n", f"models:\n{template(model_shape('llama-3.2-1b'))}\n", 1)
     for model, degrees in (("mine", (4, 1)), ("llama-3.1-70b", (4, 1)), ("olmoe-1b-7b", (1, 8))):
         request = RunRequest(
             model=model, strategy="maximum_performance", platform="nvidia", dry_run=True, config=written(tmp_path, text)
@@ -110,7 +110,7 @@ def test_a_model_of_the_table_or_of_the_file_alone_is_split_as_one_of_its_kind(t
         (plan,) = prepare(request).plans
         assert (plan.workload.layout.tensor, plan.workload.layout.expert) == degrees
     assert template(model_shape("llama-3.2-1b")).count("tied_embeddings: true") == 1
-    mine = yaml.safe_load(template(model_shape("mixtral-8x7b")))["models"]["mine"]["architecture"]
+    mine = yaml.safe_load(template(model_shape("mixtral-8x7b")))["mine"]["architecture"]
     assert replace(ModelShape(**mine), name="mixtral-8x7b", source=model_shape("mixtral-8x7b").source) == model_shape(
         "mixtral-8x7b"
     )

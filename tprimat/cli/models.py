@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if options.yaml:
         if len(options.models) != 1:
             raise ConfigError("--yaml prints one model.", where="--yaml", fix="tprimat models llama-3.2-1b --yaml")
-        print(template(selected[0]), end="")
+        print(template(selected[0]))
         return 0
     tables = {"counts": count_rows(selected), "accelerators": [] if options.models else accelerator_rows()}
     print(

@@ -137,7 +137,7 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
     if written := dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file):
         print("\nresults: " + ", ".join(written))
     for trace in (trace for run in runs for trace in run.traces):
-        explain = f"tprimat explain {_relative(trace.parent)}"
+        explain = f"python3 -m tprimat explain {_relative(trace.parent)}"
         print(f"trace: {_relative(trace)} (ui.perfetto.dev draws it; {explain} says where the time went)")
 
 

@@ -30,15 +30,13 @@ def template(shape: ModelShape) -> str:
     lines = yaml.safe_dump(own, sort_keys=False).splitlines()
     return "\n".join(
         [
-            f"# The figures of {shape.name}, to change. In config.yaml, ./benchmark.py --model mine trains it; --parallel, or",
-            "# --tp and --pp, choose how it is split. tprimat/core/models.py (ModelShape) explains each key.",
-            "models:",
+            f"  # The figures of {shape.name}, to change. Under models: of config.yaml, ./benchmark.py --model mine trains it;",
+            "  # --parallel, or --tp and --pp, choose how it is split. tprimat/core/models.py (ModelShape) explains each key.",
             "  mine:",
             "    name: My model",
             "    architecture:",
             "      name: mine",
             *(f"      {line}" for line in lines),
-            "",
         ]
     )
 

@@ -33,12 +33,16 @@ class Progress:
         self.terminal = self._screen.width is not None
         self._last_plain = 0.0
         self._line_open = False
-        self._last_line = ""
+        self._stage = self._last_line = ""
         self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
 
     def on_line(self, text: str) -> None:
-        """Note how far the start has come: our worker prints each stage. The rest of the output goes only to the log."""
-        self._last_line = text.strip() or self._last_line
+        """Note how far the start has come: our worker prints each stage. Of the rest, only the profiler's lines are shown."""
+        line, (_, ours, stage) = text.strip(), text.partition("tprimat start-up: ")
+        if line.startswith("profiling: "):
+            self.on_notice(f"  {line}")
+        elif ours or not self._stage:
+            self._stage, self._last_line = ours, stage.strip().replace("_", " ") or line or self._last_line
 
     def on_wait(self, seconds: float) -> None:
         """Show the last line of the log: each second on a terminal, else once and then each minute; after a minute its path."""

@@ -103,10 +103,8 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             running.export_chrome_trace(str(unfinished))
             unfinished.replace(trace)
             self.traces.append(trace)
-            _print(f"profiling: {trace}")
             if plan.profiling.export_chrome_trace:
                 hard_link(trace, named)
-                _print(f"profiling: {named} (the same file)")
         except OSError as error:
             raise cannot_write(trace, error) from error
 

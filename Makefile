@@ -15,7 +15,7 @@ RECORDED := $(addprefix benchmarks/records/h200/repeated/,dp_mbs4 tp2_mbs4 tp2_p
 PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help audit demo benchmark doctor test test-quick test-pages lint install install-dev nemo test-nemo test-core19 test-bridge notice
+.PHONY: help audit demo benchmark doctor test test-quick test-pages lint install install-dev nemo bridge test-nemo test-core19 test-bridge notice
 
 help:  ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -112,7 +112,9 @@ $(VENV)-bridge/installed: requirements-bridge.txt $(VENV)/installed-dev
 	    $(PIP) --quiet --no-deps --ignore-requires-python --upgrade --target $$packages --requirement requirements-bridge.txt
 	@touch $@
 
-test-bridge: $(VENV)-bridge/installed  ## recipes of Megatron-Bridge, shrunk, in .venv-bridge
+bridge: $(VENV)-bridge/installed  ## .venv-bridge, where recipes of Megatron-Bridge train in tests
+
+test-bridge: bridge  ## recipes of Megatron-Bridge, shrunk, in .venv-bridge
 	PYTHONPATH=tests/bridge_recipes/site $(VENV)-bridge/bin/python -m pytest tests/bridge_recipes $(ARGS)
 
 test-core19: $(VENV)-core19/installed  ## trainings on the newest known Megatron-Core, in .venv-core19

@@ -132,13 +132,12 @@ def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path)
     assert cfg.model.moe_router_force_load_balancing is False  # natural routing was asked for
 
 
-@pytest.mark.parametrize(("precision", "field", "recipe"), [("mxfp8", "fp8", "mxfp8"), ("nvfp4", "fp4", "nvfp4")])
-def test_scales_of_blocks_are_bridges_own(tmp_path, precision, field, recipe):
+@pytest.mark.parametrize(("precision", "recipe"), [("fp8-blockwise", "blockwise"), ("mxfp8", "mxfp8"), ("nvfp4", "nvfp4")])
+def test_scales_of_blocks_are_bridges_own(tmp_path, precision, recipe):
     redirect_to_cpu()
     from tprimat.bridge.recipe import build_config
 
     settings = {"platform_optimizations.nvidia.precision": precision}
     plan = make_plan(tmp_path, "llama", settings, engine="bridge", platform="nvidia", layers=None)
     mixed = build_config(plan).mixed_precision
-    assert getattr(mixed, field)
-    assert getattr(mixed, f"{field}_recipe") == recipe
+    assert mixed.fp4_recipe == recipe if mixed.fp4 else mixed.fp8_recipe == recipe

@@ -26,6 +26,7 @@ CASES = {
     ),
     "llama-3-8b": ({"platform_optimizations.nvidia.precision": "mxfp8"}, {"fp8": "e4m3", "fp8_recipe": "mxfp8"}),
     "llama-2-7b": ({"platform_optimizations.nvidia.precision": "nvfp4"}, {"fp4": "e2m1", "fp4_recipe": "nvfp4"}),
+    "mixtral-8x7b": ({"platform_optimizations.nvidia.precision": "fp8-blockwise"}, {"fp8": "hybrid", "fp8_recipe": "blockwise"}),
     "gpt-3-175b": ({"platform_optimizations.nvidia.recompute": "full"}, {"add_bias_linear": True, "recompute_method": "uniform"}),
 }
 

@@ -33,10 +33,10 @@ def test_this_machine_which_runs_the_tests_can_train(tmp_path):
 )
 def test_the_installed_set_of_versions_is_named_if_it_is_known(monkeypatch, bridge, words):
     versions = {"torch": "2.12.0a0", "megatron-core": "0.19.0", "megatron-bridge": bridge}
-    monkeypatch.setattr("tprimat.runner.doctor._version", versions.get)
-    finding = check_stack().finding
-    assert f"torch 2.12.0a0, megatron-core 0.19.0, megatron-bridge {bridge}" in finding
-    assert words in finding
+    monkeypatch.setattr("tprimat.runner.doctor.package_version", versions.get)
+    monkeypatch.setenv("CUBLAS_VERSION", "13.3.0.5")
+    found = f"cuBLAS 13.3.0.5, torch 2.12.0a0, megatron-core 0.19.0, megatron-bridge {bridge}; {words}"
+    assert found in check_stack().finding
 
 
 def test_gpus_that_this_torch_is_not_built_for_are_a_problem():

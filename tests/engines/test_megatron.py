@@ -141,7 +141,7 @@ def test_graphs_run_where_a_record_shows_a_gain_or_where_asked(changes, row):
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("precision", ["fp8-blockwise", "mxfp8", "nvfp4"])
 def test_scales_of_blocks_are_refused_by_name_where_no_layers_have_them(engine, precision):
     error = refusal(f"p.precision={precision}", engine=engine_named(engine))
     if engine in {"bridge", "megatron-lm"}:

@@ -35,6 +35,7 @@ PRECISIONS = {
     "bf16": "bf16_mixed",
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
     "current": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }

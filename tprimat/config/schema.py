@@ -15,8 +15,8 @@ from tprimat.core.flops import FlopConvention
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import RefuseUnknownKeys
 
-Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4", "fp32"]
-"""mxfp8 and nvfp4, whose blocks of 32 and 16 numbers have scales of their own: bridge and megatron-lm, from Blackwell on."""
+Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4", "fp32"]
+"""The three with scales of their own for blocks of numbers: bridge and megatron-lm; mxfp8 and nvfp4 from Blackwell on."""
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "shared_experts", "mla_up_proj"]
 """Megatron-Core's names."""

@@ -4,7 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from tprimat.core.models import ModelShape
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK
 from tprimat.logs.fields import Dialect, LineFields
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
-from tprimat.records.environment import software_versions
+from tprimat.records.environment import package_version, software_versions
 from tprimat.records.store import RunDirectory
 
 Where = Callable[..., str]
@@ -276,12 +276,9 @@ def release(version: str) -> tuple[int, ...]:
 
 def too_new(package: str, known: Sequence[str]) -> LaunchError | None:
     """Return the refusal of a package newer than all versions that an engine is known to train with; None: it is not newer."""
-    try:
-        installed = metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    installed = package_version(package)
     *others, newest = known
-    if release(installed) <= release(newest):
+    if installed is None or release(installed) <= release(newest):
         return None
     why = f"This engine is known to train with {', '.join(others)} and {newest}."
     fix = f"pip install {package}=={newest}; --force starts it anyway"

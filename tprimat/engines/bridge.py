@@ -16,8 +16,7 @@ RECIPES = {
     "qwen3": "recipes.qwen.h100.qwen3:qwen3_8b_pretrain_4gpu_h100_bf16_config",
     "qwen3_moe": "recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config",
 }
-"""Kind of model -> module and function below megatron.bridge. The recipe's settings besides model, layout, batch, schedule and
-precision stay."""
+"""Kind of model -> module and function below megatron.bridge. What the plan does not set stays as the recipe has it."""
 
 
 class BridgeEngine(RecipesEngine):

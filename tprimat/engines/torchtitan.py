@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from tprimat.engines.base import LIMITS, OTHER_ENGINE, ROOT, Command, Engine, He
 from tprimat.logs.fields import Dialect
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.records.environment import package_version
 from tprimat.records.store import RunDirectory
 
 KNOWN = ("0.2.2", "0.3.0")
@@ -101,10 +102,7 @@ class TorchtitanEngine(Engine):
 
 def installed_version(package: str) -> tuple[int, ...]:
     """Return major and minor number of an installed package; of torchtitan where there is none, those of our extra."""
-    try:
-        return release(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return release(KNOWN[0])
+    return release(package_version(package) or KNOWN[0])
 
 
 def _dotted(release: tuple[int, ...]) -> str:

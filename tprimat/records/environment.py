@@ -49,12 +49,15 @@ Value = TypeVar("Value", str, str | None)
 def software_versions() -> dict[str, str]:
     """Return package -> version of the installed packages, with Python, the kernel and this program."""
     versions = {"python": platform.python_version(), "kernel": platform.release(), "tprimat": own_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    return versions | {package: version for package in PACKAGES if (version := package_version(package)) is not None}
+
+
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package, as pip names it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def tuning_variables(environment: Mapping[str, Value] = os.environ) -> dict[str, Value]:

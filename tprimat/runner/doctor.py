@@ -1,12 +1,12 @@
 """Look at everything that a run needs, before one fails for lack of it."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tprimat.engines import ENGINE_NAMES, FALLBACK
 from tprimat.engines.base import Here, engine_named
 from tprimat.hardware.health import Check, machine_checks
 from tprimat.hardware.nodes import this_machine
+from tprimat.records.environment import package_version
 
 TORCH_PROGRAM = """
 import json, torch
@@ -32,6 +33,8 @@ TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-light
 """What the embedded engine needs besides torch: name, and the packages of which it needs one."""
 CUDA_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nccl-cu13", "nvidia-nccl-cu12")
 STACK = ("torch", "megatron-core", "megatron-bridge", "nemo-toolkit", "transformer-engine", "torchtitan", *CUDA_LIBRARIES)
+CONTAINER = {"NVIDIA_PYTORCH_VERSION": "nvcr.io/nvidia/pytorch", "CUBLAS_VERSION": "cuBLAS", "NCCL_VERSION": "NCCL"}
+"""Variables that NVIDIA's containers set, whose libraries are no packages of pip -> of what they are the version."""
 
 
 def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], bool]:
@@ -85,7 +88,7 @@ def check_torch(answer: Mapping[str, Any] | str, gpus: str | None) -> Check:
 
 def check_package(name: str, distributions: Sequence[str]) -> Check:
     """Look for one of the packages that training needs."""
-    if version := next(filter(None, map(_version, distributions)), None):
+    if version := next(filter(None, map(package_version, distributions)), None):
         return Check(name, "ok", version)
     return Check(name, "problem", "not installed", INSTALL)
 
@@ -101,21 +104,15 @@ class KnownStack:
 
 def check_stack() -> Check:
     """Name the installed packages that trainings run on, and the known set of versions that they are."""
-    installed = {name: version for name in STACK for version in [_version(name)] if version is not None}
-    finding = ", ".join(f"{name} {version}" for name, version in installed.items()) or "nothing"
+    installed = {name: version for name in STACK if (version := package_version(name)) is not None}
+    container = {name: os.environ[variable] for variable, name in CONTAINER.items() if variable in os.environ}
+    finding = ", ".join(f"{name} {version}" for name, version in {**container, **installed}.items()) or "nothing"
     short = {name: ".".join(version.split(".")[:2]) for name, version in installed.items()}
     for stack in read_rows("stacks.yaml", "stacks", KnownStack):
         if stack.versions.items() <= short.items():
             return Check("stack", "ok", f"{finding}; the versions of {stack.name}")
     unknown = f"{finding}; not a set of versions known to TPrimat"
     return Check("stack", "absent", unknown, "docs/engines.md lists known ones under Versions")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_engines(here: Here) -> Iterator[Check]:

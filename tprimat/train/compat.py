@@ -7,14 +7,15 @@ import inspect
 import logging
 from collections.abc import Collection
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from tprimat.core.errors import LaunchError
+from tprimat.records.environment import package_version
 
 KNOWN_VERSIONS = {
     "megatron-core": ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"),
+    "megatron-bridge": ("0.6.2",),
     "torch": ("2.11.0", "2.13.0"),
     "lightning": ("2.4.0", "2.6.6"),
     "nemo-toolkit": ("2.7.3",),
@@ -24,10 +25,7 @@ KNOWN_VERSIONS = {
 
 def changed(package: str, name: str, how: str) -> LaunchError:
     """Return the error for a name that is not as known."""
-    try:
-        installed = version(package)
-    except PackageNotFoundError:
-        installed = "of unknown version"
+    installed = package_version(package) or "of unknown version"
     *others, last = KNOWN_VERSIONS[package]
     known = f"{', '.join(others)} and {last}" if others else last
     return LaunchError(

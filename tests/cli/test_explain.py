@@ -58,6 +58,7 @@ def test_the_text_says_what_held_the_clock_and_what_helps():
     text = explain(RECOMPUTED, "--in", "ms")
     assert "recomputation, 7" in text
     assert "% tokens/s, predicted)" in text
+    assert "ms: a CPU has no published matrix peak" in explain(ROOT / "tests/runs/cpu")
 
 
 def test_a_slow_rank_is_named_and_takes_the_time_by_which_its_step_is_longer():

@@ -136,9 +136,9 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
         print("\n" + together)
     if written := dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file):
         print("\nresults: " + ", ".join(written))
-    for trace in (trace for run in runs for trace in run.traces):
-        explain = f"python3 -m tprimat explain {_relative(trace.parent)}"
-        print(f"trace: {_relative(trace)} (ui.perfetto.dev draws it; {explain} says where the time went)")
+    for one, trace in ((run, trace) for run in runs for trace in run.traces):
+        explain = f"; python3 -m tprimat explain {_relative(trace.parent)} says where the time went"
+        print(f"trace: {_relative(trace)} (ui.perfetto.dev draws it{explain * (one.record.machine.platform != 'cpu')})")
 
 
 def _relative(path: Path) -> Path:

@@ -141,13 +141,13 @@ def _advice(explanation: Explanation) -> tuple[Advice, ...]:
             if predict_memory(other).fit(accelerator.usable_bytes) == "fits":
                 gains.append((predict_time(other, rates).tokens_per_second_per_gpu / now - 1, names, words))
     advice = []
-    can_profile = work is not None and run.machine.platform != "cpu"
-    for loss in (one for one in largest(explanation.parts) if one.name != "rest" or can_profile):
+    on_cpu = run.machine.platform == "cpu"
+    for loss in (one for one in largest(explanation.parts) if one.name != "rest" or on_cpu or work is not None):
         gain, _, words = max((one for one in gains if loss.name in one[1]), default=(0.0, (), ""))
         least = max(LEAST_GAIN, LEAST_OF_PART * loss.seconds / explanation.parts.step_seconds)
         if gain < least:
             look = "profile" if explanation.trace is None else "late" if loss.name == "host" else "kernels"
-            words = LOOKS.get(loss.name, LOOKS[look])
+            words = LOOKS.get(loss.name, LOOKS["cpu" if on_cpu else look])
         if loss.name == "host" and _could_launch_graphs(run):  # which waits for no host, however late
             gain, words = 0.0, LOOKS["graphs"]
         advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= least else None))

@@ -101,7 +101,7 @@ def read_log(
         if log.why_truncated:
             error.why = f"The log is damaged: {log.why_truncated}. {error.why or ''}".strip()
         failure = reading.failure(()) if isinstance(error, ConfigError) else reading.foreign_ending()
-        if failure is not None and not reading.contents.steps:
+        if failure and not (reading.contents.steps and (claims.accelerator or is_complete(reading.attempts.latest))):
             unrecorded = UnrecordedError(error.what, where=error.where, why=error.why, fix=error.fix)
             unrecorded.failure = failure
             raise unrecorded from None

@@ -253,7 +253,7 @@ class RunRecord(RefuseUnknownKeys):
     profiled_steps: tuple[StepNumber, ...] = ()
     """Steps that the profiler slowed down by warming up, recording or writing its trace: not a measure of speed."""
     steps_recorded: WholeNumber | None = None
-    """Steps that the launcher saw until the run ended: a steps.jsonl of a completed run with fewer has lost some."""
+    """Steps that were seen until the run ended: a steps.jsonl of a completed run with fewer has lost some."""
 
     @model_validator(mode="before")
     @classmethod

@@ -117,6 +117,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         startup.reached("training")
         self._recording = True
         self._pending: list[_PendingStep] = []
+        self._steps_written = 0
         self._pauses: list[tuple[Timestamp, Timestamp]] = []
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
@@ -183,7 +184,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 step=trainer.global_step,
                 end=self._batch_end,
                 values=values,
-                known=tuple(ON_DEVICE if _is_on_device(value) else _number(value) for value in metrics),
+                known=tuple(ON_DEVICE if _is_on_device(one) else None if one is None else float(one) for one in metrics),
                 pauses=tuple(self._pauses),
                 computed=self._computed,
             )
@@ -233,7 +234,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         if self._log is not None and trainer.global_rank == 0:
             self._log.end()
         if trainer.global_rank == 0:
-            self._save(lambda: note_ended(self.directory))
+            self._save(lambda: note_ended(self.directory, steps=self._steps_written))
             path = self.directory.path
             print(f"tprimat: measured, in {path}; python3 -m tprimat compare --results-dir {path} shows it")  # noqa: T201
 
@@ -290,6 +291,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             if trainer.global_rank == 0:
                 step = self._record(pending, self._last_end)
                 self._save(lambda step=step: self.directory.append_step(step))  # type: ignore[misc]
+                self._steps_written += 1
                 if self._log is not None:
                     self._log.step(step)
             self._last_end = pending.end
@@ -338,10 +340,6 @@ def rank_medians(own: Collection[float], device: torch.device) -> tuple[float, .
 
 def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cuda"
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _worst_memory(device: torch.device) -> Tensor:

@@ -129,10 +129,12 @@ def launched_record(plan: RunPlan) -> RunRecord:
     )
 
 
-def note_ended(directory: RunDirectory, outcome: Outcome = "completed", cause: str | None = None) -> None:
+def note_ended(
+    directory: RunDirectory, outcome: Outcome = "completed", cause: str | None = None, steps: int | None = None
+) -> None:
     """Write how the run ended; if our launcher runs, it later writes the final outcome."""
     ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    directory.write_run(replace(directory.read_run(), outcome=outcome, cause=cause, ended_at=ended_at))
+    directory.write_run(replace(directory.read_run(), outcome=outcome, cause=cause, ended_at=ended_at, steps_recorded=steps))
 
 
 def running_record(plan: RunPlan, evidence: Evidence, options: dict[str, Any], ignored: Iterable[str] = ()) -> RunRecord:

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.yaml:
         if len(options.models) != 1:
-            raise ConfigError("--yaml prints one model.", where="--yaml", fix="tprimat models llama-3.2-1b --yaml")
+            raise ConfigError("--yaml prints one model.", where="--yaml", fix="python3 -m tprimat models llama-3.2-1b --yaml")
         print(template(selected[0]))
         return 0
     tables = {"counts": count_rows(selected), "accelerators": [] if options.models else accelerator_rows()}

@@ -99,7 +99,7 @@ def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
         show(entries, results)
     made = [str(one.cell.session.output / "runs" / one.run.record.run_id) for one in results if one.run is not None]
     counts = any(result.counts for result in results)
-    drawn = not counts or draw(cells[0].session.output / "sweep.png", ["--results-dir", *made])
+    drawn = not counts or draw(_relative(cells[0].session.output / "sweep.png"), ["--results-dir", *made])
     return exit_status(results, success=complete(results, cells) and drawn)
 
 

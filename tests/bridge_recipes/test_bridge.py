@@ -35,21 +35,9 @@ def benchmark(folder, model, **settings):
     """The run and the steps of two ranks."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
     words = [f"{key.replace('LAYOUT', layout).replace('__', '.')}={value}" for key, value in settings.items()]
-    command = [
-        sys.executable,
-        "benchmark.py",
-        "--model",
-        model,
-        "--engine",
-        "bridge",
-        "--platform",
-        "cpu",
-        "--gpus",
-        "2",
-        "--json",
-    ]
+    command = [sys.executable, "benchmark.py", "--model", model, "--engine", "bridge", "--platform", "cpu", "--gpus", "2"]
     command += ["--steps", str(STEPS), "--global-batch-size", "4", "--sequence-length", "32", "--output-dir", str(folder)]
-    command += [word for setting in words for word in ("--set", setting)]
+    command += ["--json", *(word for setting in words for word in ("--set", setting))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     log = folder / f"training_{model}.log"

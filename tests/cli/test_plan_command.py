@@ -39,6 +39,15 @@ def test_the_answer_is_three_layouts_and_the_next_command_and_the_whole_one_has_
 
 
 @pytest.mark.parametrize(
+    ("engine", "model", "precision"),
+    [("bridge", "gpt-oss-120b", "bf16"), ("bridge", "llama-3.1-8b", "mxfp4"), ("megatron", "llama-3.1-8b", "mxfp8")],
+)
+def test_no_command_is_printed_that_would_be_refused(engine, model, precision):
+    words = ("--engine", engine, "--architecture", model, "--precision", precision, "--accelerator", "B200", "--gpus", "64")
+    assert re.search(r"^TPrimat cannot start this run;", run_command("plan", *words).stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
     ("accelerator", "assumed"),
     [
         ("H100 SXM", None),

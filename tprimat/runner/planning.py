@@ -19,8 +19,8 @@ from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, models
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
-from tprimat.engines import megatron, megatron_lm, primus, torchtitan
-from tprimat.engines.base import engine_named, implementation_of
+from tprimat.engines import megatron, megatron_lm, primus
+from tprimat.engines.base import beyond_limits, engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import RunPlan, plan_of
@@ -115,9 +115,10 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
     tuned = engine_named(engine).planned_as_tuned
     own = megatron.ENGINE if tuned else engine_named(engine)
     ranks = {"platform": PLATFORM_OF[accelerator.backend], "gpus_per_node": per_node, "nodes": gpus // per_node}
-    question = question_of(plan_of(work, engine=own.name, trainer=own.trainer, **ranks), accelerator, asked.accelerator)
-    if engine == torchtitan.ENGINE.name and gpus > per_node:
-        question = replace(question, engine=None)  # it is planned over nodes, and started on one
+    plan = plan_of(work, engine=own.name, trainer=own.trainer, **ranks)
+    question = question_of(plan, accelerator, asked.accelerator)
+    if shape.not_trained or asked.precision not in get_args(Precision) or any(beyond_limits(own, plan)):
+        question = replace(question, engine=None)  # it is planned, and not started
     question = by_megatron_lm(question, accelerator) if tuned else question
     return _answer(_dispatched(question, asked.dispatcher), accelerator, asked.probes)
 

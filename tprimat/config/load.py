@@ -257,6 +257,8 @@ def _wanted(detail: ErrorDetails) -> str:
         return str(context["expected"]).replace("'", "")
     if detail["type"] in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
         return detail["msg"].removeprefix("Input should be ")
+    if detail["type"] == "string_pattern_mismatch":  # bridge.recipe alone has a pattern
+        return "MODULE:FUNCTION, of Megatron-Bridge's recipes or perf_recipes"
     kinds = {
         "int": "a whole number",
         "float": "a number",

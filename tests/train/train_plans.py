@@ -19,6 +19,7 @@ from tprimat.train.worker import quieten
 startup.pause_garbage_collection()
 
 from torch.distributed import destroy_process_group  # noqa: E402
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: E402
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry  # noqa: E402
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: E402
 
@@ -50,5 +51,6 @@ if __name__ == "__main__":
             run_id=plan.run_id,
             max_restarts=0,
             start_method="forkserver",
+            logs_specs=DefaultLogsSpecs(log_dir=plan.run_directory),
         )
         elastic_launch(config, train_as_rank)(plan)

@@ -82,6 +82,11 @@ class Layout:
         return self.tensor * self.pipeline * self.context * self.data
 
     @property
+    def chunks(self) -> int:
+        """Return over how many model chunks, of all stages, the layers are divided."""
+        return self.pipeline * (self.virtual_pipeline or 1)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Return the fields of a workload that it stands for."""
         return {name: getattr(self, attribute) for name, attribute in DEGREES.items()}

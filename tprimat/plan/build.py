@@ -145,7 +145,7 @@ def _recompute_layers(
     if settings.recompute != "full":
         what = f"recompute_layers is set, but recompute is {settings.recompute}."
         raise ConfigError(what, where=where, why="Layers apply to recompute: full only.", fix="recompute: full")
-    fewest = shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
+    fewest = shape.layers // layout.chunks
     if asked >= fewest:
         fix = f"recompute_layers: 1 to {fewest - 1}, or null for all" if fewest > 1 else "recompute_layers: null"
         why = f"A stage or its chunk has {fewest} layers."

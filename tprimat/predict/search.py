@@ -190,7 +190,7 @@ def _fewest_recomputed(question: LayoutQuestion, workload: FullWorkload) -> Full
     As when the largest micro-batch is searched for, a part of the memory stays free.
     """
     layout = workload.layout
-    chunk = question.work.shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
+    chunk = question.work.shape.layers // layout.chunks
 
     def first(layers: int) -> FullWorkload:
         return workload.changed(recompute="full", recompute_layers=layers)
@@ -243,7 +243,7 @@ def smallest_that_fits(question: LayoutQuestion, rates: Rates) -> Candidate | No
 
 def _placed(question: LayoutQuestion, layout: Layout) -> FullWorkload:
     """Return a question's work in a layout, as all its micro-batches and recomputations have it."""
-    work, chunks = question.work, layout.pipeline * (layout.virtual_pipeline or 1)
+    work, chunks = question.work, layout.chunks
     placed = work.changed(
         **layout.facts,
         expert_tensor_parallel=1 if work.shape.experts else None,

@@ -55,7 +55,7 @@ class Stage:
 def stages_of(workload: FullWorkload) -> tuple[Stage, ...]:
     """Return the stages of a workload, first to last."""
     shape, layout = workload.shape, workload.layout
-    counts = _layers_by_chunk(workload, layout.pipeline * (layout.virtual_pipeline or 1))
+    counts = _layers_by_chunk(workload, layout.chunks)
     dense_first = None if shape.experts is None else shape.dense_first_layers
     return _stages(counts, layout.pipeline, dense_first, workload.mtp_layers or 0)
 

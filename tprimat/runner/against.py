@@ -200,7 +200,7 @@ def _worths(here: Side, there: Side) -> Iterator[Apart]:
         if name in {"layout", "dtype"} and here.full.code.name == there.full.code.name:  # what it can overlap depends on both
             changed["implementation"] = here.full.code
         now, waiting = replace(now, **changed), [*waiting, name]
-        divides = now.shape.layers >= now.pipeline_parallel * (now.virtual_pipeline or 1)
+        divides = now.shape.layers >= now.layout.chunks
         if divides and now.global_batch_sequences % (now.micro_batch * now.data_parallel) == 0:  # else with the next field
             worth = scale * (flops_of(now, here.rates) - flops_of(before, here.rates))
             words = [", ".join(_shown(one, side) for one in waiting) for side in (here.full, there.full)]

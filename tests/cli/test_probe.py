@@ -84,7 +84,7 @@ def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_y
 def test_probes_stopped_by_their_user_keep_their_measurements_and_do_not_exit_0(tmp_path):
     command = [sys.executable, "-m", "tprimat", "probe", "memory,mlp", "--output", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
-        wait_for((tmp_path / "probes.jsonl").exists)
+        wait_for(lambda: any(file.read_bytes().endswith(b"\n") for file in tmp_path.glob("probes.jsonl")))
         os.killpg(first.pid, signal.SIGINT)
         _, err = first.communicate(timeout=60)
     assert first.returncode == 130, err

@@ -21,7 +21,7 @@ from tprimat.engines.base import is_installed
 from tprimat.hardware.nodes import cpu_cores, this_machine
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import probes_in
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import Machine, RunRecord
 from tprimat.report.explain import Against
 from tprimat.report.tables import plural
 from tprimat.runner.against import Side, compared, published_named, published_side
@@ -45,14 +45,7 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
     if work is None or there.rates is None:
         why = "Its source leaves out one of model, accelerator, GPUs, dtype, sequence, tensor parallelism and global batch."
         raise ConfigError(f"{row} cannot be reproduced.", where=row, why=why, fix="another row of tprimat models --published")
-    machine = named_machine(request.gpu, "bf16") if request.gpu else this_machine()
-    device = find_accelerator(machine.accelerator) if machine else None
-    if device is not None and not multiplies(device, work.format):
-        what = f"{row} ran in {work.format}, in which {device.name} does not multiply."
-        raise ConfigError(what, where=row, fix="another row of tprimat models --published")
-    if machine is None and request.platform != "cpu":
-        fix = """--dry-run --set gpu="H100 SXM"; --set platform=cpu trains a tiny version, which has no speed to compare"""
-        raise LaunchError("This machine shows no GPU.", where=row, fix=fix)
+    machine = _machine_for(row, work.format, request)
     platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     on_cpu, nodes = platform == "cpu", request.nodes or 1
     here = 2 ** (min(8, cpu_cores()).bit_length() - 1) if on_cpu else machine and machine.gpus_per_node
@@ -88,6 +81,19 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
             return words, plan, compared(Side(name=plan.model, flops=0.0, known=full, full=full, rates=rates), there)
     what = f"{row} does not fit {plural(nodes * each, 'GPU')}."
     raise LaunchError(what, where=row, why="Nor do its fewest layers.", fix="more GPUs")
+
+
+def _machine_for(row: str, dtype: str, request: RunRequest) -> Machine | None:
+    """Return the machine that would run a row; None for a CPU. Refuses one that cannot."""
+    machine = named_machine(request.gpu, "bf16") if request.gpu else this_machine()
+    device = find_accelerator(machine.accelerator) if machine else None
+    if device is not None and not multiplies(device, dtype):
+        what = f"{row} ran in {dtype}, in which {device.name} does not multiply."
+        raise ConfigError(what, where=row, fix="another row of tprimat models --published")
+    if machine is None and request.platform != "cpu":
+        fix = """--dry-run --set gpu="H100 SXM"; --set platform=cpu trains a tiny version, which has no speed to compare"""
+        raise LaunchError("This machine shows no GPU.", where=row, fix=fix)
+    return machine
 
 
 def refuse_unlike(row: str, run: RunRecord) -> None:

@@ -87,7 +87,7 @@ class Implementation:
     """Selective recomputation that names no module keeps the result of every second product, of attention and of the layer
     before, and computes everything else again (torchtitan's per-op selective activation checkpointing)."""
     attends_by_torch: bool = False
-    """Its attention is torch's flash kernel, which is not the fastest (TORCH_ATTENTION in predict/rates.py)."""
+    """Its attention is torch's flash kernel, which is not the fastest (torch_attention in data/prediction.yaml)."""
     expert_call_seconds: float = 0.0
     """What the host takes for a product of one expert, where each is a call of its own that the device waits for; 0: one kernel
     multiplies all experts, or a CUDA graph launches them."""

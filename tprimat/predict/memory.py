@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, get_args
 
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import ATTENTION_ALONE, MOMENTS_IN_BF16, FullWorkload
 from tprimat.predict.calibration import margin_of
 from tprimat.predict.stages import Stage, Weights, chunks_in_flight, layer_weights, stages_of, weights_of
@@ -22,17 +23,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 FP32_BYTES = 4
 MOMENTS = 2
-KEPT_BY_SELECTED_OPERATIONS = 0.45
-"""Of a layer's activations under torchtitan's per-op selective checkpointing: 63 of 139 KB a token for Llama 3.1 8B (results of
-q, v, gate and down, of attention, and the layer's input)."""
-FRAGMENTS = 0.03
-"""torch reserves more than it has allocated, because freed pieces do not fit what comes next: this share in the median of our
-configurations on H200. What nearly all stay below is the margin of an implementation (calibration.yaml)."""
-ERROR_OF_MEMORY = 0.02
-"""Nearly no prediction of what is allocated was higher than the measurement by more (benchmarks/results/accuracy.md)."""
-NOISE_OF_MARGINS = 0.01
-"""Share of a device that a bound must leave: a margin is the 98 % point of a kind's runs, which is itself uncertain by nearly so
-much (a bootstrap of dense ones: 0.3 to 0.8 %)."""
+ASSUMED: Mapping[str, float] = document(DATA / "prediction.yaml")["memory"]
 Fit = Literal["fits", "too tight to promise", "does not fit"]
 CONTEXT_BYTES = 2**30
 """What the driver, kernels, cuDNN and NCCL take beside torch's allocator."""
@@ -58,7 +49,7 @@ class MemoryPrediction:
     @property
     def reserved_bytes(self) -> int:
         """Peak that torch's allocator holds, fragments included."""
-        return round(self.allocated_bytes * (1 + FRAGMENTS))
+        return round(self.allocated_bytes * (1 + ASSUMED["fragments"]))
 
     @property
     def device_bytes(self) -> int:
@@ -72,13 +63,13 @@ class MemoryPrediction:
 
     def missing_bytes(self, room: int) -> int:
         """Return what so many bytes of a device lack for a promise that it runs; 0: nothing."""
-        return max(0, self.device_bytes - int(room * (1 - NOISE_OF_MARGINS)))
+        return max(0, self.device_bytes - int(room * (1 - ASSUMED["noise_of_margins"])))
 
     def fit(self, room: int) -> Fit:
         """Return whether it runs in so many bytes of a device: surely, perhaps, or not even if the prediction is too high."""
         if not self.missing_bytes(room):
             return "fits"
-        least = self.allocated_bytes * (1 - ERROR_OF_MEMORY) + CONTEXT_BYTES
+        least = self.allocated_bytes * (1 - ASSUMED["error"]) + CONTEXT_BYTES
         return "too tight to promise" if least <= room else "does not fit"
 
 
@@ -184,7 +175,7 @@ def _layers(workload: FullWorkload, known: KnownParts) -> Layers:
 def _kept(workload: FullWorkload, layer: "LayerActivations") -> KeptLayer:
     modules, selective = workload.recompute_modules, workload.recompute == "selective"
     if selective and workload.code.selects_operations and not modules:
-        return KeptLayer(layer, layer.total, round(layer.total * KEPT_BY_SELECTED_OPERATIONS))
+        return KeptLayer(layer, layer.total, round(layer.total * ASSUMED["kept_by_selected_operations"]))
     again = layer.recomputed(modules or ATTENTION_ALONE) if selective else set()
     if workload.code.keeps_gathered_inputs and workload.sequence_ranks > 1:
         again.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks

@@ -11,6 +11,7 @@ from functools import lru_cache
 from statistics import median
 
 from tprimat.core.accelerators import Accelerator
+from tprimat.core.rows import DATA, document
 from tprimat.records.schema import ProbeRecord
 
 PRODUCT_KINDS = ("gemm", "model_gemm", "fprop")
@@ -24,35 +25,9 @@ ALIKE = {("fp8", "wgrad"): "dgrad"}
 fp32."""
 UNDER_LOAD = ", under load"
 """Ends the variants of products that were measured at the clock of sustained work."""
-NEAR_OCTAVES = 0.75
-"""Distance, in powers of two, at which a probe's weight has fallen to exp(-1/2)."""
-SUSTAINED_SHARE = 0.87
-"""Rate at the power cap over the fastest short burst: 690 of 794 TFLOP/s on H200, bf16 (benchmarks/results/h200.md)."""
-USUAL_SHARES = {"NVIDIA": 0.7, "AMD": 0.54}
-"""Sustained rate over the dense peak, for accelerators without a measured one: that of H100, H200 and of MI355X, MI325X. AMD's
-boost clock is further from the one that dense products keep."""
-BANDWIDTH_SHARE = 0.88
-"""Copying over the data sheet's memory bandwidth: 4,220 of 4,800 GB/s on H200."""
-LINK_SHARE = 0.8
-"""A large collective over one direction of the links: 357 of 450 GB/s on H200."""
-MESH_SHARE = 0.75
-"""The same where each pair of GPUs has a link of its own: 48 of 64 GB/s on MI300X (rocm.blogs.amd.com, Understanding RCCL
-bandwidth and xGMI performance, March 2025)."""
-NETWORK_SHARE = 0.85
-ATTENTION_SHARES = (0.8, 0.65)
-"""Fused causal attention over products, forward and backward: 560 and 450 of 690 TFLOP/s on H200 at 4 k tokens."""
-TORCH_ATTENTION = {"NVIDIA": 0.6, "AMD": 0.29}
-"""Torch's flash attention over the fastest kernel's. NVIDIA: FlashAttention 2 does 337 of cuDNN's 574 TFLOP/s on H200 (8,192
-tokens, forward). AMD, where it is AOTriton's: AITER's saves 47 % of its time forward and 75 % backward on MI325X. There a step
-of Llama 3.1 70B under torchtitan is 27 % attention and 67 % products (Deep Dive into Primus, rocm.blogs.amd.com)."""
-LINK_LATENCY_SECONDS = 10e-6
-NETWORK_LATENCY_SECONDS = 20e-6
-LAUNCH_SECONDS = 5e-6
-"""One kernel from Python, where nothing is measured."""
-OVERLAPPED_SHARES = ((2**26, 0.56), (2**28, 0.33))
-"""Message bytes -> of an exchange between the GPUs of a node, the part that stays visible where products overlap with it: both
-wait for the same memory. 0.180 of 0.321 s a step of the exchanges between tensor ranks in the profile of TP2 on H200
-(benchmarks/records/h200/profiles/tp2.json); of large messages, the probe of overlap on two H200 (probes-4gpu)."""
+FIGURES = document(DATA / "prediction.yaml")
+ASSUMED: Mapping[str, float] = FIGURES["rates"]
+OF_VENDORS: Mapping[str, Mapping[str, float]] = FIGURES["by_vendor"]
 
 
 Sample = tuple[float, float, float, float]
@@ -93,8 +68,8 @@ class Rates:
     gpus_per_node: int
     link_gpus: int = 1
     """GPUs that `link` joins across nodes."""
-    launch_seconds: float = LAUNCH_SECONDS
-    overlapped: tuple[tuple[int, float], ...] = OVERLAPPED_SHARES
+    launch_seconds: float = ASSUMED["launch_seconds"]
+    overlapped: tuple[tuple[int, float], ...] = tuple((size, share) for size, share in FIGURES["overlapped_shares"])
     """Message bytes -> of an exchange beside products, the part by which both together take longer; ascending."""
 
     def product_seconds(self, m: int, n: int, k: int, dtype: str, kind: str = "fprop") -> float:
@@ -154,12 +129,12 @@ class Rates:
             return _interpolated(samples, size)
         moved, link = _moved(kind, size, ranks), self._link_of(2 if kind == "send_recv" else min(ranks, here))
         if ranks <= here:
-            return moved / link + LINK_LATENCY_SECONDS * math.log2(ranks)
+            return moved / link + ASSUMED["link_latency_seconds"] * math.log2(ranks)
         if kind == "all_to_all":
             outside = outside_share * moved * (ranks - here) / (ranks - 1)
-            return outside / self.network + (moved - outside) / link + NETWORK_LATENCY_SECONDS * math.log2(ranks)
+            return outside / self.network + (moved - outside) / link + ASSUMED["network_latency_seconds"] * math.log2(ranks)
         wide = min(link, self.network * (1 if kind == "send_recv" else here))
-        return moved / wide + NETWORK_LATENCY_SECONDS * math.log2(ranks)
+        return moved / wide + ASSUMED["network_latency_seconds"] * math.log2(ranks)
 
     def _link_of(self, ranks: int) -> float:
         """Return the bytes/s between so many GPUs of a node, one direction."""
@@ -173,7 +148,7 @@ def _rate(samples: tuple[Sample, ...], m: int, n: int, k: int, otherwise: float)
     place = (math.log2(m), math.log2(n), math.log2(k))
     distances = [sum((here - there) ** 2 for here, there in zip(place, sample[:3], strict=True)) for sample in samples]
     nearest = min(distances)
-    weights = [math.exp((nearest - distance) / (2 * NEAR_OCTAVES**2)) for distance in distances]
+    weights = [math.exp((nearest - distance) / (2 * ASSUMED["near_octaves"] ** 2)) for distance in distances]
     return sum(weight * sample[3] for weight, sample in zip(weights, samples, strict=True)) / sum(weights)
 
 
@@ -200,7 +175,7 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
     """Return the rates of an accelerator without probes, from its data sheet and published measurements."""
     usual = usual_share(accelerator)
     flops: dict[str, float] = {
-        dtype: SUSTAINED_SHARE * measured if (measured := accelerator.measured_flops.get(dtype)) else usual * peak
+        dtype: ASSUMED["sustained_share"] * measured if (measured := accelerator.measured_flops.get(dtype)) else usual * peak
         for dtype, peak in accelerator.dense_flops.items()
     }
     half = flops.get("bf16") or flops.get("fp16") or max(flops.values())
@@ -210,12 +185,12 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
         source=f"published figures of {accelerator.name}",
         measured=False,
         flops=flops,
-        attention_flops=(half * ATTENTION_SHARES[0], half * ATTENTION_SHARES[1]),
-        torch_attention=TORCH_ATTENTION[accelerator.vendor],
-        bandwidth=accelerator.bandwidth_bytes_per_second * BANDWIDTH_SHARE,
-        link=link / 2 * (MESH_SHARE if accelerator.link_peers else LINK_SHARE),
+        attention_flops=(half * ASSUMED["attention_forward_share"], half * ASSUMED["attention_backward_share"]),
+        torch_attention=OF_VENDORS["torch_attention"][accelerator.vendor],
+        bandwidth=accelerator.bandwidth_bytes_per_second * ASSUMED["bandwidth_share"],
+        link=link / 2 * ASSUMED["mesh_share" if accelerator.link_peers else "link_share"],
         link_peers=accelerator.link_peers,
-        network=accelerator.network_bytes_per_second * NETWORK_SHARE,
+        network=accelerator.network_bytes_per_second * ASSUMED["network_share"],
         gpus_per_node=gpus_per_node,
         link_gpus=accelerator.link_gpus,
     )
@@ -224,7 +199,8 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
 def usual_share(accelerator: Accelerator) -> float:
     """Return the sustained share of the peak for a dtype that nobody has measured: that of bf16, else the usual one."""
     measured = accelerator.measured_flops.get("bf16")
-    return SUSTAINED_SHARE * measured / accelerator.dense_flops["bf16"] if measured else USUAL_SHARES[accelerator.vendor]
+    usual = OF_VENDORS["usual_share"][accelerator.vendor]
+    return ASSUMED["sustained_share"] * measured / accelerator.dense_flops["bf16"] if measured else usual
 
 
 def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_per_node: int) -> Rates:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tprimat.core.flops import WeightMatrix, attention_matrices, feed_forward_matrices, mean_keys, moe_matrices
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import expert_rows
 from tprimat.predict.rates import Rates
@@ -21,41 +22,12 @@ TimePart = Literal[
     "products", "attention", "memory", "tensor", "context", "experts", "pipeline", "bubble", "replicas", "optimizer", "host"
 ]
 TIME_PARTS: tuple[TimePart, ...] = get_args(TimePart)
-KERNELS_OF_A_LAYER = 55
-"""Launches for one layer and micro-batch, forward and backward: 7,000 in 128 of them in the profile of DP4 on H200."""
-ASYNC = 0.7
-"""Of exchanges between tensor ranks, what torch's asynchronous tensor parallelism leaves: steps of Llama 3 8B and 70B are 8 %
-shorter with it (https://discuss.pytorch.org/t/209487)."""
-KERNELS_OF_A_ROUTER = 120
-"""Further ones of a layer of experts: router, permutation, dispatcher. Megatron-Core's steps with 32 experts a rank take the host
-26 to 28 ms a layer, 14 of them for the experts' calls (benchmarks/results/moe.md), so that 12 to 13 are left."""
-ADAM_BYTES = {"one_pass": 28, "fused": 28 + 8, "eager": 80 + 16}
-"""A weight with fp32 states: gradient, master and both moments are read, three of them written. one_pass scales the gradient
-meanwhile, fused in a pass before. eager: scaling writes a copy first (local_multi_tensor_scale of Megatron-Core), and each of
-Adam's operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3), root, correction and
-epsilon (2 each), update (4). Scaling is left out where a gradient's norm is below the limit, which no prediction knows."""
-NARROW_ADAM_BYTES = {"one_pass": 14 + 4, "fused": 14 + 4, "eager": 40 + 4}
-"""The same without a master and with moments in bf16, half as wide; gradients are scaled in place before."""
-COPY_BYTES = 6
-"""A weight, of Megatron-Core's copy of its master in bf16. FSDP converts where it gathers."""
-NORM_BYTES = 4
+FIGURES = document(DATA / "prediction.yaml")
+ASSUMED: Mapping[str, float] = FIGURES["time"]
+ADAM_BYTES: Mapping[str, Mapping[str, int]] = FIGURES["adam_bytes"]
+"""Dtype of states and implementation -> bytes that the update of a weight moves."""
 FP32_SUM_BYTES = 8
 """A weight, of reading and writing the sum of its gradients in fp32."""
-TIED_BYTES = 8 + 6 + 2 + 6 + 10
-"""A tied weight and micro-batch: its gradient by the loss is scaled in fp32 and converted, the embedding's is filled with zeros,
-both are added in bf16, and their sum to the fp32 buffer."""
-NARROW_HEAD, NARROW_HEADS = 64, 0.7
-"""Width of a head up to which attention is slower, and how fast it is over wider ones (FlashAttention-3, arXiv 2407.08608)."""
-SINKS = 0.5
-"""How fast attention with sinks is over others: it makes the published rows of GPT-OSS alike, and nobody has measured it."""
-SELECTED_AGAIN = 0.5
-"""Of products forward, those that run again under torchtitan's per-op selective checkpointing."""
-EXPOSED = 0.55
-"""Of the exchange with experts, what stays visible where another micro-batch multiplies meanwhile. Qwen3-30B-A3B on 16 H100 took
-24.7 s a step, 8.3 of them in the exchange, and 21.0 s with the overlap (Megatron-Bridge,
-skills/nemo-mbridge-perf-expert-parallel-overlap)."""
-BUCKET_BYTES = 160e6
-"""Of gradients that Megatron-Core scatters at once: 40 million in fp32 (DistributedDataParallelConfig.bucket_size)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +93,7 @@ def predict_time(workload: FullWorkload, rates: Rates, known: dict[Any, Any] | N
 
 def _launches(workload: FullWorkload, rates: Rates, stage: Stage) -> float:
     """Return what the host takes to launch a stage's micro-batch."""
-    kernels = (stage.layers + 1) * KERNELS_OF_A_LAYER + stage.moe_layers * KERNELS_OF_A_ROUTER
+    kernels = (stage.layers + 1) * ASSUMED["kernels_of_a_layer"] + stage.moe_layers * ASSUMED["kernels_of_a_router"]
     return kernels * max(rates.launch_seconds, workload.code.call_seconds) + stage.moe_layers * _expert_calls(workload)
 
 
@@ -190,7 +162,9 @@ def _layer(workload: FullWorkload, rates: Rates, *, moe: bool) -> Piece:
     uneven = busiest_rank(workload) if moe else 1.0
     selected = workload.recompute == "selective" and workload.code.selects_operations and not workload.recompute_modules
     for matrix in matrices:
-        again = SELECTED_AGAIN if selected else float(workload.repeats(*MODULES_OF_MATRICES.get(matrix.name, ())))
+        again = (
+            ASSUMED["selected_again_share"] if selected else float(workload.repeats(*MODULES_OF_MATRICES.get(matrix.name, ())))
+        )
         products += _products(workload, rates, matrix, again=again) * (uneven if matrix.copies > 1 else 1.0)
     forward, backward = _attention(workload, rates)
     moved = _memory_bytes(workload, matrices, moe=moe, again=recompute)
@@ -280,9 +254,9 @@ def _output(workload: FullWorkload, rates: Rates) -> Piece:
     sums = words * shape.hidden * (2 * workload.gradient_bytes - (FP32_SUM_BYTES if measured_with_sum else 0))
     seconds += rates.product_seconds(*sides, dtype, *(["wgrad"] if measured_with_sum else [])) + sums / rates.bandwidth
     seconds *= tokens / rows
-    moved = tokens * words * _loss_bytes(workload)
+    moved: float = tokens * words * _loss_bytes(workload)
     if shape.tied_embeddings and workload.loss == "chunked" and workload.layout.pipeline == 1:
-        moved += words * shape.hidden * TIED_BYTES
+        moved += words * shape.hidden * ASSUMED["tied_bytes"]
     return {"products": seconds, "memory": moved / rates.bandwidth}
 
 
@@ -318,8 +292,8 @@ def _attention(workload: FullWorkload, rates: Rates) -> tuple[float, float]:
     if rates.attention:
         return forward, backward
     speed = rates.torch_attention if workload.code.attends_by_torch else 1.0
-    speed *= NARROW_HEADS if shape.head_dim <= NARROW_HEAD else 1.0
-    speed *= SINKS if shape.attention_sinks else 1.0
+    speed *= ASSUMED["narrow_heads_speed"] if shape.head_dim <= ASSUMED["narrow_head"] else 1.0
+    speed *= ASSUMED["sinks_speed"] if shape.attention_sinks else 1.0
     return forward / speed, backward / speed
 
 
@@ -420,7 +394,7 @@ def _tensor_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
     Under sequence parallelism a layer gathers twice and scatters twice in each pass. In the backward pass Megatron-Core scatters
     while wgrad runs and, where a layer has not kept its gathered inputs, gathers them while dgrad runs. Without sequence
     parallelism, the forward pass sums twice, and the backward pass twice while wgrad runs. Both wait for the same memory, so that
-    products beside an exchange take longer (OVERLAPPED_SHARES).
+    products beside an exchange take longer (overlapped_shares in data/prediction.yaml).
     """
     layout, code, size = workload.layout, workload.code, workload.element_bytes
     if layout.tensor == 1:
@@ -436,7 +410,7 @@ def _tensor_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
         gathers = passes + (code.selects_operations and workload.recompute == "selective")
         forward = gathers * (gather + copied) * (workload.narrow_bytes / size if workload.narrow else 1.0)
         waited = 2 * (forward + gather + copied + (scatter + copied) * (passes + 1))
-        return waited * (ASYNC if code.overlaps_tensor_parallel else 1.0)
+        return waited * (ASSUMED["asynchronous_share"] if code.overlaps_tensor_parallel else 1.0)
     if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or not workload.narrow):
         return share * 2 * (gather + scatter) * (passes + 1)
     beside = scatter if code.keeps_gathered_inputs else gather + scatter
@@ -472,7 +446,8 @@ def _expert_exchange(workload: FullWorkload, rates: Rates, *, again: bool) -> fl
     stride = workload.expert_tensor_ranks
     share = _share_of_nodes(workload, layout.expert / rates.linked(stride))
     one = rates.exchange_seconds("all_to_all", message, layout.expert, stride, share)
-    return one * (6 if again else 4) * (EXPOSED if workload.code.overlaps_experts or _graphed(workload) else 1.0)
+    hidden = workload.code.overlaps_experts or _graphed(workload)
+    return one * (6 if again else 4) * (ASSUMED["exposed_share"] if hidden else 1.0)
 
 
 def _share_of_nodes(workload: FullWorkload, nodes: float) -> float:
@@ -514,7 +489,7 @@ class Exchanged:
 def _exchanged(workload: FullWorkload, rates: Rates, weights: Weights) -> Exchanged:
     """Return the exchange of all gradients and weights of a rank between replicas."""
     layout, shards = workload.layout, workload.code.shards_weights
-    message = 2.0 * weights.total / max(1, workload.shape.layers // layout.pipeline) if shards else BUCKET_BYTES
+    message = 2.0 * weights.total / max(1, workload.shape.layers // layout.pipeline) if shards else ASSUMED["bucket_bytes"]
     exchanges = [(_reduction(workload), float(workload.gradient_bytes))]
     exchanges += [("all_gather", 2.0)] if workload.distributed_optimizer else []
     alone = dict.fromkeys(("reduce_scatter", "all_reduce", "all_gather"), 0.0)
@@ -555,9 +530,10 @@ def _optimizer(workload: FullWorkload, rates: Rates, weights: Weights) -> float:
     else:
         own = float(weights.total)
     if workload.optimizer_states == "bf16":
-        moved = own * (NARROW_ADAM_BYTES[code.optimizer] + NORM_BYTES / 2)
+        moved = own * (ADAM_BYTES["bf16"][code.optimizer] + ASSUMED["norm_bytes"] / 2)
     else:
-        moved = own * (ADAM_BYTES[code.optimizer] + NORM_BYTES + (0 if code.shards_weights else COPY_BYTES))
+        copied = 0 if code.shards_weights else ASSUMED["copy_bytes"]
+        moved = own * (ADAM_BYTES["fp32"][code.optimizer] + ASSUMED["norm_bytes"] + copied)
     if code.zeroes_gradients:
         moved += workload.gradient_bytes * (own if code.shards_weights else weights.total)
     if workload.narrow:

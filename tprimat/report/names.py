@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tprimat.analyze import traits
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, label_of, labels_among
-from tprimat.analyze.waterfall import Known
 from tprimat.core import units
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import per_rank
-from tprimat.report.plan import TIME_NAMES
+from tprimat.report.plan import NAMES
 
 OF_THE_WORK = {"model", "accelerator", *traits.FORBIDDING}
 """Traits that belong to a heading where there is a single configuration."""
@@ -141,24 +139,7 @@ def _facts(ranking: Ranking, more: Sequence[str] = ()) -> dict[str, str]:
     return {key: fact for key, fact in facts.items() if fact and key not in ranking.question.varying}
 
 
-LOSS_NAMES: Mapping[str, str] = {
-    **TIME_NAMES,
-    "clock": "clock below the peak's",
-    "products": "products below the peak",
-    "memory": "norms, elementwise, copies",
-    "exchange": "communication",
-    "recompute": "recomputation",
-    "uneven": "uneven ranks or experts",
-    "host": "GPU idle, host late",
-    "data": "GPU idle, data late",
-    "rest": "not explained",
-}
+LOSS_NAMES: Mapping[str, str] = {**NAMES["time"], **NAMES["losses"]}
 """Part of a step -> its name in a waterfall. Communication counts as far as it is exposed."""
-KNOWN_BY: Mapping[Known | Literal["base"], str] = {
-    "base": "data sheet",
-    "run": "measured in this run",
-    "machine": "measured on this machine",
-    "predicted": "predicted",
-    "rest": "what is left",
-}
+KNOWN_BY: Mapping[str, str] = NAMES["known_by"]
 """How a part is known -> the same in words."""

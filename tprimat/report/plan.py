@@ -9,8 +9,10 @@ from tprimat.core import units
 from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import EMBEDDED
+from tprimat.core.rows import DATA
+from tprimat.core.rows import document as yaml_document
 from tprimat.core.workload import FullWorkload
-from tprimat.predict.memory import CONTEXT_BYTES, PARTS, Part
+from tprimat.predict.memory import CONTEXT_BYTES
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, LayoutQuestion, other_routing
 from tprimat.predict.time import TIME_PARTS
@@ -24,31 +26,8 @@ MOST_REFUSALS = 3
 SECONDS_OF_A_DAY = 86400
 USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
-MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
-TIME_NAMES: Mapping[str, str] = {
-    "products": "matrix products",
-    "attention": "attention",
-    "memory": "norms and elementwise",
-    "tensor": "TP communication",
-    "context": "CP communication",
-    "experts": "EP communication",
-    "pipeline": "PP communication",
-    "bubble": "pipeline bubble",
-    "replicas": "DP communication",
-    "optimizer": "optimizer",
-    "host": "host launches",
-}
-SLOWER: Mapping[str, str] = {
-    **{part: f"more {name}" for part, name in TIME_NAMES.items()},
-    "products": "slower matrix products",
-    "attention": "slower attention",
-    "memory": "more elementwise work",
-    "optimizer": "more optimizer work per rank",
-    "host": "more launch overhead",
-}
-"""Part of a step -> why a layout loses by it."""
-ROUTING_NAMES = {"natural": "natural routing", "balanced": "forced-balanced routing (overstates speed)"}
-
+NAMES: Mapping[str, Mapping[str, str]] = yaml_document(DATA / "part_names.yaml")
+MEMORY_NAMES, TIME_NAMES, ROUTING_NAMES = NAMES["memory"], NAMES["time"], NAMES["routing"]
 LIMIT_NOT_KEPT = "Even the fastest costs more or takes longer than --budget and --deadline allow."
 
 
@@ -207,8 +186,8 @@ def _question(question: LayoutQuestion, rates: Rates, screen: Screen) -> str:
     nodes, asked = question.gpus // question.gpus_per_node, question.work
     where = plural(question.gpus, "GPU") + (f" in {units.count(nodes)} nodes" if nodes > 1 else "")
     work = f"{asked.global_batch_sequences:,} x {asked.sequence_tokens:,} tokens a step, {asked.format}"
-    if asked.shape.experts and asked.routing in ROUTING_NAMES:
-        work += f", {ROUTING_NAMES[asked.routing]}, {'DeepEP or HybridEP' if asked.code.dispatches_once_a_node else 'alltoall'}"
+    if asked.shape.experts and (routing := ROUTING_NAMES.get(asked.routing or "")):
+        work += f", {routing}, {'DeepEP or HybridEP' if asked.code.dispatches_once_a_node else 'alltoall'}"
         capacity = asked.expert_capacity_factor
         work += "" if capacity is None else f", experts drop tokens beyond {capacity:g} x the mean"
     device = f"{rates.accelerator}, {units.gibibytes(question.memory_bytes)} each"
@@ -293,7 +272,7 @@ def reason(candidate: Candidate, best: Candidate) -> str:
     share = extra[part] / best.time.step_seconds
     if round(share, 2) <= 0:
         return "predicted to be as fast"
-    why, (here, there) = SLOWER[part], (candidate.workload, best.workload)
+    why, (here, there) = NAMES["slower"].get(part, f"more {TIME_NAMES[part]}"), (candidate.workload, best.workload)
     if part in {"products", "memory", "attention"} and here.recompute == "full" != there.recompute:
         why = "recomputes activations"
     elif part == "products" and here.micro_batch < there.micro_batch:

@@ -5,7 +5,7 @@ import pytest
 from a_launch import Notes, a_launch, first_record
 from changes import evidence
 
-from tprimat.core.errors import LaunchError, RecordError
+from tprimat.core.errors import RecordError, UserError
 from tprimat.engines.base import Command
 from tprimat.launch.run import run
 from tprimat.records.schema import StepRecord
@@ -119,12 +119,12 @@ def test_a_command_runs_where_and_with_what_it_asks_for(tmp_path):
     [
         (Command(argv=("no-such-program",)), "no-such-program cannot be started: No such file or directory."),
         (Command(argv=("true",), directory="/no/such/folder"), "The working directory /no/such/folder does not exist."),
-        (Command(argv=("true",), files={"/dev/null/x": ""}), "/dev/null cannot be written"),
+        (Command(argv=("true",), files={"/dev/null/x": ""}), "/dev/null/x cannot be written"),
         (Command(argv=("true",), files={"/dev/full": "x"}), "/dev/full cannot be written: No space left on device"),
     ],
 )
 def test_a_command_that_cannot_start_is_a_users_error(tmp_path, command, message):
-    with pytest.raises(LaunchError, match=message):
+    with pytest.raises(UserError, match=message):
         run(a_launch(tmp_path, command=command), Notes())
     left = json.loads((tmp_path / "run.json").read_text())
     assert (left["outcome"], message in left["cause"]) == ("failed", True)

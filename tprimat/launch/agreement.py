@@ -2,7 +2,7 @@
 
 They agree through a store of torch that the first one opens at MASTER_ADDR:MASTER_PORT. It holds JSON documents, under the name
 of the job: hello/RANK (who joins), orders (what all do now), ended/N/RANK (how its ranks of run N ended on a node), and
-beat/RANK, which counts up while a launcher lives.
+beat/RANK, which changes while a launcher lives.
 """
 
 import os
@@ -41,7 +41,6 @@ class Hello:
     """Who joins."""
 
     node: NodeRecord
-    pid: int
     software: dict[str, str]
     """Versions that must be the same on all nodes."""
     variables: dict[str, str] = field(default_factory=dict)
@@ -92,20 +91,11 @@ class Store:
         """Write a document."""
         self._store.set(self._job + key, text)
 
-    def take(self, key: str, text: str) -> bool:
-        """Write a document that nobody else has written."""
-        return bool(self._store.compare_set(self._job + key, "", text) == text.encode())
-
-    def count(self, key: str) -> None:
-        """Count a number up."""
-        self._store.add(self._job + key, 1)
-
 
 class NodeGroup:
     """All nodes of a run, as the first one sees them."""
 
     def __init__(self, nodes: Nodes, own: Hello, seconds: float) -> None:
-        """Open the store. Raises LaunchError: the first node's name does not resolve, or the port is in use."""
         self.nodes = nodes
         self.status = 1
         """What all nodes exit with; the user of the group sets 0 when all went well."""
@@ -132,9 +122,8 @@ class NodeGroup:
                     raise LaunchError(
                         f"{names} of {self.nodes.count} did not join within {self._seconds:.0f} s.",
                         where=f"{self.nodes.master_address}:{self.nodes.master_port}",
-                        why="Every node of a run must start the same command and reach the first node.",
-                        fix="start it on each (srun does), check MASTER_ADDR and firewalls, "
-                        "or raise benchmarking.meeting_timeout_seconds",
+                        why="Every node must start the same command, with a NODE_RANK of its own, and reach the first node.",
+                        fix="start it on each, check MASTER_ADDR and firewalls, or raise benchmarking.meeting_timeout_seconds",
                     )
                 time.sleep(POLL_SECONDS)
                 for rank in missing:
@@ -240,13 +229,11 @@ class NodeGroup:
 
 
 def open_store(nodes: Nodes) -> tuple[Store, str | None]:
-    """Open the store of the first node.
+    """Open the store of the first node, and return it with its IP address; None for all addresses.
 
     It listens on the address to which a name resolves here, unless that is a loopback which the others would not mean (Debian
-    gives a machine's own name to 127.0.1.1), or no address of this machine: then on all.
-
-    Returns:
-        the store, and its IP address; None for all addresses.
+    gives a machine's own name to 127.0.1.1), or no address of this machine: then on all. Raises LaunchError: the first node's
+    name does not resolve, or the port is in use.
     """
     host, port = nodes.master_address or "", nodes.master_port or 0
     try:
@@ -272,9 +259,7 @@ class Member:
     """Another node's line to the first one. A thread talks, because asking a machine that is gone blocks."""
 
     def __init__(self, nodes: Nodes, own: Hello) -> None:
-        """Begin to look for the first node."""
-        self._nodes = nodes
-        self._own = own
+        self._nodes, self._own = nodes, own
         self._joined, self._leaving = Event(), Event()
         self._orders = Orders()
         self._said: tuple[str, str] | None = None
@@ -285,19 +270,15 @@ class Member:
 
     def join(self, seconds: float, stopped: Callable[[], bool]) -> bool:
         """Wait for the first node. False: `stopped` has ended the wait."""
-        ends, host = time.monotonic() + seconds, self._nodes.master_address or ""
+        ends, nodes = time.monotonic() + seconds, self._nodes
         while not self._joined.wait(POLL_SECONDS):
             if stopped():
                 return False
             if time.monotonic() > ends:
-                here = ", which is this machine itself" if host.startswith(LOOPBACK) else ""
-                raise LaunchError(
-                    f"The first node, {host}, did not answer on port {self._nodes.master_port} within {seconds:.0f} s: "
-                    f"{self._problem}.",
-                    where="MASTER_ADDR",
-                    why=f"This is {self._nodes.name(self._nodes.rank)} of {self._nodes.count}{here}.",
-                    fix="start the same command there with NODE_RANK=0, and open the port between the nodes",
-                )
+                port, why = nodes.master_port, f"This is {nodes.name(nodes.rank)} of {nodes.count}."
+                what = f"The first node, {nodes.master_address}, did not answer on port {port} within {seconds:.0f} s"
+                fix = "start the same command there with NODE_RANK=0, and open the port between the nodes"
+                raise LaunchError(f"{what}: {self._problem}.", where="MASTER_ADDR", why=why, fix=fix)
         return True
 
     def orders(self) -> Orders:
@@ -332,9 +313,7 @@ class Member:
         store, rank = Store(self._nodes, address, port), self._nodes.rank
         if store.read("hello/0") is None:
             return
-        if not store.take(f"hello/{rank}", to_json(self._own)):
-            self._problem = f"its node {rank} has already joined; every node needs its own NODE_RANK"
-            return
+        store.write(f"hello/{rank}", to_json(self._own))
         self._problem, self._heard_at = "", time.monotonic()
         self._joined.set()
         heard: bytes | None = None
@@ -342,7 +321,7 @@ class Member:
             said, self._said = self._said, None
             if said is not None:
                 store.write(*said)
-            store.count(f"beat/{rank}")
+            store.write(f"beat/{rank}", str(time.monotonic()))
             before, heard = heard, store.read("orders")
             if heard is not None and heard != before:
                 self._orders = from_json(Orders, heard, where="orders")

@@ -47,6 +47,13 @@ class GroupPlace:
     members: tuple[int, ...] = ()
     """The ranks of the group; empty where torch does not tell."""
 
+    @property
+    def name(self) -> str:
+        """Return 'group default_pg', or the ranks of a group that the program has not named."""
+        if self.members and self.description in {"", "undefined"}:
+            return f"the group of {names(self.members).lower()}"
+        return f"group {self.description or self.group}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
@@ -62,6 +69,13 @@ class RankRecord:
     def waits(self) -> bool:
         """Whether it waits for anyone."""
         return self.waits_for_one or any(place.waits_in is not None for place in self.places or ())
+
+    def entered_in(self, group: GroupPlace) -> int:
+        """Return the number of the last collective of a group that the rank has entered."""
+        same = (
+            one.entered for one in self.places or () if (one.group, one.backend or group.backend) == (group.group, group.backend)
+        )
+        return max(same, default=0)
 
 
 def ranks_of(pids: set[int]) -> dict[int, int]:
@@ -151,9 +165,9 @@ def missing_ranks(records: Sequence[RankRecord]) -> str | None:
     absent: list[tuple[set[int], str]] = []
     silent: list[str] = []
     for place, waiting in waits.values():
-        entered = {rank: entered_in(place, record) for rank, record in answers.items() if rank in place.members}
-        late = {rank for rank, number in entered.items() if number < (place.waits_in or 0)}
-        where = f"{place.operation} number {place.waits_in} of {group_of(place)}, in which {names(waiting).lower()} wait"
+        members = {rank: record for rank, record in answers.items() if rank in place.members}
+        late = {rank for rank, record in members.items() if record.entered_in(place) < (place.waits_in or 0)}
+        where = f"{place.operation} number {place.waits_in} of {place.name}, in which {names(waiting).lower()} wait"
         where += "s" * (len(waiting) == 1)
         if late:
             absent.append((late, f"{names(late)} {'has' if len(late) == 1 else 'have'} not entered {where}."))
@@ -161,19 +175,6 @@ def missing_ranks(records: Sequence[RankRecord]) -> str | None:
             silent.append(f"{names(mute)} {'does' if len(mute) == 1 else 'do'} not answer, of {where}.")
     first = [sentence for late, sentence in absent if not busy & late] or [sentence for _, sentence in absent] or silent
     return " ".join(first[:MOST_SENTENCES]) or None
-
-
-def entered_in(place: GroupPlace, record: RankRecord) -> int:
-    """Return the number of the last collective of a place's group that a rank has entered."""
-    same = (one.entered for one in record.places or () if one.group == place.group and one.backend in {place.backend, ""})
-    return max(same, default=0)
-
-
-def group_of(place: GroupPlace) -> str:
-    """Return 'group default_pg', or the ranks of a group that the program has not named."""
-    if place.members and place.description in {"", "undefined"}:
-        return f"the group of {names(place.members).lower()}"
-    return f"group {place.description or place.group}"
 
 
 def names(ranks: Collection[int]) -> str:

@@ -27,7 +27,7 @@ from tprimat.launch.hang import RankRecord, Stack, ranks_of, save, take_records,
 from tprimat.launch.process_tree import Reaper, Shutdown
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Failure
-from tprimat.records.store import cannot_write
+from tprimat.records.store import write_atomically
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The last two are what schedulers send to warn of a time limit (sbatch --signal)."""
@@ -53,25 +53,20 @@ class Interrupts:
     the main thread only.
     """
 
-    _seen: ClassVar[list[signal.Signals]] = []
+    seen: ClassVar[list[signal.Signals]] = []
     """Since the outermost block began."""
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}
 
     @property
-    def count(self) -> int:
-        """How many signals have come."""
-        return len(self._seen)
-
-    @property
     def first(self) -> signal.Signals | None:
         """The first signal."""
-        return self._seen[0] if self._seen else None
+        return self.seen[0] if self.seen else None
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is not note_signal:
-            self._seen.clear()
+            self.seen.clear()
             for number in STOP_SIGNALS:
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, note_signal)
@@ -84,7 +79,7 @@ class Interrupts:
 
 def note_signal(number: int, frame: FrameType | None) -> None:
     """Count a signal."""
-    Interrupts._seen.append(signal.Signals(number))
+    Interrupts.seen.append(signal.Signals(number))
 
 
 class Output:
@@ -163,17 +158,6 @@ class Ending:
     """How far their collectives had come."""
 
 
-def write_files(command: Command) -> None:
-    """Write the files that a command needs."""
-    for name, text in command.files.items():
-        try:
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_text(text, encoding="utf8")
-        except OSError as error:
-            problem = cannot_write(Path(error.filename or name), error)
-            raise LaunchError(problem.what, where=problem.where, fix=problem.fix) from error
-
-
 def start_error(command: Command, error: OSError) -> LaunchError:
     """Return the error for a program that the operating system cannot start."""
     if command.directory is not None and not Path(command.directory).is_dir():
@@ -200,10 +184,11 @@ class Supervisor:
     ) -> None:
         """Start the command; into `folder`, of the run, go the stacks of ranks that `tick` stops.
 
-        Raises LaunchError: it cannot be started.
+        Raises LaunchError: it cannot be started; RecordError: a file that it needs cannot be written.
         """
         self._marker = uuid.uuid4().hex
-        write_files(command)
+        for name, text in command.files.items():
+            write_atomically(Path(name), text)
         self._reaper = Reaper(self._marker, grace_seconds)
         try:
             self._process = subprocess.Popen(
@@ -284,7 +269,7 @@ class Supervisor:
         """Stop on a signal to the launcher; stop leftover processes when the first one has ended."""
         if self._interrupts.first is not None and self._stopped is None:
             self._stop(Failure(outcome="interrupted", cause=f"Stopped by {self._interrupts.first.name}."))
-        if self._interrupts.count > 1 and self._shutdown is not None:
+        if len(self._interrupts.seen) > 1 and self._shutdown is not None:
             self._shutdown.kill()
         if self._shutdown is None and self._root() is None:
             self._stop(None)

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
-from tprimat.core.errors import LaunchError, RecordError, UserError
+from tprimat.core.errors import RecordError, UserError
 from tprimat.engines.base import Command
 from tprimat.hardware.gpus import Gpu, telemetry
 from tprimat.hardware.nodes import job_ends_at
@@ -200,8 +200,7 @@ class Steps:
 
     def on_line(self, text: str) -> None:
         """Take a line of the log."""
-        step = None if self._step_of_line is None else self._step_of_line(text)
-        if step is None:
+        if self._step_of_line is None or (step := self._step_of_line(text)) is None:
             return
         self._logged.append(step)
         try:
@@ -260,7 +259,7 @@ class Attempt:
             supervisor = Supervisor(
                 launch.command, self._output, self._interrupts, folder=launch.directory.path, grace_seconds=launch.grace_seconds
             )
-        except LaunchError as error:
+        except UserError as error:
             self._output.close()
             if group is not None and not isinstance(error, LostNodeError):  # which started nothing anywhere
                 group.stop(error.what)

@@ -21,9 +21,8 @@ from tprimat.megatron.compat import CudnnAttention, compiled
 from tprimat.megatron.linear import ColumnParallelMatmul, LinearProducts, context_of
 from tprimat.megatron.wgrad import let_accumulate
 
-# Queries, keys and values, split from their joint projection and rotated by position, in one kernel each: Megatron-Core splits,
-# copies the queries (necessary under grouped-query attention) and rotates in a chain of small kernels, each of which reads and
-# writes all queries; and the same in the backward pass.
+# Queries, keys and values, split from their joint projection and rotated by position, in one kernel each instead of
+# Megatron-Core's chain of small ones, each of which reads and writes all queries.
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (tokens, 1, 1, head_dim), both halves alike, fp32: a GPU reads them faster than it computes them."""
@@ -68,11 +67,7 @@ class SplitAndRotate(torch.autograd.Function):
     def forward(  # noqa: PLR0913, PLR0917 - an autograd function takes tensors one by one
         ctx: Any, groups: Tensor, query_scale: Tensor | None, key_scale: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor
     ) -> Any:
-        """Run one kernel for each of the three; see Rotation.
-
-        `groups` is (tokens, sequences, key/value heads, queries of one of them + 2, head_dim), a scale (head_dim,); None: no
-        norms.
-        """
+        """`groups` is (tokens, sequences, key/value heads, queries of one of them + 2, head_dim), a scale (head_dim,) or None."""
         ctx.epsilon = epsilon
         if query_scale is None:
             ctx.save_for_backward(cos, sin)
@@ -143,10 +138,9 @@ def _norm_backward(x: Tensor, gradient: Tensor, scale: Tensor, epsilon: float) -
 
 
 # Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1); every tensor rank has the narrow projections whole.
-#
-# Megatron-Core's local modules split the narrow projections over tensor ranks and gather their outputs. The gradient of the keys'
-# rotary part, which all heads share, then misses the heads of the other ranks. Under sequence parallelism each rank can project
-# its own tokens instead: nothing is gathered but the rotary part, and its gradient is summed over the ranks.
+# Megatron-Core's local modules split them, and the gradient of the keys' rotary part, which all heads share, then misses the
+# heads of other ranks. Under sequence parallelism each rank projects its own tokens, and the rotary part's gradient is summed
+# over ranks.
 
 
 class WholeLinear(torch.nn.Module):
@@ -212,13 +206,11 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
-# Context parallelism by gathering keys and values, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2).
-#
-# A sequence is cut into twice as many pieces as there are ranks. Rank r keeps piece r and its mirror image, so that all ranks
-# have the same work under the causal mask, and attends from them to all keys and values. torch gives cuDNN no mask for what comes
-# before a piece and the causal piece at once, so each is attended to alone and the two results are joined by the sums of their
-# rows, as in a ring (arXiv:2310.01889). The backward pass needs no join: given the joined result and sums, the gradients of the
-# two parts add up.
+# Context parallelism by gathering keys and values, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2). A sequence is cut
+# into twice as many pieces as there are ranks; rank r keeps piece r and its mirror image, so that all have the same work under
+# the causal mask. torch gives cuDNN no mask for what comes before a piece and the causal piece at once: each is attended to
+# alone, and the results are joined by the sums of their rows (arXiv:2310.01889). Given both joined, the gradients of the parts
+# add up.
 
 
 def own_pieces(tokens: Tensor) -> Tensor:
@@ -300,7 +292,7 @@ class AttentionOfPiece(torch.autograd.Function):
 
 
 def join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention over the keys of two parts, (sequences, heads, tokens, head_dim), and the logs of its rows' sums, fp32."""
+    """Return attention over the keys of two parts, and the logs of its rows' sums, fp32."""
     total = torch.logaddexp(sums, other_sums)
     joined = out.float() * torch.exp(sums - total) + other.float() * torch.exp(other_sums - total)
     return joined.to(out.dtype), total

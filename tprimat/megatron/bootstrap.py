@@ -22,10 +22,8 @@ def offer_wgrad_extension() -> None:
     """Offer the extension's two functions under its name, unless it is installed."""
     if WGRAD_EXTENSION in sys.modules or find_spec(WGRAD_EXTENSION):
         return
-    module = types.ModuleType(WGRAD_EXTENSION)
-    module.wgrad_gemm_accum_fp32 = _accumulate  # type: ignore[attr-defined]
-    module.wgrad_gemm_accum_fp16 = _accumulate  # type: ignore[attr-defined]
-    sys.modules[WGRAD_EXTENSION] = module
+    sys.modules[WGRAD_EXTENSION] = module = types.ModuleType(WGRAD_EXTENSION)
+    module.wgrad_gemm_accum_fp32 = module.wgrad_gemm_accum_fp16 = _accumulate  # type: ignore[attr-defined]
 
 
 def _accumulate(rows: Tensor, gradient: Tensor, total: Tensor) -> None:
@@ -34,9 +32,8 @@ def _accumulate(rows: Tensor, gradient: Tensor, total: Tensor) -> None:
     accumulate_wgrad(total, gradient, rows)
 
 
-# Without a GPU: Megatron-Core names the CUDA device in about twenty lines (the random number generators, the gather
-# and scatter mappings, pipeline receive buffers, gradient buffers). A TorchFunctionMode redirects the tensors that are created
-# there; the few calls that are no torch functions are replaced.
+# Without a GPU: Megatron-Core names the CUDA device in about twenty lines. A TorchFunctionMode redirects the tensors that are
+# created there; the few calls that are no torch functions are replaced.
 
 CPU = torch.device("cpu")
 _installed: list[TorchFunctionMode] = []
@@ -75,30 +72,22 @@ class _CudaToCpu(TorchFunctionMode):
 
 
 def _names_cuda(device: object) -> bool:
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    if isinstance(device, str):
-        return device.startswith("cuda")
+    if isinstance(device, torch.device | str):
+        return str(device).startswith("cuda")
     return isinstance(device, int) and not isinstance(device, bool)
 
 
 PAGED_STASH = "megatron.core.transformer.moe.paged_stash"
-"""Imported with all of Megatron-Core since 0.18, for one switch of its experts, and imports Triton."""
-
-
-def _do_without_triton() -> None:
-    """Replace a module that imports Triton, which torch's CPU build lacks; nothing here calls it."""
-    if find_spec("triton") is None:
-        module = types.ModuleType(PAGED_STASH)
-        module.__getattr__ = lambda _: None  # type: ignore[method-assign]
-        sys.modules[PAGED_STASH] = module
+"""Since 0.18 imported with all of Megatron-Core. It imports Triton, which torch's CPU build lacks; nothing here calls it."""
 
 
 def _replace_calls() -> None:
     # Compiling the fused element-wise helpers for a CPU takes minutes and gains nothing. Megatron-Core decorates them while it is
     # imported, and torch.compile looks at this variable then.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    _do_without_triton()
+    if find_spec("triton") is None:
+        sys.modules[PAGED_STASH] = module = types.ModuleType(PAGED_STASH)
+        module.__getattr__ = lambda _: None  # type: ignore[method-assign]
     import megatron.core.jit as megatron_jit
 
     megatron_jit.jit_fuser = lambda function: function

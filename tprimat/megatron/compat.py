@@ -1,9 +1,7 @@
 """Every private name of Megatron-Core, torch and Lightning that the embedded engine uses, under a plain name and checked.
 
-What is cheap to check is checked when this module is imported: that the name exists and, where the engine replaces a function,
-that its parameters are known. The rest is checked at first use. No other file of the trainers touches a
-private name of these packages (tests/train/test_compat.py). Import it after `tprimat.megatron.bootstrap` has done its work,
-because it imports Megatron-Core.
+What is cheap to check is checked when this module is imported, the rest at first use. No other file of the trainers touches a
+private name of these packages (tests/train/test_compat.py). Import it after `tprimat.megatron.bootstrap` has done its work.
 """
 
 import dataclasses
@@ -11,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
+from operator import methodcaller
 from types import ModuleType
 from typing import Any
 
@@ -46,10 +45,9 @@ fused_attention_choice = require("torch", torch, "_fused_sdp_choice")
 
 
 def grouped_matmul(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Multiply slices of rows, which end at `ends`, each with its own matrix, without waiting for the ends.
+    """Multiply slices of rows, which end at `ends`, each with its own matrix; rows after the last end become something undefined.
 
-    With rows transposed, the slices are of the summed dimension, and the result is a matrix for each slice. Rows after the last
-    end belong to nobody; what they become is undefined.
+    With rows transposed, the slices are of the summed dimension, and the result is a matrix for each slice.
     """
     return require("torch", torch, "_grouped_mm")(rows, matrices, offs=ends)  # type: ignore[no-any-return]
 
@@ -152,17 +150,10 @@ OVERRIDDEN: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 for _owner, _name, _parameters in OVERRIDDEN:
     require("megatron-core", _owner, _name, _parameters)
 
-GRADIENTS_FOR_NORM = "get_grads_for_grad_norm"
+_for_norm = "get_grads_for_grad_norm" if hasattr(MegatronOptimizer, "get_grads_for_grad_norm") else "get_main_grads_for_grad_norm"
+require("megatron-core", MegatronOptimizer, _for_norm, ("self",))
+gradients_for_norm: Callable[[MegatronOptimizer], list[Tensor]] = methodcaller(_for_norm)
 """Method of Megatron's optimizers that returns the gradients whose norm counts on this rank; before 0.19 under another name."""
-if not hasattr(MegatronOptimizer, GRADIENTS_FOR_NORM):
-    GRADIENTS_FOR_NORM = "get_main_grads_for_grad_norm"
-require("megatron-core", MegatronOptimizer, GRADIENTS_FOR_NORM, ("self",))
-
-
-def gradients_for_norm(optimizer: MegatronOptimizer) -> list[Tensor]:
-    """Return the gradients whose norm counts on this rank."""
-    return getattr(optimizer, GRADIENTS_FOR_NORM)()  # type: ignore[no-any-return]
-
 
 # Since 0.18 a layer's spec holds a function that builds its feed-forward block, where 0.17 and older hold a ModuleSpec.
 BUILDS_FEED_FORWARD = hasattr(MLP, "as_mlp_submodule")
@@ -202,8 +193,7 @@ def whole_step_graphs() -> dict[str, Any]:
 def hand_on_gradients(optimizer: Any) -> None:
     """Let a distributed optimizer of Megatron's give its fp32 weights the gradients as they are, instead of copies in fp32.
 
-    What updates the weights must take gradients of another dtype than theirs. Optimizers of other kinds go on copying, and so do
-    all where torch, before 2.10, wants both to be of one dtype.
+    Optimizers of other kinds go on copying, and so do all where torch, before 2.10, wants both to be of one dtype.
     """
     if isinstance(optimizer, DistributedOptimizer) and hasattr(Tensor, "grad_dtype"):
         optimizer._copy_model_grads_to_main_grads = partial(_hand_on_gradients, optimizer)
@@ -267,11 +257,7 @@ class UnwrappedDDPStrategy(lightning.strategies.DDPStrategy):  # type: ignore[mi
     """DDPStrategy without torch's DDP: no wrapping, no hooks, no broadcast of parameters."""
 
     def setup_distributed(self) -> None:
-        """Join the process group before Lightning would, which ties it to a device.
-
-        NCCL then connects each of Megatron's groups at once, including the many that no layout uses, and takes each down again at
-        the end, one after the other.
-        """
+        """Join the process group: Lightning would tie it to a device, and NCCL then connect all of Megatron's groups at once."""
         if not dist.is_initialized():
             dist.init_process_group(self._get_process_group_backend(), timeout=self._timeout)
         super().setup_distributed()

@@ -1,13 +1,9 @@
 """Products of 8-bit matrices added to fp32 sums by cuBLASLt itself: torch's scaled product never adds (its `beta` is 0).
 
-Weight gradients are summed in fp32 over micro-batches. Without this, a second kernel would read the product and read and write
-the sum. cublasLtMatmul is called through ctypes, from the library that torch has loaded, with C = D = the sum.
-
-cuBLASLt is column-major, in which a row-major matrix (rows, columns) is (columns, rows). D = total.T = b @ a.T in its terms: its
-first operand is our second. 8-bit operands must be "TN": the summed dimension contiguous in both.
-
-Names and numbers are those of cublasLt.h of CUDA 12 and 13 (docs.nvidia.com/cuda/cublas); a trial product in fp8.py decides
-whether this is used.
+cublasLtMatmul is called through ctypes, from the library that torch has loaded, with C = D = the sum. It is column-major, in
+which a row-major matrix (rows, columns) is (columns, rows): D = total.T = b @ a.T, and its first operand is our second. 8-bit
+operands must be "TN": the summed dimension contiguous in both. Names and numbers are those of cublasLt.h of CUDA 12 and 13
+(docs.nvidia.com/cuda/cublas); a trial product in fp8.py decides whether this is used.
 """
 
 import ctypes

@@ -1,14 +1,10 @@
 """A mixture of experts in place of the feed-forward block: routing, the exchange of tokens between ranks, and the experts.
 
-Each token passes a few of many experts (arXiv:1701.06538), which are spread over ranks (GShard, arXiv:2006.16668). Megatron-Core
-without Transformer Engine moves each row through masks and copies, and stops the host several times in a layer. Here each choice
+Each token passes a few of many experts (arXiv:1701.06538), which are spread over ranks (GShard, arXiv:2006.16668). Each choice
 gets a place in the order of experts, by one prefix sum, and rows are written to places and added up from places, without atomic
-additions: results do not depend on timing. The host reads how many rows ranks exchange while the device already gathers rows and
-computes the shared experts; with a single rank it reads nothing. The backward pass returns the rows' gradients while it computes
-those of the experts' weights.
-
-Experts are whole on their rank: the ranks of a tensor-parallel group have different tokens (sequence parallelism), and experts
-may be spread over them as over replicas.
+additions: results do not depend on timing. The host reads how many rows ranks exchange while the device already works; with a
+single rank it reads nothing. Experts are whole on their rank, and may be spread over tensor ranks, which have different tokens,
+as over replicas.
 """
 
 from collections.abc import Callable
@@ -194,8 +190,7 @@ class RoutedExperts(torch.autograd.Function):
     def forward(ctx: Any, exchange: "ExpertExchange", hidden: Tensor, weights: Tensor, *matrices: Parameter) -> Tensor:
         """Send rows, (tokens, hidden), to their experts, compute, and add up what comes back, times weights, (tokens, k), fp32.
 
-        The matrices are gate above up projection, (experts here, 2 x ffn, hidden), and down projection, (experts here, hidden,
-        ffn).
+        Matrices: gate above up projection, (experts here, 2 x ffn, hidden), and down projection, (experts here, hidden, ffn).
         """
         up, down = matrices
         rows = exchange.to_experts(spread(hidden, exchange.places))
@@ -233,25 +228,14 @@ def _add_gradient(weight: Parameter, gradient: Tensor) -> Tensor:
     return own
 
 
-@torch.no_grad()
-def _draw_own(weight: Tensor, experts: int, draw: Callable[[Tensor], Any]) -> None:
-    """Draw the weights of all experts in turn, on every rank alike, and keep this rank's."""
-    first = weight.shape[0] * parallel_state.get_expert_model_parallel_rank()
-    for expert in range(experts):
-        mine = first <= expert < first + weight.shape[0]
-        draw(weight[expert - first] if mine else torch.empty_like(weight[0]))
-
-
 class ExpertWeights(torch.nn.Module):
-    """One weight of each expert of this rank, shape (experts here, out, in)."""
+    """One weight of each expert of this rank, shape (experts here, out, in), without values yet (_initialize in model.py)."""
 
-    def __init__(self, config: TransformerConfig, outputs: int, inputs: int, draw: Callable[[Tensor], Any]) -> None:
+    def __init__(self, config: TransformerConfig, outputs: int, inputs: int) -> None:
         super().__init__()
         here = config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
         device = torch.device("cpu") if config.use_cpu_initialization else torch.device("cuda", torch.cuda.current_device())
         self.weight = Parameter(torch.empty(here, outputs, inputs, dtype=config.params_dtype, device=device))
-        if config.perform_initialization:
-            _draw_own(self.weight, config.num_moe_experts, draw)
         if config.gradient_accumulation_fusion:
             let_accumulate(self.weight)
         # Other ranks of the replica may have other experts, or other tokens for the same ones.
@@ -270,8 +254,8 @@ class Experts(torch.nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         width, hidden = config.moe_ffn_hidden_size, config.hidden_size
-        self.linear_fc1 = ExpertWeights(config, 2 * width, hidden, config.init_method)
-        self.linear_fc2 = ExpertWeights(config, hidden, width, config.output_layer_init_method)
+        self.linear_fc1 = ExpertWeights(config, 2 * width, hidden)
+        self.linear_fc2 = ExpertWeights(config, hidden, width)
 
 
 class ExpertsLayer(MegatronModule):  # type: ignore[misc]

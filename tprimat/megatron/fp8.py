@@ -2,15 +2,10 @@
 
 Each tensor is multiplied by one factor that moves its largest magnitude to the largest number of the type, and rounded; the
 product is divided by both factors in fp32 ("current" tensor-wise scaling: FP8-LM, arXiv:2310.18313, and torchao). Rows and
-weights are e4m3 (3 bits of fraction, up to 448), where precision counts; gradients are e5m2 (2 bits, up to 57,344), where range
-counts. The matrix units want both operands with the summed dimension contiguous:
-
-    forward   Y  = X @ W.T    sums over in     X and W as they are
-    dgrad     dX = dY @ W     sums over out    W transposed
-    wgrad     dW = dY.T @ X   sums over n      dY and X transposed
-
-so a conversion writes the matrix and its transpose in one pass. Attention and the output layer stay in bf16, and so do
-models with experts, which gained nothing on an H200; master weights, moments and gradient buffer stay in fp32.
+weights are e4m3, where precision counts; gradients are e5m2, where range counts. The matrix units want both operands with the
+summed dimension contiguous: dgrad takes W transposed, and wgrad both dY and X, so a conversion writes the matrix and its
+transpose in one pass. Attention and the output layer stay in bf16, and so do models with experts, which gained nothing on an
+H200.
 """
 
 from functools import cache
@@ -94,8 +89,7 @@ def accumulates_on(device: torch.device) -> bool:
 def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) -> Tensor:
     """Return a @ b.T + bias in bf16: (m, k), (n, k) and (n,).
 
-    `fast` sums in the matrix unit's own precision instead of moving partial sums to fp32; on Hopper that is about 14 bits
-    (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+    `fast` sums in the matrix unit's own precision, on Hopper about 14 bits (arXiv:2412.19437, section 3.3.2), instead of fp32.
     """
     (left, scale_a), (right, scale_b) = a, b
     return compat.scaled_matmul(  # type: ignore[no-any-return]
@@ -131,7 +125,7 @@ class Fp8Products(LinearProducts):
         return multiply((small, scale), (small_weight, weight_scale), fast=True, bias=bias), (transposed, scale)
 
     def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """See LinearProducts; the gradient, its transpose and its scale."""
+        """Return the gradient, its transpose and its scale."""
         return convert(gradient, GRADIENT_DTYPE)
 
     def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:

@@ -4,13 +4,11 @@ The first steps run as usual. Then a step is recorded, as a graph of all kernels
 on the host launches each micro-batch with one call. The first micro-batch of a step differs from the others (it gathers updated
 weights, and its gradients overwrite), and so does the last (it averages gradients over the replicas): each has a graph of its
 own. All graphs share memory, because almost nothing outlives a micro-batch: the loss is copied, and weights in 8 bits, which the
-first graph converts, stay referenced until all are recorded. Megatron-LM records whole steps, whose graphs grow with the
-micro-batches.
+first graph converts, stay referenced until all are recorded.
 
 A graph repeats the recorded kernels at the recorded addresses: only the tokens change, and are copied to where it reads them.
-What Python decides while a step is recorded is the same in each later step: the plan's batch does not change, and a dense model
-asks the device nothing. Autograd adds a weight's gradient in the stream in which the gradient buffers were made, so they are
-made, and all passes run, in the stream that is recorded.
+Autograd adds a weight's gradient in the stream in which the gradient buffers were made, so they are made, and all passes run, in
+the stream that is recorded.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,9 +1,8 @@
 """Triton kernels at the memory's bandwidth: conversions to 8 bits, and rows that move to places and back.
 
-fp8.py and experts.py have the same for any device. torch.compile makes one kernel of a conversion and its transpose, too, but
-writes the transpose in narrow strips: on an H200 it moves 2 TB/s. Here each program reads a tile, converts it, and writes it to
-both results in full lines. And it reads rows two bytes at a time, because it does not know that a row found through an index is
-contiguous. Here each program handles whole rows.
+fp8.py and experts.py have the same for any device. torch.compile writes a transpose in narrow strips (2 TB/s on an H200), and
+reads rows that are found through an index two bytes at a time. Here each program writes a tile to both results in full lines, and
+handles whole rows.
 """
 
 import torch

@@ -71,10 +71,11 @@ class SumRMSNormMaxima(SumRMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """See SumRMSNorm."""
+        stream = x
         if residual is None:
             normed, maxima = compiled(_norm_and_maxima)(x, self.weight, self.eps)
-            return x, with_row_maxima(normed, maxima)
-        stream, normed, maxima = compiled(_sum_norm_and_maxima)(x, residual, self.weight, self.eps)
+        else:
+            stream, normed, maxima = compiled(_sum_norm_and_maxima)(x, residual, self.weight, self.eps)
         return stream, with_row_maxima(normed, maxima)
 
 
@@ -128,10 +129,8 @@ def _sum_norm_and_maxima(branch: Tensor, residual: Tensor, weight: Tensor, epsil
     return stream, normed, _maxima(normed)
 
 
-# SwiGLU's feed-forward block with an activation whose backward pass is one kernel at the memory's bandwidth.
-#
-# A compiled gradient that ends in a concatenation stays well below it. The same function with the two halves as separate outputs,
-# which here are views of one buffer, needs no concatenation.
+# SwiGLU's feed-forward block with an activation whose backward pass is one kernel at the memory's bandwidth: a compiled gradient
+# that ends in a concatenation stays well below it, so the two halves are separate outputs, views of one buffer.
 
 
 class SwiGLUMLP(MLP):  # type: ignore[misc]
@@ -202,11 +201,8 @@ def block_spec(
     """
     compat.recompute_norms_without_fp8()
     specs = {kind: _layer_spec(shape, linear, rotary, experts=kind) for kind in set(experts)}
-    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in experts], layer_norm=_norm(shape))
-
-
-def _norm(shape: ModelShape) -> type[torch.nn.Module]:
-    return RMSNorm if shape.norm == "rmsnorm" else LayerNorm
+    norm = RMSNorm if shape.norm == "rmsnorm" else LayerNorm
+    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in experts], layer_norm=norm)
 
 
 def transformer_engine_spec(shape: ModelShape, experts: list[bool]) -> TransformerBlockSubmodules:
@@ -233,7 +229,7 @@ def expert_layers(config: TransformerConfig, shape: ModelShape, virtual_stage: i
 
 
 def _layer_spec(shape: ModelShape, linear: Linear, rotary: Callable[[int], Rotation] | None, *, experts: bool) -> ModuleSpec:
-    latent, norm = shape.kv_lora_rank is not None, _norm(shape)
+    latent, norm = shape.kv_lora_rank is not None, RMSNorm if shape.norm == "rmsnorm" else LayerNorm
     if latent:
         compat.do_without_te_in_latent_attention()
     layer = get_gpt_layer_local_spec(

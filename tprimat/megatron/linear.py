@@ -1,22 +1,16 @@
 """The matrix products of a layer, split over tensor ranks: what Megatron-Core's linear modules do, with our choice of kernels.
 
-A linear layer has three products. For an input X (n x in), a weight W (out x in) and the output's gradient dY:
-
-    forward   Y  = X @ W.T
-    dgrad     dX = dY @ W          the gradient that flows on
-    wgrad     dW = dY.T @ X        the gradient that the optimizer gets
-
-A column-parallel layer has some rows of a weight on each rank, so its outputs are split; a row-parallel one has columns
-(Megatron-LM, arXiv:1909.08053). Under sequence parallelism (arXiv:2205.05198) activations between the pairs are split along the
-tokens:
+For an input X (n x in), a weight W (out x in) and the output's gradient dY, the three products are Y = X @ W.T, dgrad dX = dY @ W
+and wgrad dW = dY.T @ X. A column-parallel layer has some rows of a weight on each rank, so its outputs are split; a row-parallel
+one has columns (Megatron-LM, arXiv:1909.08053). Under sequence parallelism (arXiv:2205.05198) activations between the pairs are
+split along the tokens:
 
                       forward                       backward
     column-parallel   gather X, multiply            multiply, scatter the sum of dX
     row-parallel      multiply, scatter the sum     gather dY, multiply
 
 Megatron-Core's modules gather X once more in the backward pass, and wait for each exchange of the forward pass. These keep the
-gathered X (memory for speed), add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products
-(tp_overlap.py).
+gathered X, add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products (tp_overlap.py).
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,9 @@
 """Output layer and cross-entropy in one, chunk by chunk, so that the logits of a micro-batch never exist as a whole.
 
-8,192 tokens have 8,192 x 128,256 logits: with the fp32 copy for the softmax and their gradient 10 GB. Here each chunk's logits,
-losses and at once the gradient by the logits (softmax minus one-hot) are computed and multiplied into the gradients of hidden
-states and weight, as in Liger Kernel (arXiv:2410.10989), over a vocabulary that tensor ranks share.
-
-Gradients are computed before the backward pass tells how much the loss counts. But that is one number, and gradients are linear
-in it: they can be scaled later. The weight's gradient goes straight into Megatron's fp32 buffer where the number is known
-beforehand (one over the micro-batches of a step); the backward pass then checks, on the device, that it was the right one.
+Each chunk's logits, losses and at once the gradient by the logits (softmax minus one-hot) are computed and multiplied into the
+gradients of hidden states and weight, as in Liger Kernel (arXiv:2410.10989), over a vocabulary that tensor ranks share. The
+backward pass scales them. The weight's gradient goes straight into Megatron's fp32 buffer where the scale is known beforehand
+(one over the micro-batches of a step); the backward pass then checks, on the device, that it was the right one.
 """
 
 from typing import Any

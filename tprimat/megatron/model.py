@@ -104,12 +104,7 @@ def _leave_as_is(weight: Tensor) -> Tensor:
 
 
 def _transformer_engines(plan: RunPlan) -> dict[str, Any]:
-    """Return what Megatron-LM sets in a TransformerConfig where Transformer Engine is installed.
-
-    Its layers are what Megatron-LM itself trains with on NVIDIA GPUs: one program with one clock then measures NVIDIA's best and
-    ours, on the same weights and batches. Every switch that is `auto` follows Megatron-LM, with Transformer Engine's fused
-    cross-entropy and Adam instead of ours.
-    """
+    """Return what Megatron-LM sets in a TransformerConfig where Transformer Engine is installed, with its fused loss and Adam."""
     fused: dict[str, Any] = {
         "bias_activation_fusion": True,
         "bias_dropout_fusion": True,
@@ -267,8 +262,10 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
             for source, matrix in _matrices(origin, parameter, first_expert):
                 generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{source}".encode()))
                 split = ".experts." not in name and getattr(parameter, "tensor_model_parallel", False)
-                drawn = _slice_of_drawn(matrix, generator, split=bool(split), stride=stride) * deviation
-                matrix.copy_(split_like(matrix, drawn.to(config.params_dtype)))
+                drawn = (_slice_of_drawn(matrix, generator, split=bool(split), stride=stride) * deviation).to(config.params_dtype)
+                if isinstance(matrix, DTensor):
+                    drawn = distribute_tensor(drawn, matrix.device_mesh, matrix.placements, src_data_rank=None)
+                matrix.copy_(drawn)
 
 
 LAST_OF_BLOCK = re.compile(r"(linear_proj|linear_fc2)\.weight\d*$")
@@ -308,15 +305,11 @@ def _slice_of_drawn(matrix: Tensor, generator: torch.Generator, *, split: bool, 
     return torch.cat(blocks[parallel_state.get_tensor_model_parallel_rank() :: ranks], dim=dim)
 
 
-# Weights, gradients and optimizer states split over the replicas: ZeRO-3 (arXiv:1910.02054), by torch's fully_shard (FSDP2).
-#
-# Each data-parallel and context-parallel rank keeps its rows of every weight in fp32: 16 bytes per weight with gradient and
-# moments, divided by the ranks. A layer gathers its weights in bf16 before it computes and drops them afterwards, in both passes.
-# Gradients are averaged over the ranks in fp32 after each micro-batch and added up as shards. The model is built on the meta
-# device; then each rank draws one matrix after the other whole, and keeps its rows.
-#
-# Tensors that autograd keeps stay valid, because fully_shard gathers into the same storage again. Losses and norms are those of
-# whole weights; in bf16, a weight's gradient is rounded in each micro-batch, before the sum in fp32.
+# Weights, gradients and optimizer states split over the replicas: ZeRO-3 (arXiv:1910.02054), by torch's fully_shard (FSDP2). Each
+# data-parallel and context-parallel rank keeps its rows of every weight in fp32; a layer gathers its weights in bf16 before it
+# computes. The model is built on the meta device; then each rank draws one matrix after the other whole, and keeps its rows.
+# Losses and norms are those of whole weights; in bf16, a weight's gradient is rounded in each micro-batch, before the sum in
+# fp32.
 
 
 def split_over_replicas(model: GPTModel, device: torch.device) -> GPTModel:
@@ -337,13 +330,6 @@ def split_over_replicas(model: GPTModel, device: torch.device) -> GPTModel:
         fully_shard(ends, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=precision)
     return model.to_empty(device=device)
-
-
-def split_like(weight: Tensor, whole: Tensor) -> Tensor:
-    """Return the whole value of a weight as the weight is split: the whole itself, or this rank's part of it."""
-    if not isinstance(weight, DTensor):
-        return whole
-    return distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None)
 
 
 def own_part(tensor: Tensor) -> Tensor:

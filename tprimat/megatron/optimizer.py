@@ -29,8 +29,8 @@ ROW = 32
 class CompiledAdamW(torch.optim.AdamW):
     """AdamW (decoupled weight decay, arXiv:1711.05101) over fp32 weights; clipping and update are one compiled pass over memory.
 
-    torch's fused kernel takes many tensors in small chunks, which keeps it below the memory's bandwidth, and clipping before it
-    reads and writes every gradient once more. Gradients may be in bf16: each is read as it is and computed with in fp32.
+    torch's fused kernel stays below the memory's bandwidth, and clipping before it reads and writes every gradient once more.
+    Gradients may be in bf16: each is read as it is and computed with in fp32.
     """
 
     gradient_factor: Tensor | None = None
@@ -219,10 +219,7 @@ class MegatronOptimizer(ScheduledOptimizer):
 
     @torch.no_grad()
     def _step_without_waiting(self) -> Tensor:
-        """Run Megatron's step without waiting for the norm, so that the host can launch the next step before this one is done.
-
-        Gradients are not scaled for fp16 here, so there is no overflow to check on the host.
-        """
+        """Run Megatron's step without waiting for the norm, so that the host can launch the next step before this one is done."""
         self.megatron.prepare_grads()
         norm = norm_over_ranks((compat.gradients_for_norm(part), part.get_grad_stats_parallel_group()) for part in self.parts)
         factor = clipping_factor(norm, self.megatron.config.clip_grad)
@@ -235,9 +232,8 @@ class MegatronOptimizer(ScheduledOptimizer):
 class PlainAdamW(ScheduledOptimizer):
     """An AdamW of torch or ours over the weights themselves, with the rates, decay and schedule that MegatronOptimizer has.
 
-    Over this rank's fp32 part of each weight (fully_shard); or over bf16 weights of a single rank without master weights, with
-    gradients and moments in bf16: 8 bytes per weight instead of 18. A bf16 weight has eight bits of precision, and smaller
-    updates are lost: this is for measuring speed, not for training.
+    Over this rank's fp32 part of each weight (fully_shard); or over bf16 weights of a single rank, with gradients and moments in
+    bf16: small updates are lost, so this is for measuring speed, not for training.
     """
 
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: EngineOptions) -> None:

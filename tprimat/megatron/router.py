@@ -1,8 +1,7 @@
 """The router: which experts each token passes, and with which weights.
 
-Megatron-Core's TopKRouter holds the weights and the state of its load balancing, which its schedule and its gradient reduction
-know. Its result is a table of all experts for each token, mostly zeros; here it is the few experts that were chosen, which is
-what the exchange needs. The choice is the same (tests/train/test_experts.py compares both).
+Megatron-Core's TopKRouter holds the weights and the state of its load balancing. Its result is a table of all experts for each
+token; here it is the few experts that were chosen. The choice is the same (tests/train/test_experts.py compares both).
 """
 
 import math
@@ -26,17 +25,13 @@ from tprimat.megatron.compat import compiled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The rule by which experts are chosen and weighted."""
+    """The rule by which experts are chosen and weighted, in the words of ModelShape."""
 
     experts_per_token: int
     score: str
-    """softmax or sigmoid."""
     normalized: bool
-    """The weights of a token's experts sum to 1."""
     scale: float
-    """Multiplies the weights."""
     groups: int | None
-    """Groups of experts; a token chooses among the experts of its best groups only."""
     best_groups: int | None
 
 
@@ -122,8 +117,7 @@ def balance_loss(scores: Tensor, counts: Tensor, tokens: int, experts_per_token:
 class Logits(torch.autograd.Function):
     """hidden @ weight.T in fp32, whatever their dtype, without keeping an fp32 copy of the hidden states.
 
-    Products of bf16 numbers are exact in fp32, and a GPU's matrix units add them up in fp32. The gradient is fp32; it is taken as
-    the sum of two bf16 numbers, which have 16 of its 24 bits.
+    Products of bf16 numbers are exact in fp32. The fp32 gradient is taken as the sum of two bf16 numbers, 16 of its 24 bits.
     """
 
     @staticmethod

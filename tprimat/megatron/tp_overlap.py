@@ -1,11 +1,10 @@
 """Overlap of a product with the exchange between tensor ranks, through memory that the GPUs of a machine read from each other.
 
-Copies use the copy engines, and so take nothing from the matrix units. torch has such operators, too
-(torch.ops.symm_mem.fused_*), with three barriers for a gathered product, in the streams that multiply. Here one barrier per piece
-is enough, in a stream of its own: a rank writes to one half of a workspace while the others may still read the other half, and to
-the same half again two exchanges later. By then it has passed the barrier of the exchange between, which the others enter only
-after they have read the first. The stream that multiplies, which writes what is scattered, has waited for that barrier only
-because it has waited for that exchange's sum. Hence a sum must be finished before the next exchange begins.
+Copies use the copy engines, and so take nothing from the matrix units. One barrier per piece is enough (torch's own
+torch.ops.symm_mem.fused_* take three), in a stream of its own: a rank writes to one half of a workspace while the others may
+still read the other half, and to the same half again two exchanges later. By then it has passed the barrier of the exchange
+between, which the others enter only after they have read the first. The stream that multiplies has waited for that barrier only
+because it has waited for that exchange's sum: a sum must be finished before the next exchange begins.
 tests/train/test_tp_overlap.py runs this code on simulated streams, in random orders that the waits allow.
 """
 

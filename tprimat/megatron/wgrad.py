@@ -1,13 +1,10 @@
 """Weight gradients (wgrad) added straight into Megatron's fp32 buffer by the operation that computes them.
 
-Autograd would write each micro-batch's gradient in bf16, and a second kernel would read it, and read and write the buffer. Here
 cuBLAS multiplies bf16 into fp32 and adds what is there (`beta = 1`), which torch reaches through addmm's `out_dtype`;
 Megatron-Core alone would need Apex's extension. The first product of a step overwrites (`beta = 0`), so that the buffer need not
-be cleared. The word embedding adds only the rows of words that occurred. The sums are more precise, since no micro-batch's
-gradient is rounded to bf16.
-
-Autograd needs a tensor in return: it gets an empty one, and `grad_added_to_main_grad` tells Megatron to ignore it. A weight that
-got no gradient in a step would keep the last step's, so `check_all_received` refuses to go on.
+be cleared. The word embedding adds only the rows of words that occurred. Autograd needs a tensor in return: it gets an empty one,
+and `grad_added_to_main_grad` tells Megatron to ignore it. A weight that got no gradient in a step would keep the last step's, so
+`check_all_received` refuses to go on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,10 +36,7 @@ def accumulate_wgrad(total: Tensor, gradient: Tensor, rows: Tensor, factor: floa
 
 
 def add_gradient(total: Tensor, gradient: Tensor, *, overwrite: bool) -> None:
-    """Total += gradient, or total = with `overwrite`; total is fp32.
-
-    Compiled on a GPU, since torch's own kernel for two dtypes stays well below the memory's bandwidth.
-    """
+    """Total += gradient, or total = with `overwrite`; total is fp32. Compiled on a GPU: torch is slow with two dtypes."""
     function = _write if overwrite else _add
     (compiled(function) if total.is_cuda else function)(total, gradient)
 

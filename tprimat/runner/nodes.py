@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import re
 import signal
 import socket
@@ -48,7 +47,7 @@ def hello_of(plan: RunPlan) -> Hello:
     """Return what this node says of itself."""
     versions = software_versions()
     software = {name: versions.get(name, "none") for name in EQUAL_SOFTWARE}
-    return Hello(node=this_node(plan), pid=os.getpid(), software=software, variables=variables_of_run(plan.environment))
+    return Hello(node=this_node(plan), software=software, variables=variables_of_run(plan.environment))
 
 
 @contextlib.contextmanager
@@ -105,10 +104,10 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     with Interrupts() as interrupts:
         member = Member(nodes, hello_of(plan))
         try:
-            if member.join(seconds, lambda: interrupts.count > 0):
+            if member.join(seconds, lambda: bool(interrupts.seen)):
                 notify(f"{name} follows {nodes.master_address}")
             number = 0
-            while not interrupts.count:
+            while not interrupts.seen:
                 orders = member.orders()
                 if orders.leave is not None:
                     if orders.error is None:

@@ -140,7 +140,7 @@ def cool_down(seconds: float, interrupts: Interrupts) -> None:
     if seconds > 0:
         say(f"cooling down for {seconds:g} s.")
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0 and not interrupts.count:
+    while (left := end - time.monotonic()) > 0 and not interrupts.seen:
         time.sleep(min(left, 0.1))
 
 
@@ -178,7 +178,7 @@ def wait_until_free(plan: RunPlan) -> None:
         return
     gpus, began, said = gpus_of_ranks(plan.gpus_per_node), time.monotonic(), False
     with Interrupts() as interrupts:  # a stop is recorded by the run, which ends at once
-        while (users := users_of(gpus)) and not interrupts.count:
+        while (users := users_of(gpus)) and not interrupts.seen:
             listed = "; ".join(users)
             if time.monotonic() > began + FREE_WITHIN_SECONDS:
                 why, fix = "Its load would distort the measurement.", "end it, or choose others with CUDA_VISIBLE_DEVICES"

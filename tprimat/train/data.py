@@ -106,13 +106,13 @@ class TextSequences:
         return self.stream[start : start + self.sequence_tokens + 1].astype(np.int64)
 
 
-Sequences = MockSequences | TextSequences
-"""An endless supply of training sequences, numbered from 0."""
-
-
 @lru_cache(maxsize=1)
 def _order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(windows)
+
+
+Sequences = MockSequences | TextSequences
+"""An endless supply of training sequences, numbered from 0."""
 
 
 def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
@@ -123,10 +123,10 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     files = text_files(plan.dataset.removeprefix("text:"))
     file = Path(plan.run_directory) / f"tokens-{os.environ.get('GROUP_RANK', '0')}.npy"  # of torchrun's node
     if local_rank() == 0:
-        stream = np.concatenate([_byte_tokens(text) for text in _texts(files)])
+        texts = [np.append(np.frombuffer(text, np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT)) for text in _texts(files)]
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, stream)
+            np.save(file, np.concatenate(texts))
         except OSError as error:
             raise cannot_write(file, error) from error
     _wait_for_all()
@@ -175,7 +175,3 @@ def _texts(files: Sequence[Path]) -> Iterator[bytes]:
         left -= len(text)
         if left <= 0:
             return
-
-
-def _byte_tokens(text: bytes) -> NDArray[np.uint16]:
-    return np.append(np.frombuffer(text, dtype=np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT))

@@ -26,10 +26,7 @@ RESOLVED = (
 
 
 def batch_facts(tokens: Tensor, micro_batches: int, cut_over: int = 1) -> dict[str, Any]:
-    """Return the batch of a step by the first micro-batch of this rank, (sequences, tokens), as facts of the evidence.
-
-    Where context ranks cut a sequence, it gets no short name, which the same tokens have everywhere.
-    """
+    """Return the batch of a step by this rank's first micro-batch, (sequences, tokens); a digest of whole sequences only."""
     rows, part = tokens.shape
     sequences = rows * micro_batches * parallel_state.get_data_parallel_world_size()
     words = tokens[0].to("cpu", torch.int64).numpy().tobytes()  # little-endian
@@ -137,8 +134,7 @@ def te_modules(models: Iterable[torch.nn.Module], without: Iterable[torch.nn.Mod
 def te_precision(modules: Sequence[Any], weights: torch.dtype, *, fp8_asked: bool) -> dict[str, str | None]:
     """Return what linear layers of Transformer Engine multiply, and how fp8 scales, as facts of the evidence.
 
-    They multiply in fp8 if each has made the quantizers of its product, whatever the configuration says; before the first product
-    nothing is known where fp8 was asked for.
+    They multiply in fp8 if each has made the quantizers of its product, which is not known before the first one.
     """
     linear = [part for part in modules if isinstance(getattr(part, "weight", None), Tensor) and hasattr(part, "fp8_meta")]
     if fp8_asked and not any(hasattr(part, "fp8") for part in linear):
@@ -150,10 +146,7 @@ def te_precision(modules: Sequence[Any], weights: torch.dtype, *, fp8_asked: boo
 
 
 def scaling_and_attention(modules: Sequence[Any]) -> tuple[Fp8Scaling | None, str | None]:
-    """Return how values were scaled to 8 bits, and fp8 if the recipe that the modules ran with has attention in it, too.
-
-    None and None where nothing has multiplied in fp8.
-    """
+    """Return how values were scaled to 8 bits, and fp8 if attention was, too; None and None where nothing was."""
     ran = (part.fp8_meta.get("recipe") for part in modules if getattr(part, "fp8", False) and hasattr(part, "fp8_meta"))
     recipe = next((one for one in ran if one is not None), None)
     if recipe is None:
@@ -167,10 +160,7 @@ def scaling_and_attention(modules: Sequence[Any]) -> tuple[Fp8Scaling | None, st
 
 
 class FirstBatchHook:
-    """Observes the first micro-batch that a model gets.
-
-    Only the first pipeline stage, and so rank 0, gets tokens.
-    """
+    """Observes the first micro-batch that a model gets; only the first pipeline stage, and so rank 0, gets tokens."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Any] | None = None

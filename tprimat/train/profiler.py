@@ -6,7 +6,6 @@ OUTPUT/profile_PLATFORM_MODEL_RUN_ID.json           the same file under a second
 
 import itertools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -104,7 +103,11 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             unfinished.replace(trace)
             self.traces.append(trace)
             if plan.profiling.export_chrome_trace:
-                hard_link(trace, named)
+                named.unlink(missing_ok=True)
+                try:
+                    named.hardlink_to(trace)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(trace, named)
         except OSError as error:
             raise cannot_write(trace, error) from error
 
@@ -121,15 +124,6 @@ def slowed_steps(plan: RunPlan) -> tuple[int, ...]:
     actions = [ProfilerAction.NONE, *map(profiler_schedule(plan), range(plan.steps))]
     pairs = enumerate(itertools.pairwise(actions), start=1)
     return tuple(step for step, (before, now) in pairs if now != ProfilerAction.NONE or before == ProfilerAction.RECORD_AND_SAVE)
-
-
-def hard_link(path: Path, other: Path) -> None:
-    """Give a file a second name; a copy where the file system has no hard links."""
-    other.unlink(missing_ok=True)
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copyfile(path, other)
 
 
 def _print(text: str) -> None:

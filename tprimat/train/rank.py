@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -95,10 +94,7 @@ PROCESS = Path("/proc/self")
 
 
 def read_peak_memory(device: torch.device) -> tuple[int | None, int | None]:
-    """Read and reset the peak bytes of this rank, allocated and reserved, without waiting for the device.
-
-    On a CPU nothing is reserved, and what is allocated is resident in this process; None where the system does not count it.
-    """
+    """Read and reset the peak bytes of this rank, allocated and reserved; on a CPU the resident ones. None: not counted."""
     if device.type == "cuda":
         peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -198,52 +194,33 @@ class StepLog:
 
     def start(self, run: RunRecord) -> None:
         """Print the record, so that the log alone says what ran."""
-        _print(RUN_LINE + to_json(run))
+        print(RUN_LINE + to_json(run), flush=True)  # noqa: T201
 
     def step(self, step: StepRecord) -> None:
         """Print one step."""
-        _print(iteration_line(self._plan, step, datetime.now()))
+        print(iteration_line(self._plan, step, datetime.now()), flush=True)  # noqa: T201
 
     def end(self) -> None:
         """Print that training is done."""
-        _print(f"[after training is done] datetime: {datetime.now():%Y-%m-%d %H:%M:%S}")
+        print(f"[after training is done] datetime: {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)  # noqa: T201
 
 
 def iteration_line(plan: RunPlan, step: StepRecord, now: datetime) -> str:
-    """Format one step.
-
-    Milliseconds have four decimals and memory is in bytes, so that what is read back equals the record. Throughput is in TFLOP/s
-    with half the attention square (`causal`). A value that the step does not have is left out.
-    """
-    batch = plan.workload.global_batch_sequences
-    values = (
-        ("consumed samples", f"{step.step * batch:12d}"),
-        ("elapsed time per iteration (ms)", f"{step.step_seconds * 1e3:.4f}"),
-        ("throughput per GPU (TFLOP/s/GPU)", _throughput(plan, step)),
-        ("learning rate", _absent_or(step.learning_rate, ".6E")),
-        ("global batch size", f"{batch:5d}"),
-        ("lm loss", _absent_or(step.loss, ".6E")),
-        ("grad norm", _absent_or(step.grad_norm, ".7g")),
-        ("number of skipped iterations", f"{0:3d}"),
-        ("number of nan iterations", f"{not step.finite:3d}"),
-        ("mem-max-allocated-bytes", _absent_or(step.peak_allocated_bytes, "d")),
-        ("mem-max-reserved-bytes", _absent_or(step.peak_reserved_bytes, "d")),
+    """Format one step, so that what is read back equals the record. A value that the step does not have is left out."""
+    work = plan.workload
+    flop = (step.tokens or 0) * flop_per_token(work.shape, work.sequence_tokens, dropped=step.dropped or 0.0)
+    values: tuple[tuple[str, float | None, str], ...] = (
+        ("consumed samples", step.step * work.global_batch_sequences, "12d"),
+        ("elapsed time per iteration (ms)", step.step_seconds * 1e3, ".4f"),
+        ("throughput per GPU (TFLOP/s/GPU)", flop / step.step_seconds / work.layout.world_size / 1e12 or None, ".5g"),
+        ("learning rate", step.learning_rate, ".6E"),
+        ("global batch size", work.global_batch_sequences, "5d"),
+        ("lm loss", step.loss, ".6E"),
+        ("grad norm", step.grad_norm, ".7g"),
+        ("number of skipped iterations", 0, "3d"),
+        ("number of nan iterations", not step.finite, "3d"),
+        ("mem-max-allocated-bytes", step.peak_allocated_bytes, "d"),
+        ("mem-max-reserved-bytes", step.peak_reserved_bytes, "d"),
     )
-    shown = "".join(f" {name}: {value} |" for name, value in values if value is not None)
+    shown = "".join(f" {name}: {value:{form}} |" for name, value, form in values if value is not None)
     return f" [tprimat {now:%Y-%m-%d %H:%M:%S.%f}] iteration {step.step:8d}/{plan.steps:8d} |{shown}"
-
-
-def _throughput(plan: RunPlan, step: StepRecord) -> str | None:
-    if not step.tokens or step.step_seconds <= 0:
-        return None
-    flop = step.tokens * flop_per_token(plan.workload.shape, plan.workload.sequence_tokens, dropped=step.dropped or 0.0)
-    return f"{flop / step.step_seconds / plan.workload.layout.world_size / 1e12:.5g}"
-
-
-def _absent_or(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

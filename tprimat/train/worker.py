@@ -79,8 +79,7 @@ def quieten() -> None:
 
 # torch's flight recorder, written to a file when the launcher asks for it, while the main thread hangs in a collective.
 #
-# torch records the collectives that each rank has entered and left. In a hang, the records of all ranks together show which
-# rank is missing from which collective; `launch/hang.py` reads them. SIGUSR2 asks. It is blocked in every thread, and one
+# In a hang, the records of all ranks show which is missing from which collective; `launch/hang.py` reads them. SIGUSR2 asks. One
 # thread waits for it: a Python signal handler would have to wait until the main thread comes back from the collective.
 
 FOLDER = "flight-recorder"

@@ -1,13 +1,12 @@
 """Every example of every --help works on a CPU: runs as a dry run, the rest on recorded results."""
 
-import inspect
 import re
 import shutil
 from pathlib import Path
 
 from commands import SCRIPTS, run_command
 
-from tprimat.cli.main import COMMANDS, command_named
+from tprimat.cli.main import COMMANDS, parser_of
 
 RUNS = Path(__file__).parents[1] / "runs"
 EXAMPLE = re.compile(r"^ *(?:\./(\S+)|tprimat (\w+))((?: (?! )\S+)*)", re.MULTILINE)
@@ -25,8 +24,7 @@ TRIED_ELSEWHERE = (
 
 def examples():
     for name in COMMANDS:
-        command = command_named(name)
-        for script, given, words in EXAMPLE.findall(f"{inspect.getdoc(command)}\n{getattr(command, 'EPILOG', '')}"):
+        for script, given, words in EXAMPLE.findall(parser_of(name, name).format_help()):
             program = script or given
             if program in {*SCRIPTS, *COMMANDS} and not any(part in f"{program}{words}" for part in TRIED_ELSEWHERE):
                 yield (

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 class Doctor:
-    """Check this machine: Python, torch, GPUs, frameworks, shared memory, disk, SLURM; and say what to do.
-
-    tprimat doctor
-    tprimat doctor --json
-
-    exit status: 0, or 1 if no engine can train
-    """
+    """Check this machine: Python, torch, GPUs, frameworks, shared memory, disk, SLURM; and say what to do."""
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -55,11 +49,7 @@ def show_checks(checks: "Iterable[Check]") -> None:
 
 
 class Validate:
-    """Check every model x platform x strategy of a configuration: whether it divides, whether it fits, whether another is faster.
-
-    ./validate_config.py
-    ./validate_config.py --config config.yaml --gpus 16 --gpu H200
-    """
+    """Check every model x platform x strategy of a configuration: whether it divides and fits, and whether another is faster."""
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:

@@ -1,9 +1,4 @@
-"""Compare training runs: which is faster, by how much, how sure.
-
-./compare.py                                             all results in ./output
-./compare.py --results-dir h100 --results-dir mi300x     two folders side by side
-./compare.py --results-dir before after --baseline before --fail-if-slower 3%
-"""
+"""Compare training runs: which is faster, by how much, how sure."""
 
 import argparse
 import sys

@@ -36,11 +36,7 @@ class Extract:
 
 
 class Export:
-    """Write one row per run, with every field, for notebooks, spreadsheets and W&B. docs/results.md explains the columns.
-
-    tprimat export --to csv runs.csv
-    tprimat export --to wandb-offline wandb                 then: wandb sync wandb/wandb/offline-run-*
-    """
+    """Write one row per run, with every field, for notebooks, spreadsheets and W&B. docs/results.md explains the columns."""
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -64,13 +60,7 @@ class Export:
 
 
 class Archive:
-    """Pack records and the report into one file for others, without what must stay here: logs, secrets, hosts and folders.
-
-    tprimat archive output results.tar.gz
-    tprimat archive h100 mi300x both.tar.gz
-
-    Other machines read it as it is: ./compare.py --results-dir results.tar.gz
-    """
+    """Pack records and the report into one file for others, without what must stay here: logs, secrets, hosts and folders."""
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:

@@ -1,12 +1,11 @@
 """The command `tprimat`, and the one place where every command starts and ends.
 
-A command is a module of this package, or a class in one, with `run(options) -> int`. Its docstring is the description, and its
-flags are rows of data/commands.yaml. Where some are options of a run, `add_arguments(parser)` adds all of them.
+A command is a module of this package, or a class in one, with `run(options) -> int`. Its description and its flags are rows of
+data/commands.yaml. Where some are options of a run, `add_arguments(parser)` adds all of them.
 """
 
 import argparse
 import difflib
-import inspect
 import itertools
 import re
 import shlex
@@ -168,7 +167,7 @@ def check_words(words: Sequence[str]) -> None:
 def parser_of(name: str, prog: str) -> Parser:
     """Return a command's parser."""
     command = command_named(name)
-    parser = Parser(prog=prog, description=inspect.getdoc(command), epilog=getattr(command, "EPILOG", None))
+    parser = Parser(prog=prog, description=COMMANDS[name]["description"])
     if hasattr(command, "add_arguments"):
         command.add_arguments(parser)
     else:

@@ -1,11 +1,4 @@
-"""List the models and accelerators that TPrimat knows.
-
-tprimat models                         parameters of models, and data sheets of accelerators
-tprimat models llama-3.1-8b qwen-2.5-7b     only these
-tprimat models llama-3.1-8b --published     what others measured, causal; tprimat reproduce takes a row
-tprimat models mixtral-8x7b --json
-tprimat models llama-3.2-1b --yaml     a model of your own to start from, for config.yaml
-"""
+"""List the models and accelerators that TPrimat knows."""
 
 import argparse
 import json

@@ -1,10 +1,4 @@
-"""Find the fastest configuration of each machine and model: how fast, how near the limit, how many tokens per day.
-
-./analyze_peak_throughput.py                              results in output, output-* and all_outputs/*
-./analyze_peak_throughput.py --show-all --results-dir h100 mi300x
-./analyze_peak_throughput.py --nodes 1,2,4,8 --scaling-efficiency 0.9
-./visualize_peak_throughput.py                            the same as a picture (--picture)
-"""
+"""Find the fastest configuration of each machine and model: how fast, how near the limit, how many tokens per day."""
 
 import argparse
 import sys

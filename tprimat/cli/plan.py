@@ -1,14 +1,4 @@
-"""Predict which layout trains a model fastest on some GPUs, and what fits, in seconds and without a GPU.
-
-tprimat plan --architecture llama-3.1-70b --accelerator "NVIDIA H100 80GB HBM3" --gpus 64
-tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 8 --sequence-length 4096
-tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
-tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
-tprimat plan --architecture llama-3.1-8b --accelerator H100 --all     every layout
-tprimat plan --architecture llama-3.1-70b --accelerator "H100 SXM" --gpus 64,128,256 --price 2.5 --tokens 1T --deadline 30
-
-exit status: 0, 1 if nothing fits, 2 the request is invalid
-"""
+"""Predict which layout trains a model fastest on some GPUs, and what fits, in seconds and without a GPU."""
 
 import argparse
 import sys

@@ -1,10 +1,4 @@
-"""Measure how fast this machine is, from single operations to small training loops.
-
-tprimat probe gemm,memory
-tprimat probe all --output output                       and one page about it, output/probes.md
-tprimat probe gemm --dtype bf16,fp8 --json
-tprimat probe pieces,overlap                            the operations that predictions add up
-"""
+"""Measure how fast this machine is, from single operations to small training loops."""
 
 import argparse
 import sys

@@ -1,11 +1,4 @@
-"""Run what comes nearest to a published row on this machine, and say whether it is as fast as the row lets expect.
-
-tprimat reproduce megatron-bridge-llama-3-70b-h100          with fewer GPUs or less memory than the row's, a proxy of it
-tprimat reproduce megatron-bridge-llama-3-70b-h100 --dry-run --set gpu=H100 --set gpus=4     elsewhere; starts nothing
-tprimat reproduce megatron-bridge-llama-3-70b-h100 output/runs/RUN     judge a run that was made before
-
-exit status: 0 within the interval, 1 the run failed, 2 the row cannot be reproduced here, 3 outside the interval
-"""
+"""Run what comes nearest to a published row on this machine, and say whether it is as fast as the row lets expect."""
 
 import argparse
 import shlex

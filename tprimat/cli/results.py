@@ -18,10 +18,7 @@ MULTIPLIER_PICTURE = "img_multiplier.png"
 
 
 class Scaling:
-    """Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling.
-
-    tprimat scaling output-1gpu output-2gpus output-4gpus
-    """
+    """Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling."""
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -45,11 +42,7 @@ class Scaling:
 
 
 class Report:
-    """Write one HTML page about training runs, which opens offline: which wins, by how much, how sure, and on what evidence.
-
-    tprimat report output                                     writes ./report.html
-    tprimat report before after results.tar.gz --output both.html
-    """
+    """Write one HTML page about training runs, which opens offline: which wins, by how much, how sure, and on what evidence."""
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:
@@ -64,16 +57,7 @@ class Report:
 
 
 class Explain:
-    """Say where the throughput of a run went: a waterfall from the GPU's dense peak to what was measured, and what would help.
-
-    tprimat explain output                              the newest run in a folder of results
-    tprimat explain output/runs/RUN --in ms             in milliseconds of a step
-    tprimat explain output --against published          what differs from the nearest published row, and what it is worth
-    tprimat explain output --picture waterfall.svg      also as a picture
-
-    Parts come from the trace of a run with the profiler (--profile), else from telemetry, the times of the ranks, and a
-    prediction by probes of the machine or published rates. Together they are the step.
-    """
+    """Say where the throughput of a run went: a waterfall from the GPU's dense peak to what was measured, and what would help."""
 
     @staticmethod
     def run(options: argparse.Namespace) -> int:

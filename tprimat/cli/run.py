@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_flags, print_json
+from tprimat.cli.common import COMMANDS, add_flags, print_json
 from tprimat.config.options import DEGREES, OPTIONS, WHAT, WORKLOAD, names_listed, option_of
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.engines import AUTO, ENGINE_NAMES
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
 HOW = "how"
 SETTABLE = f"--set KEY=VALUE sets any key of the configuration, and these:\n{names_listed(OPTIONS)}"
-EPILOG = f"""examples:
-  ./benchmark.py                                         both models, minimal_communication
-  ./benchmark.py --model llama --parallel balanced --runs 3
-  ./benchmark.py --model llama --tp 2 --pp 2             your own layout
-  ./benchmark.py --parallel balanced,truly_identical     one after the other, then which is faster
-  ./benchmark.py --dry-run --platform nvidia             the plan and the exact command; starts nothing
-  ./benchmark.py --set training.optimizer.learning_rate=1e-4
-  ./benchmark.py --model llama --sweep tp=1,2,4 --sweep pp=1,2
-
-exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 the request is invalid,
-130 stopped by Ctrl-C, 143 by SIGTERM
-
-{SETTABLE}
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -198,18 +184,7 @@ PICTURES = Path("all_outputs")
 
 
 class Sweep:
-    """Run each of the five strategies of config.yaml in its own folder, then compare them.
-
-    ./run_all_configs.sh                      both models: output-00 to output-04, all_outputs/compare-00.png to compare-04.png,
-                                              and compare-all.png with all of them
-    ./run_all_configs.sh llama --steps 3      the flags below are those of ./benchmark.py
-    ./run_all_configs.sh llama-3.2-1b         any model that ./benchmark.py --model takes
-    ./run_all_configs.sh qwen --fresh         also run what an earlier call has completed
-
-    Strategies that split a model alike on this platform run once, and are named twice.
-    """
-
-    EPILOG = SETTABLE
+    """Run each of the five strategies of config.yaml in its own folder, then compare them."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -270,6 +245,7 @@ def add_request(parser: argparse.ArgumentParser, command: str) -> None:
         shown = {"choices": choices} if choices else {"metavar": option.metavar}
         groups[option.group].add_argument(option.flag, help=option.help or None, **shown)
     add_flags(parser, command, {}, groups)
+    parser.epilog = "\n".join(filter(None, (COMMANDS[command].get("examples"), SETTABLE)))
 
 
 def request_of(options: argparse.Namespace, command: str, program: str) -> "RunRequest":

@@ -11,17 +11,8 @@ from tprimat.analyze.losses import LossCheck, check_losses
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
 from tprimat.analyze.window import steady_steps
-from tprimat.core.statistics import (
-    BETWEEN_RUNS,
-    BETWEEN_RUNS_OF_MIXTURES,
-    FEWEST_RUNS,
-    Rate,
-    more_runs,
-    rate_of,
-    ratio_of_rates,
-    spread_between_runs,
-    spreads_of,
-)
+from tprimat.core import statistics
+from tprimat.core.statistics import FEWEST_RUNS, Rate
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
 Judgment = Literal[
@@ -113,7 +104,7 @@ class Verdict:
         """Return how many runs per side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
         if self.ratio is None or self.spreads is None:
             return None
-        return more_runs(self.ratio.value, 1 - margin, min(self.runs), self.spreads)
+        return statistics.more_runs(self.ratio.value, 1 - margin, min(self.runs), self.spreads)
 
 
 def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) -> Verdict:
@@ -143,7 +134,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     first, second = run_rates(baseline), run_rates(candidate)
     if not first or not second:
         return refusal
-    ratio = ratio_of_rates(first, second, assumed=assumed)
+    ratio = statistics.ratio_of_rates(first, second, assumed=assumed)
     outcome: Judgment = "no difference shown"
     losses = check_losses(*([item.result for item in group.runs] for group in (baseline, candidate)))
     if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
@@ -158,7 +149,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         outcome=outcome,
         losses=losses,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
-        spreads=spreads_of(first, second),
+        spreads=statistics.spreads_of(first, second),
     )
 
 
@@ -178,15 +169,15 @@ def run_rates(group: Group) -> list[Rate]:
             return []
         steps = steady_steps(item.result.steps, item.metrics.window)
         tokens = np.array([(step.tokens or 0) / gpus for step in steps])
-        rates.append(rate_of(tokens, np.array([step.step_seconds for step in steps])))
+        rates.append(statistics.rate_of(tokens, np.array([step.step_seconds for step in steps])))
     return rates
 
 
 def assumed_spread(*groups: Group) -> float:
     """Return the relative standard deviation that single runs are assumed to have."""
     mixture = any(group.run.ran.shape is not None and group.run.ran.shape.experts for group in groups)
-    least = BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS
-    return spread_between_runs(*map(run_rates, groups), least=least)
+    least = statistics.BETWEEN_RUNS_OF_MIXTURES if mixture else statistics.BETWEEN_RUNS
+    return statistics.spread_between_runs(*map(run_rates, groups), least=least)
 
 
 # The ranking of configurations that may be compared, and the verdicts that a comparison shows.

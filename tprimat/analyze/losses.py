@@ -12,16 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tprimat.analyze.traits import TRAITS, tokens_per_step
-from tprimat.core.statistics import (
-    FEWEST_FREEDOM,
-    Array,
-    Interval,
-    mean_interval,
-    median,
-    scaled_mad,
-    t_quantile,
-    variance_inflation,
-)
+from tprimat.core import statistics
+from tprimat.core.statistics import Array, Interval, median, scaled_mad
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, StepRecord
 
@@ -231,9 +223,9 @@ def judge(pairs: Pairs, within: float) -> LossCheck:
     elif apart is not None:
         return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]))
     elif len(rows) >= FEWEST_SEEDS:
-        interval = mean_interval(late.mean(axis=1))
+        interval = statistics.mean_interval(late.mean(axis=1))
     else:
-        interval = mean_interval(late.mean(axis=0), least_inflation=LEAST_INFLATION)
+        interval = statistics.mean_interval(late.mean(axis=0), least_inflation=LEAST_INFLATION)
     low, high = (interval.low, interval.high) if interval.low is not None and interval.high is not None else (-np.inf, np.inf)
     ends = steps[len(steps) // 2], steps[-1]
     if low > within or high < -within:
@@ -267,10 +259,10 @@ def _apart_at_the_end(rows: Array, within: float, of_one: float = OF_ONE_PAIR) -
     places, first = np.arange(early), tested[:, :early]
     slopes, offsets = np.polyfit(places, first.T, 1)
     noise = first - offsets[:, None] - slopes[:, None] * places  # one side that falls behind is no noise
-    inflation = max(float(np.mean([variance_inflation(row) for row in noise])), LEAST_INFLATION)
-    freedom = max(FEWEST_FREEDOM, round(len(tested) * (early / inflation - 1)))
+    inflation = max(float(np.mean([statistics.variance_inflation(row) for row in noise])), LEAST_INFLATION)
+    freedom = max(statistics.FEWEST_FREEDOM, round(len(tested) * (early / inflation - 1)))
     error = math.sqrt(float((noise**2).sum()) / (len(tested) * (early - 2)) * inflation / late)
-    arm = t_quantile(freedom, LATE_CONFIDENCE) * error
+    arm = statistics.t_quantile(freedom, LATE_CONFIDENCE) * error
     apart = [float(after) for after in tested[:, -late:].mean(axis=1) if abs(after) >= least and abs(after) - arm > within]
     return Interval(value=apart[0], low=apart[0] - arm, high=apart[0] + arm) if apart else None
 

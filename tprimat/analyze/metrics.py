@@ -55,7 +55,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
 
     Throughput is sum(tokens) / sum(seconds): a ratio of sums, so a slow step weighs what it costs. Model FLOP count what the
     model needs, not what recomputation repeats; MFU (Chowdhery et al. 2022, arXiv:2204.02311, appendix B) divides them by the
-    dense peak of the dtype that ran. Raises MetricError: no steady step, or a damaged step time.
+    dense peak of the dtype that ran. Raises MetricError: no steady step.
     """
     window = steady_window(steps, options.warmup, run.profiled_steps, steps_without_graphs(run))
     steady = steady_steps(tensor_memory(run, steps), window)

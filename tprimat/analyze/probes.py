@@ -1,7 +1,8 @@
 """Rates and bandwidths from the samples of probes, and their shares of the data sheet's values."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,8 +78,7 @@ def six_n_rate(probe: ProbeRecord) -> float | None:
     return None if tokens is None or parameters is None else 6 * parameters * tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeSetting:
+class ProbeSetting(NamedTuple):
     """Conditions that rates depend on besides the operation. Probes of one setting belong on one page."""
 
     accelerator: str | None
@@ -89,12 +89,7 @@ class ProbeSetting:
 
 def setting_of(machine: Machine, software: dict[str, str]) -> ProbeSetting:
     """Return the setting of a probe or a run."""
-    return ProbeSetting(
-        accelerator=machine.accelerator,
-        driver=machine.driver,
-        power_limit_watts=machine.power_limit_watts,
-        torch=software.get("torch"),
-    )
+    return ProbeSetting(machine.accelerator, machine.driver, machine.power_limit_watts, software.get("torch"))
 
 
 def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:

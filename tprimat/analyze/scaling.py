@@ -14,7 +14,6 @@ from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, model_name, tokens_per_step
-from tprimat.core.errors import MetricError
 from tprimat.core.statistics import BETWEEN_RUNS, Rate, ratio_of_rates, t_quantile
 from tprimat.records.schema import Estimate, Finding, RunRecord
 
@@ -101,10 +100,7 @@ def _row(first: Point, point: Point) -> Row:
 
 
 def series(name: str, kind: ScalingKind, points: Sequence[Point]) -> Series:
-    """Build a series in order of GPUs."""
-    counts = sorted(point.gpus for point in points)
-    if len(set(counts)) < max(2, len(counts)):
-        raise MetricError(f"{name or 'The series'} has {counts} GPUs.", why="Scaling needs two or more numbers, each once.")
+    """Build a series in order of GPUs, of which there are two numbers or more, each once."""
     return Series(name=name, kind=kind, points=tuple(sorted(points, key=lambda point: point.gpus)))
 
 

@@ -20,28 +20,13 @@ from tprimat.core.models import ModelShape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunMetrics, RunRecord
 
-LossName = Literal[
-    "clock",
-    "products",
-    "attention",
-    "memory",
-    "tensor",
-    "context",
-    "experts",
-    "pipeline",
-    "replicas",
-    "exchange",
-    "bubble",
-    "optimizer",
-    "recompute",
-    "uneven",
-    "host",
-    "data",
-    "rest",
-]
+Exchange = Literal["tensor", "context", "experts", "pipeline", "replicas"]
+Kernels = Literal["products", "attention", "memory"]
+Waits = Literal["bubble", "optimizer", "recompute", "uneven", "host", "data"]
+LossName = Literal["clock", Kernels, Exchange, "exchange", Waits, "rest"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 """In the order of a waterfall. exchange: communication of a trace that does not say between which ranks."""
-EXCHANGES: tuple[LossName, ...] = ("tensor", "context", "experts", "pipeline", "replicas")
+EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 REPEATED: tuple[LossName, ...] = ("products", "attention", "memory", "tensor", "experts")
 """What recomputation repeats."""
 Known = Literal["run", "machine", "predicted", "rest"]

@@ -23,7 +23,10 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 FP32_BYTES = 4
 MOMENTS = 2
-ASSUMED: Mapping[str, float] = document(DATA / "prediction.yaml")["memory"]
+FIGURES = document(DATA / "prediction.yaml")
+ASSUMED: Mapping[str, float] = FIGURES["memory"]
+MODULES: Mapping[str, Mapping[str, Mapping[str, list[str]]]] = FIGURES["modules"]
+"""recomputed or offloaded -> module -> any layer, or what it has -> fields of LayerActivations."""
 Fit = Literal["fits", "too tight to promise", "does not fit"]
 CONTEXT_BYTES = 2**30
 """What the driver, kernels, cuDNN and NCCL take beside torch's allocator."""
@@ -176,10 +179,11 @@ def _kept(workload: FullWorkload, layer: "LayerActivations") -> KeptLayer:
     modules, selective = workload.recompute_modules, workload.recompute == "selective"
     if selective and workload.code.selects_operations and not modules:
         return KeptLayer(layer, layer.total, round(layer.total * ASSUMED["kept_by_selected_operations"]))
-    again = layer.recomputed(modules or ATTENTION_ALONE) if selective else set()
+    again = layer.of_modules(modules or ATTENTION_ALONE, "recomputed") if selective else set()
     if workload.code.keeps_gathered_inputs and workload.sequence_ranks > 1:
         again.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks
-    stays, on_device = layer.without(again), layer.without(again | layer.offloaded(workload.offloaded or ()))
+    moved = layer.of_modules(workload.offloaded or (), "offloaded")
+    stays, on_device = layer.without(again), layer.without(again | moved)
     return KeptLayer(layer, layer.total, on_device, stays - on_device)
 
 
@@ -274,33 +278,10 @@ class LayerActivations:
         """All of it."""
         return sum(_ALL_FIELDS(self))
 
-    def recomputed(self, modules: tuple[str, ...]) -> set[str]:
-        """Return the fields that are computed again where these modules are."""
-        moe = self.dispatched > 0
-        dropped = {
-            "core_attn": {"attention_scores"},
-            "layernorm": {"norm_outputs", "norm_statistics"},
-            "mla_up_proj": {"attention_inputs"} if self.latents else set(),
-            "mlp": set() if moe else {"hidden", "activated"},
-            "moe_act": {"activated"} if moe else set(),
-            "shared_experts": {"shared_hidden"},
-            "moe": {"router", "dispatched", "returned", "hidden", "activated", "shared_hidden"} if moe else set(),
-        }
-        return set().union(*(dropped.get(module, set()) for module in modules))
-
-    def offloaded(self, modules: tuple[str, ...]) -> set[str]:
-        """Return the fields that wait in main memory."""
-        moe = self.dispatched > 0
-        moved = {
-            "attn_norm": {"stream", "norm_statistics"},
-            "mlp_norm": {"stream", "norm_statistics"},
-            "qkv_linear": {"norm_outputs"},
-            "core_attn": {"attention_inputs", "attention_scores"},
-            "attn_proj": {"attention_output"},
-            "expert_fc1": {"dispatched"},
-            "moe_act": {"hidden"} if moe else set(),
-        }
-        return set().union(*(moved.get(module, set()) for module in modules))
+    def of_modules(self, modules: tuple[str, ...], what: str) -> set[str]:
+        """Return the fields that are computed again (`what`: recomputed) or wait in main memory (offloaded) with some modules."""
+        kinds = ["any", "experts" if self.dispatched else "dense", *["latents"] * (self.latents > 0)]
+        return {field for module in modules for kind in kinds for field in MODULES[what].get(module, {}).get(kind, ())}
 
     def without(self, fields: set[str]) -> int:
         """Return what is left without some fields."""

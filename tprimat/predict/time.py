@@ -139,18 +139,7 @@ def _recomputed(workload: FullWorkload, layers: int) -> int:
     return min(layers, workload.recompute_layers * (workload.virtual_pipeline or 1))
 
 
-MODULES_OF_MATRICES: Mapping[str, tuple[str, ...]] = {
-    "q": ("mla_up_proj",),
-    "q_up": ("mla_up_proj",),
-    "kv_up": ("mla_up_proj",),
-    "mlp_up": ("mlp",),
-    "mlp_down": ("mlp",),
-    "router": ("moe",),
-    "expert_up": ("moe",),
-    "expert_down": ("moe",),
-    "shared_expert_up": ("moe", "shared_experts"),
-    "shared_expert_down": ("moe", "shared_experts"),
-}
+MODULES_OF_MATRICES: Mapping[str, list[str]] = FIGURES["modules_of_matrices"]
 """Matrix -> the modules with which its product is computed again."""
 
 

@@ -8,23 +8,8 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import SECONDS_PER_DAY, PeakAnalysis, PeakEntry, best_of_models
 from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape
 from tprimat.core import units
-from tprimat.report.catalogue import (
-    COST,
-    CPU_CAUTION,
-    ENERGY,
-    MATMUL_RATE,
-    MATMUL_SHARE,
-    PEAK_MEMORY,
-    RESERVED_MEMORY,
-    RUNS,
-    STEPS,
-    TOKENS,
-    TOKENS_OF_ALL,
-    Metric,
-    heading_of,
-    per_rank,
-    tera,
-)
+from tprimat.report import catalogue
+from tprimat.report.catalogue import TOKENS, TOKENS_OF_ALL, Metric, per_rank, tera
 from tprimat.report.comparison import REPEAT
 from tprimat.report.names import configurations, heading
 from tprimat.report.tables import PLAIN, Screen, columns, flat, plural, with_interval
@@ -54,6 +39,8 @@ def _column(metric: Metric) -> tuple[str, PeakCell]:
     return metric.heading, lambda entry: metric.text(entry.group) if metric.fills(entry.group) else units.ABSENT
 
 
+OF_THE_MACHINE = (catalogue.MATMUL_SHARE, catalogue.PEAK_MEMORY, catalogue.RESERVED_MEMORY)
+COSTS = (catalogue.COST, catalogue.ENERGY)
 FIGURES: tuple[tuple[str, PeakCell], ...] = (
     (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, TOKENS.show)),
     (TOKENS_OF_ALL.heading, lambda entry: TOKENS_OF_ALL.show(entry.tokens_per_second)),
@@ -61,10 +48,10 @@ FIGURES: tuple[tuple[str, PeakCell], ...] = (
     ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT),
     ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
     ("mean step", lambda entry: step_time(entry.mean_step.value)),
-    *map(_column, (MATMUL_SHARE, PEAK_MEMORY, RESERVED_MEMORY)),
+    *map(_column, OF_THE_MACHINE),
     ("sequence", lambda entry: units.count(entry.run.ran.sequence_tokens)),
     ("micro", lambda entry: units.count(entry.run.ran.micro_batch_sequences)),
-    *map(_column, (COST, ENERGY, RUNS, STEPS)),
+    *map(_column, (*COSTS, catalogue.RUNS, catalogue.STEPS)),
 )
 """A narrow terminal loses the last ones first."""
 
@@ -102,7 +89,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         return _section("Overall peak throughput", screen.prose(f"None: no run counts.{way_out}", 2))
     best = best_of_models(analysis.peaks)
     body = "\n\n".join(_best(analysis, entry, screen) for entry in best[:MOST_MODELS])
-    words = [CPU_CAUTION] if any(on_cpu([entry.group]) for entry in analysis.entries) else []
+    words = [catalogue.CPU_CAUTION] if any(on_cpu([entry.group]) for entry in analysis.entries) else []
     if len(best) > 1:
         more = f" {plural(len(best) - MOST_MODELS, 'more model')} in the table." if len(best) > MOST_MODELS else ""
         words.append(f"Models do not compare by tokens/s: these are the best of each.{more}")
@@ -117,14 +104,15 @@ def _best(analysis: PeakAnalysis, best: PeakEntry, screen: Screen) -> str:
     step = with_interval(best.mean_step, lambda value: f"{value:.4g} s")
     total, single = units.teraflops(best.flops), units.teraflops(best.flops_per_gpu.value if best.flops_per_gpu else None)
     share = f", {units.percent(best.utilization.value)} of {units.teraflops(best.peak_flops)}" if best.utilization else ""
-    matmul = f"{MATMUL_SHARE.text(group)} of the fastest product probed on this machine ({MATMUL_RATE.text(group)})"
+    products, rate = catalogue.MATMUL_SHARE, catalogue.MATMUL_RATE.text(group)
+    matmul = f"{products.text(group)} of the fastest product probed on this machine ({rate})"
     folder = f", folder {group.folder}" if group.folder else ""
     rows = {
         "best configuration": f"{best.model} on {best.platform}: {best.configuration}, engine {run.engine}{folder}",
         "work": heading(ranking),
         "throughput": f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s, {each} per {gpu}",
         "compute": f"{total} total, {single} per GPU{share}" if best.flops_per_gpu else "",
-        MATMUL_SHARE.heading: matmul if MATMUL_SHARE.fills(group) else "",
+        products.heading: matmul if products.fills(group) else "",
         "lead": " ".join(headline(ranking)) if ranking.best is group else "",
         "mean step time": f"{step} over {best.steps} steady steps, {plural(len(group.runs), 'run')}",
         "in 24 hours": "" if on_cpu([group]) else _day(best),
@@ -150,7 +138,7 @@ def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]
     entries, title = analysis.peaks, "Peak by platform and model"
     if show_all:
         entries, title = analysis.entries, "All configurations"
-    per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
+    per_gpu = catalogue.heading_of(TOKENS, [entry.group for entry in entries])
     header = ["platform", "model", "configuration", *(per_gpu if name == TOKENS.heading else name for name, _ in FIGURES)]
     rows = [[entry.platform, entry.model, called[id(entry.group)], *(cell(entry) for _, cell in FIGURES)] for entry in entries]
     rest = len(analysis.entries) - len(entries)
@@ -203,7 +191,7 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
 
 
 def _entry(entry: PeakEntry) -> dict[str, Any]:
-    run = entry.run
+    run, flops, share = entry.run, entry.flops_per_gpu, entry.utilization
     return {
         "platform": entry.platform,
         "accelerator": run.machine.accelerator,
@@ -215,19 +203,6 @@ def _entry(entry: PeakEntry) -> dict[str, Any]:
         "matmul_dtype": run.ran.matmul_dtype,
         "global_batch_sequences": run.ran.global_batch_sequences,
         "sequence_tokens": run.ran.sequence_tokens,
-        **_figures(entry),
-        **flat("step_seconds", entry.mean_step),
-        "tokens_per_day": entry.tokens_per_day,
-        "samples_per_day": entry.samples_per_day,
-        **{metric.key: metric.value(entry.group) for metric in (PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY)},
-        "runs": [item.result.run.run_id for item in entry.group.runs],
-        "steady_steps": entry.steps,
-    }
-
-
-def _figures(entry: PeakEntry) -> dict[str, Any]:
-    flops, share = entry.flops_per_gpu, entry.utilization
-    return {
         "tokens_per_second": entry.tokens_per_second,
         **flat("tokens_per_second_per_gpu", entry.per_gpu),
         "flops_per_second": entry.flops,
@@ -235,5 +210,10 @@ def _figures(entry: PeakEntry) -> dict[str, Any]:
         "peak_flops_per_gpu": entry.peak_flops,
         "utilization": share.value if share else None,
         "utilization_absent_because": without_mfu(entry.group.runs[0].metrics) or None,
-        **{metric.key: metric.value(entry.group) for metric in (MATMUL_SHARE, MATMUL_RATE)},
+        **flat("step_seconds", entry.mean_step),
+        "tokens_per_day": entry.tokens_per_day,
+        "samples_per_day": entry.samples_per_day,
+        **{metric.key: metric.value(entry.group) for metric in (catalogue.MATMUL_RATE, *OF_THE_MACHINE, *COSTS)},
+        "runs": [item.result.run.run_id for item in entry.group.runs],
+        "steady_steps": entry.steps,
     }

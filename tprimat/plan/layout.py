@@ -5,14 +5,17 @@ copy heads if the degree is a multiple of their number.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.core.errors import LayoutError
 from tprimat.core.models import ModelShape, divisors, split_counts, valid_tensor_degrees
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import Layout
 
+RULES: Mapping[str, Mapping[str, str]] = document(DATA / "layout_rules.yaml")
 TENSOR = "tensor_model_parallel_size"
 PIPELINE = "pipeline_model_parallel_size"
 VIRTUAL = "virtual_pipeline_model_parallel_size"
@@ -34,8 +37,8 @@ class LayoutRequest:
     """Key of DataConfig -> its place."""
 
 
-Rule = tuple[object, str, str, str | None, str]
-"""True where it is broken; the key at fault, what is wrong, why that is a rule, and the way out."""
+Rule = tuple[object, str, dict[str, Any]]
+"""True where it is broken; its name in RULES, and the facts of its texts."""
 
 
 def resolve(request: LayoutRequest) -> tuple[Layout, int]:
@@ -57,15 +60,18 @@ def resolve(request: LayoutRequest) -> tuple[Layout, int]:
     )
     micro = asked.micro_batch_size or data.micro_batch_size
     for rules in (_rules_of_ranks(request, layout), _rules_of_sequence(request, layout), _rules_of_batch(request, layout, micro)):
-        _check(request, rules)
+        _check(request, rules, layout=layout, micro=micro)
     return layout, micro
 
 
-def _check(request: LayoutRequest, rules: Iterable[Rule]) -> None:
-    for broken, key, what, why, fix in rules:
+def _check(request: LayoutRequest, rules: Iterable[Rule], **known: Any) -> None:
+    for broken, name, own in rules:
         if broken:
+            of_request = {"shape": request.shape, "asked": request.layout, "data": request.data, "world": request.world_size}
+            words = {key: text.format(**of_request, **known, **own) for key, text in RULES[name].items()}
+            key = own.get("degree_at_fault") or words["key"]
             where = request.where_data if key in {"sequence_length", "global_batch_size"} else request.where_layout
-            raise LayoutError(what, where=where(key), why=why, fix=fix)
+            raise LayoutError(words["what"], where=where(key), why=words.get("why"), fix=words["fix"])
 
 
 def _any_of(degrees: list[int], key: str, request: LayoutRequest) -> str:
@@ -79,85 +85,50 @@ def _any_of(degrees: list[int], key: str, request: LayoutRequest) -> str:
 
 def _rules_of_model(request: LayoutRequest) -> Iterator[Rule]:
     """Yield what the heads, widths, layers and ranks must divide by."""
-    shape, world = request.shape, request.world_size
+    shape, world, virtual = request.shape, request.world_size, request.layout.virtual_pipeline_model_parallel_size
     tensor, pipeline, context = (getattr(request.layout, degree) for degree in (TENSOR, PIPELINE, CONTEXT))
-    why = (
-        f"{shape.name} has {shape.heads} attention heads, {shape.kv_heads} key/value heads and a feed-forward width of "
-        f"{shape.ffn}; each rank needs whole heads of both and an equal share of the width."
-    )
     fix = _any_of(valid_tensor_degrees(shape), TENSOR, request)
     for name, count in split_counts(shape).items():
-        yield count % tensor, TENSOR, f"{name} ({count}) must be a multiple of {TENSOR} ({tensor}).", why, fix
-    what = f"num_layers ({shape.layers}) must be a multiple of {PIPELINE} ({pipeline})."
-    why = f"Each of the {pipeline} stages of {shape.name} holds the same number of layers."
-    yield shape.layers % pipeline, PIPELINE, what, why, _any_of(divisors(shape.layers), PIPELINE, request)
-    if (virtual := request.layout.virtual_pipeline_model_parallel_size) is not None:
-        what = f"{VIRTUAL} is {virtual}, but there is a single pipeline stage."
-        why = f"The interleaved schedule needs {PIPELINE} over 1."
-        yield pipeline == 1, VIRTUAL, what, why, f"leave {VIRTUAL} out, or raise {PIPELINE}"
+        yield count % tensor, "split", {"name": name, "count": count, "fix": fix}
+    yield shape.layers % pipeline, "stages", {"fix": _any_of(divisors(shape.layers), PIPELINE, request)}
+    if virtual is not None:
         layers = shape.layers // pipeline
-        what = f"The {layers} layers of a stage must be a multiple of {VIRTUAL} ({virtual})."
-        why = "Each stage is cut into chunks of the same number of layers."
-        yield layers % virtual, VIRTUAL, what, why, _any_of(divisors(layers), VIRTUAL, request)
+        yield pipeline == 1, "single stage", {}
+        yield layers % virtual, "chunks", {"layers": layers, "fix": _any_of(divisors(layers), VIRTUAL, request)}
     parts = tensor * pipeline * context
     largest = max((TENSOR, PIPELINE, CONTEXT), key=lambda degree: getattr(request.layout, degree))
-    why = f"{TENSOR} x {PIPELINE} x {CONTEXT} = {parts} ranks hold one replica."
-    fix = f"--gpus {parts * max(1, world // parts)}, or degrees with a smaller product"
-    yield world % parts, largest, f"world size ({world}) is not divisible by {parts}.", why, fix
+    yield world % parts, "ranks", {"degree_at_fault": largest, "parts": parts, "gpus": parts * max(1, world // parts)}
 
 
 def _rules_of_ranks(request: LayoutRequest, layout: Layout) -> Iterator[Rule]:
     """Yield what is stated of replicas, and how experts are spread."""
-    stated, world = request.layout.data_parallel_size, request.world_size
-    what, why = (
-        f"data_parallel_size is {stated}, but {world} ranks leave {layout.data}.",
-        "TP x PP x CP x DP must equal the ranks.",
-    )
-    fix = "leave data_parallel_size out: it follows from the ranks"
-    yield stated not in {None, layout.data}, "data_parallel_size", what, why, fix
-    expert, experts = layout.expert, request.shape.experts or 0
-    if expert == 1:
-        return
-    what, why = f"{EXPERT} is {expert}, but {request.shape.name} has no experts.", "A dense model has none to spread."
-    yield not experts, EXPERT, what, why, f"{EXPERT}: 1, or a model with experts"
-    ranks = layout.tensor * layout.context * layout.data
-    fix = _any_of(divisors(math.gcd(experts, ranks)), EXPERT, request)
-    yield experts % expert, EXPERT, f"num_moe_experts ({experts}) must be a multiple of {EXPERT} ({expert}).", None, fix
-    size = expert * layout.pipeline
-    what = f"world_size ({world}) is not divisible by expert_tensor_model_pipeline_parallel size ({size})."
-    why = f"Whole experts are spread over the ranks of a stage, of which TP x CP x DP leaves {ranks}."
-    yield ranks % expert, EXPERT, what, why, fix
+    yield request.layout.data_parallel_size not in {None, layout.data}, "replicas", {}
+    expert, experts, ranks = layout.expert, request.shape.experts or 0, layout.tensor * layout.context * layout.data
+    if expert > 1:
+        yield not experts, "no experts", {}
+        fix = _any_of(divisors(math.gcd(experts, ranks)), EXPERT, request)
+        yield experts % expert, "experts", {"experts": experts, "fix": fix}
+        yield ranks % expert, "ranks of experts", {"size": expert * layout.pipeline, "ranks": ranks, "fix": fix}
 
 
 def _rules_of_sequence(request: LayoutRequest, layout: Layout) -> Iterator[Rule]:
-    key, what = "sequence_parallel", f"sequence_parallel is true, but {TENSOR} is 1."
-    why = "Sequence parallelism cuts a sequence over the tensor-parallel ranks."
-    yield layout.sequence_parallel and layout.tensor == 1, key, what, why, f"{key}: auto, or raise {TENSOR}"
-    what = "MoE and tensor parallelism are enabled without also enabling sequence parallelism."
-    why = "Each tensor rank would repeat the same tokens, and Megatron-Core stops in the first step."
-    yield request.shape.experts and layout.tensor > 1 and not layout.sequence_parallel, key, what, why, f"{key}: auto"
-    key, tokens, most = "sequence_length", request.data.sequence_length, request.shape.context_tokens
-    yield tokens > most, key, f"{key} is {tokens}, but {request.shape.name} takes at most {most} tokens.", None, f"{key}: {most}"
+    tokens = request.data.sequence_length
+    yield layout.sequence_parallel and layout.tensor == 1, "nothing to cut", {}
+    yield request.shape.experts and layout.tensor > 1 and not layout.sequence_parallel, "experts alone", {}
+    yield tokens > request.shape.context_tokens, "context", {}
     cut = layout.context * (2 if layout.context > 1 else 1) * (layout.tensor if layout.sequence_parallel else 1)
     reasons = [f"{2 * layout.context} pieces of context parallelism"] * (layout.context > 1)
     reasons += [f"{layout.tensor} ranks of sequence parallelism"] * layout.sequence_parallel
-    fix = f"{key}: {max(cut, tokens // cut * cut)}, or another {CONTEXT if layout.context > 1 else TENSOR}"
-    yield tokens % cut, key, f"{key} ({tokens}) must be a multiple of {cut}.", f"It is cut into {' and '.join(reasons)}.", fix
+    degree, near = CONTEXT if layout.context > 1 else TENSOR, max(cut, tokens // cut * cut)
+    yield tokens % cut, "pieces", {"cut": cut, "reasons": " and ".join(reasons), "near": near, "degree": degree}
 
 
 def _rules_of_batch(request: LayoutRequest, layout: Layout, micro: int) -> Iterator[Rule]:
-    key, whole, unit = "global_batch_size", request.data.global_batch_size, micro * layout.data
-    what = f"global batch size ({whole}) is not divisible by micro batch size ({micro}) times data parallel size ({layout.data})."
-    why = "Every replica runs the same number of whole micro-batches in a step."
-    fix = f"{key}: {max(1, round(whole / unit)) * unit}"
+    whole, unit = request.data.global_batch_size, micro * layout.data
+    fix = str(max(1, round(whole / unit)) * unit)
     if whole % unit and whole % layout.data == 0:
         fix += f", or micro_batch_size: {max(size for size in range(1, micro) if whole // layout.data % size == 0)}"
-    yield whole % unit, key, what, why, fix
-    key, stated, steps = "gradient_accumulation_steps", request.layout.gradient_accumulation_steps, whole // unit
-    why = f"{whole} sequences / (micro_batch_size {micro} x DP {layout.data})."
-    fix = f"leave {key} out: it follows from the batch"
-    yield stated not in {None, steps}, key, f"{key} is {stated}, but the batch gives {steps}.", why, fix
-    what = f"The {steps} micro-batches of a step must be a multiple of {PIPELINE} ({layout.pipeline})."
-    why = "The interleaved schedule runs micro-batches in rounds of one per stage."
-    fix = f"another global_batch_size or micro_batch_size, or leave {VIRTUAL} out"
-    yield layout.virtual_pipeline is not None and steps % layout.pipeline, VIRTUAL, what, why, fix
+    yield whole % unit, "batch", {"fix": fix}
+    stated, steps = request.layout.gradient_accumulation_steps, whole // unit
+    yield stated not in {None, steps}, "accumulation", {"steps": steps}
+    yield layout.virtual_pipeline is not None and steps % layout.pipeline, "rounds", {"steps": steps}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
-from tprimat.report.export import PLACES
+from tprimat.report.export import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
-NAMES = list(PLACES)
+NAMES = list(COLUMNS)
 
 
 def export(to, path, *folders):

@@ -93,6 +93,22 @@ def document(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path.name} is not valid YAML.", where=f"tprimat/data/{path.name}", why=str(error)) from error
 
 
+def placed(section: str, **subjects: object) -> dict[str, Any]:
+    """Return a document of data/documents.yaml; None where a part on the way to a value is None."""
+    return _placed(document(DATA / "documents.yaml")[section], subjects)
+
+
+def _placed(places: Mapping[str, Any], subjects: Mapping[str, object]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, place in places.items():
+        subject, *parts = place.split(".") if isinstance(place, str) else [""]
+        value = _placed(place, subjects) if isinstance(place, Mapping) else subjects.get(subject)
+        for part in parts:
+            value = None if value is None else getattr(value, part)
+        values[key] = value
+    return values
+
+
 def _with_provenance(row: Row, kind: type) -> Row:
     """Return the row with its date as text, or without it where the class has no such field."""
     if not row.get("source") or "date" not in row:

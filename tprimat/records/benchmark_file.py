@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from tprimat.core.accelerators import SHORT_NAMES
 from tprimat.core.limits import Fraction
-from tprimat.core.rows import adapter
+from tprimat.core.rows import adapter, placed
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.sharing import shareable
 from tprimat.records.store import as_document, checked, rising, write_atomically
@@ -58,56 +58,23 @@ def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: Run
     """Return the file's content. Without metrics (no steady step was measured) they are null."""
     steps_document = json.loads(adapter(tuple[StepRecord, ...]).dump_json(tuple(steps)))  # not as_document, which keeps NaN
     peaks = [step["peak_allocated_bytes"] for step in steps_document]
-    return {
+    document = placed("benchmark_file", run=run) | {
         "schema_version": SCHEMA_VERSION,
         "platform": SHORT_NAMES[run.machine.platform],
-        "gpu_info": {
-            "device_name": run.machine.accelerator,
-            "device_count": run.machine.gpus,
-            "software_stack": run.machine.platform,
-            "framework": run.engine,
-        },
-        "parallelism_config": {
-            "tensor_model_parallel_size": run.ran.tensor_parallel,
-            "pipeline_model_parallel_size": run.ran.pipeline_parallel,
-            "virtual_pipeline_model_parallel_size": run.ran.virtual_pipeline,
-            "context_parallel_size": run.ran.context_parallel,
-            "data_parallel_size": run.ran.data_parallel,
-            "gradient_accumulation_steps": run.ran.accumulation_steps,
-            "strategy_name": run.strategy,
-        },
-        "training_config": {
-            "micro_batch_size": run.ran.micro_batch_sequences,
-            "micro_batch_size_asked": run.ran.micro_batch_sequences,
-            "global_batch_size": run.ran.global_batch_sequences,
-            "sequence_length": run.ran.sequence_tokens,
-            "num_gpus": run.machine.gpus,
-            "precision": run.ran.matmul_dtype,
-        },
-        "performance_metrics": _performance(metrics),
         "raw_step_times": [step["step_seconds"] for step in steps_document],
         "raw_loss_values": [step["loss"] for step in steps_document],
         "raw_memory_values": [None if peak is None else peak / GB for peak in peaks],
         "raw_learning_rates": [step["learning_rate"] for step in steps_document],
+    }
+    if metrics is not None:
+        flops = metrics.model_flops_per_second_per_gpu
+        rate = None if flops is None else flops.value / 1e12
+        document["performance_metrics"] = placed("performance_metrics", metrics=metrics) | {"tflops_per_gpu": rate}
+    return {
+        **document,
         "run": as_document(run),
         "metrics": None if metrics is None else as_document(metrics),
         "steps": steps_document,
-    }
-
-
-def _performance(metrics: RunMetrics | None) -> dict[str, Any] | None:
-    if metrics is None:
-        return None
-    per_gpu, flops, mfu = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu, metrics.mfu
-    return {
-        "tokens_per_second": metrics.tokens_per_second,
-        "tokens_per_second_per_gpu": None if per_gpu is None else per_gpu.value,
-        "avg_step_time_seconds": metrics.mean_step_seconds,
-        "median_step_time_seconds": metrics.step_seconds.value,
-        "steps_per_second": metrics.steps_per_second,
-        "tflops_per_gpu": None if flops is None else flops.value / 1e12,
-        "mfu": None if mfu is None else mfu.value,
-        "steps_measured": metrics.window.steps,
     }
 
 

@@ -12,15 +12,15 @@ from tprimat.analyze.groups import Measured
 from tprimat.analyze.metrics import watts_per_gpu
 from tprimat.analyze.traits import processors, tokens_per_step
 from tprimat.core.flops import parameters
-from tprimat.core.rows import DATA, document
+from tprimat.core.rows import DATA, document, placed
 from tprimat.report.tables import csv_cell
 from tprimat.report.words import finding_words, not_counted_words, without_mfu
 
 Value = bool | int | float | str | None
 Row = dict[str, Value]
 
-PLACES: Mapping[str, str] = document(DATA / "export_columns.yaml")
-"""Columns of every run. Behind them follow version_*, option_* and variable_*, where a run has them."""
+COLUMNS = tuple(document(DATA / "documents.yaml")["export"])
+"""Of every run. Behind them follow version_*, option_* and variable_*, where a run has them."""
 COMPUTED: Mapping[str, Callable[[Measured], Value]] = {
     "path": lambda item: str(item.result.path),
     "not_counted_because": lambda item: not_counted_words(item) or None,
@@ -33,21 +33,16 @@ COMPUTED: Mapping[str, Callable[[Measured], Value]] = {
 }
 
 
-def _value(item: Measured, name: str, place: str) -> Value:
-    """Return a column of a run; None where a part on the way to it is None."""
-    if name in COMPUTED:
-        return COMPUTED[name](item)
-    value: object = item
-    for part in place.split("."):
-        value = None if value is None else getattr(value, part)
-    return value  # type: ignore[return-value]  # the places end at values
-
-
 def rows_of(runs: Sequence[Measured]) -> list[Row]:
     """Return one row per run, all with the same columns in the same order."""
-    rows = [{name: _value(item, name, place) for name, place in PLACES.items()} | _software_and_options(item) for item in runs]
+    rows = [
+        placed("export", run=item.result.run, metrics=item.metrics, item=item)
+        | {name: pick(item) for name, pick in COMPUTED.items()}
+        | _software_and_options(item)
+        for item in runs
+    ]
     names = dict.fromkeys(name for row in rows for name in row)
-    ordered = [*PLACES, *sorted(names.keys() - PLACES.keys())]
+    ordered = [*COLUMNS, *sorted(names.keys() - {*COLUMNS})]
     return [{name: row.get(name) for name in ordered} for row in rows]
 
 

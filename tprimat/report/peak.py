@@ -8,11 +8,12 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import SECONDS_PER_DAY, PeakAnalysis, PeakEntry, best_of_models
 from tprimat.analyze.traits import dtype_that_ran, machine_name, model_and_shape
 from tprimat.core import units
+from tprimat.core.rows import placed
 from tprimat.report import catalogue
 from tprimat.report.catalogue import TOKENS, TOKENS_OF_ALL, Metric, per_rank, tera
 from tprimat.report.comparison import REPEAT
 from tprimat.report.names import configurations, heading
-from tprimat.report.tables import PLAIN, Screen, columns, flat, plural, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, plural, with_interval
 from tprimat.report.words import headline, not_counted_words, run_name, sentence, told, without_mfu
 
 MOST_MODELS = 3
@@ -174,16 +175,7 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
         "overall_peak": _entry(analysis.peaks[0]) if analysis.peaks else None,
         "peaks": [_entry(entry) for entry in analysis.peaks],
         "configurations": [_entry(entry) for entry in analysis.entries],
-        "projections": [
-            {
-                "nodes": row.nodes,
-                "gpus": row.gpus,
-                "linear_tokens_per_second": row.linear_tokens_per_second,
-                "tokens_per_second": row.tokens_per_second,
-                "efficiency": analysis.efficiency,
-            }
-            for row in analysis.projections
-        ],
+        "projections": [placed("projection", row=row, analysis=analysis) for row in analysis.projections],
         "remarks": _remarks(analysis),
         "not_counted": [{"run": run_name(item), "because": not_counted_words(item)} for item in analysis.not_counted],
         "without_throughput": list(analysis.without_rate),
@@ -191,29 +183,10 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
 
 
 def _entry(entry: PeakEntry) -> dict[str, Any]:
-    run, flops, share = entry.run, entry.flops_per_gpu, entry.utilization
+    metrics = (catalogue.MATMUL_RATE, *OF_THE_MACHINE, *COSTS)
     return {
-        "platform": entry.platform,
-        "accelerator": run.machine.accelerator,
-        "gpus": entry.gpus,
-        "model": entry.model,
-        "strategy": run.strategy,
-        "configuration": entry.configuration,
-        "engine": run.engine,
-        "matmul_dtype": run.ran.matmul_dtype,
-        "global_batch_sequences": run.ran.global_batch_sequences,
-        "sequence_tokens": run.ran.sequence_tokens,
-        "tokens_per_second": entry.tokens_per_second,
-        **flat("tokens_per_second_per_gpu", entry.per_gpu),
-        "flops_per_second": entry.flops,
-        "flops_per_second_per_gpu": flops.value if flops else None,
-        "peak_flops_per_gpu": entry.peak_flops,
-        "utilization": share.value if share else None,
+        **placed("peak", entry=entry, run=entry.run),
         "utilization_absent_because": without_mfu(entry.group.runs[0].metrics) or None,
-        **flat("step_seconds", entry.mean_step),
-        "tokens_per_day": entry.tokens_per_day,
-        "samples_per_day": entry.samples_per_day,
-        **{metric.key: metric.value(entry.group) for metric in (catalogue.MATMUL_RATE, *OF_THE_MACHINE, *COSTS)},
+        **{metric.key: metric.value(entry.group) for metric in metrics},
         "runs": [item.result.run.run_id for item in entry.group.runs],
-        "steady_steps": entry.steps,
     }

@@ -9,7 +9,7 @@ from tprimat.core import units
 from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import EMBEDDED
-from tprimat.core.rows import DATA
+from tprimat.core.rows import DATA, placed
 from tprimat.core.rows import document as yaml_document
 from tprimat.core.workload import FullWorkload
 from tprimat.predict.memory import CONTEXT_BYTES
@@ -354,20 +354,8 @@ def flags_of(workload: FullWorkload | None, question: LayoutQuestion, rates: Rat
 
 def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[str, Any]:
     """Return everything in SI units, and dollars."""
-    question = answer.question
     return {
-        "question": {
-            "model": question.work.shape.name,
-            "accelerator": rates.accelerator,
-            "gpus": question.gpus,
-            "gpus_per_node": question.gpus_per_node,
-            "memory_bytes": question.memory_bytes,
-            "global_batch_sequences": question.work.global_batch_sequences,
-            "sequence_tokens": question.work.sequence_tokens,
-            "precision": question.work.format,
-            "routing": question.work.routing,
-            "implementation": question.work.code.name,
-        },
+        "question": placed("plan_question", question=answer.question, rates=rates),
         "rates": {"source": rates.source, "measured": rates.measured},
         "fitting": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.fitting],
         "too_large": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.too_large],
@@ -376,23 +364,9 @@ def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[
 
 
 def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> dict[str, Any]:
-    work, time, step = candidate.workload, candidate.time, candidate.expected
-    layout = work.layout
-    row: dict[str, Any] = {
-        **{f"{name}_parallel": getattr(layout, name) for name in ("tensor", "pipeline", "context", "expert", "data")},
-        "virtual_pipeline": layout.virtual_pipeline,
-        "fully_sharded": work.code.shards_weights,
-        "micro_batch_sequences": work.micro_batch,
-        "recompute": work.recompute,
-        "recompute_layers": work.recompute_layers,
-        "memory": {part: value for part, value in candidate.memory.parts.items() if value},
-        **{
-            f"{name}_bytes": getattr(candidate.memory, f"{name}_bytes")
-            for name in ("allocated", "reserved", "expected_device", "device")
-        },
-        "missing_bytes": candidate.missing_bytes,
-        "fit": candidate.fit,
-    }
+    time, step = candidate.time, candidate.expected
+    row = placed("plan_layout", candidate=candidate, work=candidate.workload)
+    row["memory"] = {part: value for part, value in candidate.memory.parts.items() if value}
     if time is not None:
         low, high = interval(candidate)
         share = candidate.step_seconds / time.step_seconds

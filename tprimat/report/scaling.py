@@ -5,10 +5,11 @@ from typing import Any
 
 from tprimat.analyze.scaling import LeftOut, Row, ScalingKind, Series, serial_share
 from tprimat.core import units
+from tprimat.core.rows import placed
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.tables import PLAIN, Screen, columns, flat, with_interval
+from tprimat.report.tables import PLAIN, Screen, columns, with_interval
 from tprimat.report.words import finding_words, values_in_words
 
 KINDS: dict[ScalingKind, str] = {
@@ -116,15 +117,4 @@ def _ends(value: Estimate) -> dict[str, float | None]:
 
 
 def _document(row: Row) -> dict[str, Any]:
-    point = row.point
-    return {
-        "gpus": point.gpus,
-        "nodes": point.nodes,
-        "layout": point.layout or None,
-        "tokens": point.tokens,
-        "seconds": point.seconds,
-        "tokens_per_second": _ends(point.tokens_per_second),
-        "tokens_per_second_per_gpu": point.per_gpu,
-        **flat("multiplier", row.multiplier),
-        **flat("efficiency", row.efficiency),
-    }
+    return placed("scaling_point", row=row) | {"layout": row.point.layout or None}

@@ -151,11 +151,6 @@ def with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> st
     return f"{show(estimate.value)} [{low}, {high}]"
 
 
-def flat(name: str, value: Estimate) -> dict[str, float | None]:
-    """Return the keys of an estimate in a JSON document: its value, and the ends of its interval."""
-    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
-
-
 def plural(number: int, noun: str) -> str:
     """Format a count: '1 run', '1,200 runs'."""
     return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"

@@ -185,7 +185,7 @@ def test_the_newer_torchtitan_is_told_the_rest_by_a_module_of_ours(machine, inst
 
 def test_a_torchtitan_that_cannot_start_here_is_refused_with_the_versions(installed):
     installed("0.3.0", "2.13.0")
-    with pytest.raises(LaunchError, match="torchtitan 0.3 needs torch 2.14 or newer; torch 2.13 is installed") as caught:
+    with pytest.raises(LaunchError, match="torchtitan 0.3.0 needs torch 2.14 or newer; torch 2.13.0 is installed") as caught:
         choose("torchtitan", Here(platform="nvidia"))
     assert caught.value.fix.startswith("pip install torchtitan==0.2.2")
 

@@ -146,18 +146,16 @@ def called(device_name: str | None) -> list[Accelerator]:
 
 def taken_as(name: str | None) -> str | None:
     """Return the full name where people typed a short one, such as H100 SXM for h100; None where it is no short one."""
-    known = find_accelerator(name)
-    short = (
-        known is not None and _spelling(name or "") in map(_spelling, known.typed) and known.name.lower() != (name or "").lower()
-    )
-    return known.name if known and short else None
+    known, text = find_accelerator(name), name or ""
+    if known is None or _spelling(text) not in map(_spelling, known.typed) or known.name.lower() == text.lower():
+        return None
+    return known.name
 
 
 def resembling(device_name: str) -> list[Accelerator]:
     """Return the near relatives of a name: those whose names hold it, else those of its series (H, MI, RTX)."""
-    part = _spelling(device_name)
-    words = part.split()
-    foreign = words and words[0].isalpha() and words[0] not in SERIES_WORDS  # TPU v5e is no relative of V100
+    part, (first, *_) = _spelling(device_name), [*_spelling(device_name).split(), ""]
+    foreign = first.isalpha() and first not in SERIES_WORDS  # TPU v5e is no relative of V100
     series = set() if foreign else _series(part)
     return called(device_name) or [accelerator for accelerator in accelerators() if series & _series(_spelling(accelerator.name))]
 

@@ -29,11 +29,9 @@ class UserError(Exception):
         return type(self)(change(self.what), where=where, why=why, fix=fix)
 
     def __str__(self) -> str:
-        rows = [self.what]
-        for label, text in (("at", self.where), ("why", self.why), ("try", self.fix)):
-            if text:
-                rows.append(f"  {label:<5} " + text.replace("\n", "\n" + " " * 8))
-        return "\n".join(rows)
+        parts = (("at", self.where), ("why", self.why), ("try", self.fix))
+        rows = (f"  {label:<5} " + text.replace("\n", "\n" + " " * 8) for label, text in parts if text)
+        return "\n".join([self.what, *rows])
 
 
 class ConfigError(UserError):

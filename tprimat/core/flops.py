@@ -67,7 +67,7 @@ def attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
 
 
 def _latent_attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
-    """DeepSeek-V2 (arXiv 2405.04434), section 2.1: all heads share the rotary part of the keys."""
+    # DeepSeek-V2 (arXiv 2405.04434), section 2.1: all heads share the rotary part of the keys.
     kv_rank = shape.kv_lora_rank or 0
     nope, rope, heads = shape.nope_head_dim or 0, shape.rope_head_dim or 0, shape.heads
     queries = [WeightMatrix(name="q", inputs=shape.hidden, outputs=heads * (nope + rope), split="outputs")]
@@ -163,9 +163,8 @@ def parameters(shape: ModelShape) -> ParameterCount:
 
 def _biases(shape: ModelShape, matrices: list[WeightMatrix]) -> int:
     """Count the biases of one layer's matrices: all with linear_bias, those of queries, keys and values with qkv_bias."""
-    if shape.linear_bias:
-        return sum(matrix.outputs * matrix.copies for matrix in matrices)
-    return sum(matrix.outputs for matrix in matrices if matrix.name == "qkv") if shape.qkv_bias else 0
+    biased = (one for one in matrices if shape.linear_bias or (shape.qkv_bias and one.name == "qkv"))
+    return sum(matrix.outputs * matrix.copies for matrix in biased)
 
 
 def _norms(shape: ModelShape) -> int:
@@ -207,14 +206,8 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
     if convention == "6n":
         return 6.0 * (count.active - spared)
     # Scores and weighted values: 2 FLOP for each token of the sequence and column of heads, in the forward pass.
-    square = (
-        FORWARD_AND_BACKWARD
-        * 4.0
-        * mean_keys(shape, sequence_tokens)
-        * shape.heads
-        * (shape.head_dim + shape.value_dim)
-        * shape.layers
-    )
+    columns = shape.heads * (shape.head_dim + shape.value_dim)
+    square = FORWARD_AND_BACKWARD * 4.0 * mean_keys(shape, sequence_tokens) * columns * shape.layers
     return 6.0 * (count.matmul - spared) + (square / 2 if convention == "causal" else square)
 
 
@@ -252,19 +245,12 @@ def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_paral
 
 
 def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
-    """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
+    """Return how many layers the last of several pipeline stages gets, so that the slowest stage has the least to multiply.
 
-    The output layer is as much work as some layers; the other stages share the rest evenly. Only matrices
-    count, not attention's products of tokens with tokens. There are 2 stages or more.
+    The output layer is as much work as some layers, by its matrix; the other stages share the rest evenly.
     """
     block = moe_matrices(shape) or feed_forward_matrices(shape)
     layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *block])
-    output = padded_vocabulary(shape) * shape.hidden / layer
-    others = stages - 1
-
-    def slowest(last: int) -> float:
-        return max(last + output, (shape.layers - last) / others)
-
-    even = shape.layers // stages
-    choices = [last for last in range(1, even + 1) if (shape.layers - last) % others == 0]
-    return min(reversed(choices), key=slowest, default=even)
+    output, others, even = padded_vocabulary(shape) * shape.hidden / layer, stages - 1, shape.layers // stages
+    choices = [last for last in range(even, 0, -1) if (shape.layers - last) % others == 0]
+    return min(choices, key=lambda last: max(last + output, (shape.layers - last) / others), default=even)

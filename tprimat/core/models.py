@@ -31,11 +31,8 @@ POSITIVE = frozenset(
 )
 MEANINGLESS = frozenset({"meta", "base", "instruct", "hf", "model", "pretrain", "sft", "chat", "moe", "it", "dense", "llm"})
 """Words of a model's name that do not change its shape."""
-TINY_HEAD_DIM = 4
-TINY_VOCABULARY = 512
-TINY_CONTEXT_TOKENS = 2048
-TINY_FFN_MULTIPLE = 64
-TINY_EXPERT_FFN = 16
+TINY_HEAD_DIM, TINY_FFN_MULTIPLE, TINY_EXPERT_FFN = 4, 64, 16
+TINY_VOCABULARY, TINY_CONTEXT_TOKENS = 512, 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +137,8 @@ class ModelShape(RefuseUnknownKeys):
             yield outside, f"has {key}: {value!s:.20}", f"{key}: {least} to {most:,}"
         divide = f"has {self.heads} heads and {self.kv_heads} key/value heads, which must divide them"
         yield self.heads % self.kv_heads != 0, divide, f"kv_heads: {', '.join(map(str, divisors(self.heads)))}"
-        score = f"has router_score: {self.router_score!r:.40}"
+        score, biased = f"has router_score: {self.router_score!r:.40}", self.router_bias and self.router_score != "sigmoid"
         yield self.router_score not in ROUTER_SCORES, score, f"one of {', '.join(ROUTER_SCORES)}"
-        biased = self.router_bias and self.router_score != "sigmoid"
         yield biased, "has router_bias, which Megatron-Core supports with sigmoid scores only", "router_score: sigmoid"
         for key in ("shared_experts", "dense_first_layers", "router_bias", "router_groups"):
             ignored = self.experts is None and bool(getattr(self, key))
@@ -209,13 +205,12 @@ def model_shape(name: str) -> ModelShape:
 
 @cache
 def _by_letters() -> Mapping[str, ModelShape]:
-    """Return the models by the letters and digits of their names: publishers put other marks between them."""
     typed = document(DATA / "models.yaml")["typed"]
     return {_letters(name): models()[meant] for name, meant in [*typed.items(), *((name, name) for name in models())]}
 
 
 def _letters(name: str) -> str:
-    """Return letters and digits of a model's name, without its publisher and what does not change its shape."""
+    """Return letters and digits of a model's name: publishers put other marks between them, and words that change no shape."""
     words = re.sub(r"[^a-z0-9.]", " ", name.lower().rpartition("/")[2]).split()
     kept = (word for word in words if word not in MEANINGLESS and not re.fullmatch(r"v0\.\d", word))
     return re.sub(r"[^a-z0-9]", "", "".join(kept))

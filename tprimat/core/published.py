@@ -104,11 +104,11 @@ def facts_of(result: PublishedResult) -> dict[str, Any] | None:
     data, left = divmod(result.gpus or 0, tensor * context * (known.pipeline_parallel or 1))
     if left or not data or shape is None:
         return None
-    spread = {"expert_parallel": 1}
+    facts = known.facts | {"data_parallel": data, "sequence_parallel": tensor > 1, "expert_parallel": 1}
     if shape.experts:  # a degree that does not divide the ranks of a stage was printed for another layout of the row
         degree = math.gcd(known.expert_parallel or shape.experts, shape.experts, data * tensor * context)
-        spread = {"expert_parallel": degree, "expert_tensor_parallel": 1}
-    return known.facts | {"data_parallel": data, "sequence_parallel": tensor > 1, **spread}
+        facts |= {"expert_parallel": degree, "expert_tensor_parallel": 1}
+    return facts
 
 
 def rebase(result: PublishedResult) -> PublishedResult:

@@ -45,10 +45,8 @@ def explain(error: "ValidationError | ConfigError", most: int = 3) -> str:
     if isinstance(error, ConfigError):
         return f"{error.what} {error.why}"
     findings = error.errors(include_url=False, include_input=False)
-    lines = [f"{'.'.join(str(part) for part in finding['loc']) or 'document'}: {finding['msg']}" for finding in findings[:most]]
-    if len(findings) > most:
-        lines.append(f"and {len(findings) - most} more")
-    return "\n".join(lines)
+    lines = [f"{'.'.join(map(str, finding['loc'])) or 'document'}: {finding['msg']}" for finding in findings[:most]]
+    return "\n".join([*lines, *([f"and {len(findings) - most} more"] if len(findings) > most else [])])
 
 
 def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -> tuple[T, ...]:
@@ -75,11 +73,8 @@ def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -
 
 def in_si(row: Row, units: Units) -> Row:
     """Return the row with the figures in the unit of their source converted to SI: key -> (field, factor)."""
-    converted = {}
-    for key, value in row.items():
-        name, factor = units.get(key, (key, None))
-        converted[name] = value if factor is None else _scaled(value, factor)
-    return converted
+    known = {key: units.get(key, (key, None)) for key in row}
+    return {name: row[key] if factor is None else _scaled(row[key], factor) for key, (name, factor) in known.items()}
 
 
 @cache

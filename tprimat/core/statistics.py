@@ -31,8 +31,8 @@ class Interval:
     """A value with its 95 % interval; the ends are None where one sample is all there is."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -164,7 +164,7 @@ def median_interval(values: Array, *, of_steps: bool = False) -> Interval:
     n, center = len(values), median(values)
     arm, alike = mean_of_steps(values) if of_steps and n > 1 else (0.0, False)
     if n < 2 or alike:
-        return Interval(value=center, low=None, high=None)
+        return Interval(value=center)
     student = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
     wider = arm / student if arm > 0 else math.sqrt(variance_inflation(values))
     if n < 6:
@@ -182,11 +182,9 @@ def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     Shapes are (n,); the denominator, such as seconds, is positive. No interval where each value is much like the one before.
     """
     ratio = float(numerator.sum()) / float(denominator.sum())
-    if len(numerator) < 2 or ratio <= 0:
-        return Interval(value=ratio, low=None, high=None)
-    arm, alike = mean_of_steps(numerator - ratio * denominator)
+    arm, alike = mean_of_steps(numerator - ratio * denominator) if len(numerator) > 1 and ratio > 0 else (0.0, True)
     if alike:
-        return Interval(value=ratio, low=None, high=None)
+        return Interval(value=ratio)
     factor = math.exp(arm / float(denominator.mean()) / ratio)
     return Interval(value=ratio, low=ratio / factor, high=ratio * factor)
 
@@ -196,36 +194,28 @@ def mean_of_runs(values: Array) -> Interval:
     logs = np.log(values)
     center, n = float(logs.mean()), len(logs)
     if n < 2:
-        return Interval(value=float(values[0]), low=None, high=None)
+        return Interval(value=float(values[0]))
     arm = t_quantile(n - 1) * float(logs.std(ddof=1)) / math.sqrt(n)
     return Interval(value=math.exp(center), low=math.exp(center - arm), high=math.exp(center + arm))
 
 
-def group_means(values: Array) -> tuple[Array, int]:
-    """Return the means of at most MOST_POINTS consecutive groups, and the size of a group. A last, partial group is dropped."""
-    size = -(-len(values) // MOST_POINTS)
-    whole = len(values) // size * size
-    return values[:whole].reshape(-1, size).mean(axis=1), size
-
-
-@lru_cache(maxsize=4)  # the largest takes two megabytes
-def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the places of all pairs of a series, the earlier and the later one."""
-    return np.triu_indices(count, 1)
+pairs = lru_cache(maxsize=4)(np.triu_indices)
+"""The places of all pairs of a series, the earlier and the later one; the largest take two megabytes."""
 
 
 def drift(values: Array) -> tuple[float, float]:
     """Return the Theil-Sen slope of a monotonic trend (Sen 1968), in units per step, and its p value; 0 and 1 below 10 values.
 
-    The test is Mann-Kendall's with tie correction (Mann 1945, Kendall 1975).
+    The test is Mann-Kendall's with tie correction (Mann 1945, Kendall 1975), of the means of at most MOST_POINTS groups.
     The variance is corrected for autocorrelation of the detrended series (Hamed and Rao 1998, doi:10.1016/S0022-1694(97)00125-X,
     here with the AR(1) factor); simulated AR(1) noise of 0.4 over 50 steps then passes for a trend in 1 of 10 runs.
     """
     if len(values) < 10:
         return 0.0, 1.0
-    series, size = group_means(values)
+    size = -(-len(values) // MOST_POINTS)
+    series = values[: len(values) // size * size].reshape(-1, size).mean(axis=1)
     n = len(series)
-    early, late = _pairs(n)
+    early, late = pairs(n, 1)
     rise = series[late] - series[early]
     slope = median(rise / (late - early))
     score = float(np.sign(rise).sum())
@@ -249,8 +239,7 @@ def unsteady_prefix(values: Array) -> tuple[int, bool]:
     (scaled MAD, not under 0.1 % of the level, which is what logs resolve). Each value's log likelihood ratio for being 3
     spreads slower is summed from the start (Page 1954, doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks,
     if the peak passes log(1 / FALSE_ALARM). By Ville's inequality steady values do so with at most that probability if level
-    and spread are known. Those of short series are not: 25 % of series of 10 independent values lose some, 13 % of 20, 4 % of
-    50 (benchmarks/results/statistics.md): that costs a few steps of the first half, which intervals are wide enough for. Values
+    and spread are known; of short series they are not (benchmarks/results/statistics.md has how often some are lost). Values
     count as at most 4 spreads off, so that one late spike cannot extend the stretch. Where none is slower, a faster one is looked
     for in the same way, faster by NOTABLE_LEAD, with ten times the evidence, and more like a step than like a drift.
     """
@@ -266,19 +255,13 @@ def unsteady_prefix(values: Array) -> tuple[int, bool]:
         return last + 1, False
     faster = np.cumsum(3 * (-distance - 1.5))
     last = int(faster.argmax())
-    early, late = values[: last + 1], values[last + 1 :]
-    leads = float(early.mean()) < (1 - NOTABLE_LEAD) * level
-    if faster[last] >= math.log(10 / FALSE_ALARM) and leads and _is_step(early, late):
-        return last + 1, True
-    return 0, False
-
-
-def _is_step(early: Array, late: Array) -> bool:
-    """Whether two levels describe a series better than a straight line."""
-    whole, steps = np.concatenate((early, late)), np.arange(len(early) + len(late))
-    line = np.polyval(np.polyfit(steps, whole, 1), steps)
+    early, late, steps = values[: last + 1], values[last + 1 :], np.arange(len(values))
+    if faster[last] < math.log(10 / FALSE_ALARM) or float(early.mean()) >= (1 - NOTABLE_LEAD) * level:
+        return 0, False
+    line = np.polyval(np.polyfit(steps, values, 1), steps)
     levels = float(((early - early.mean()) ** 2).sum() + ((late - late.mean()) ** 2).sum())
-    return levels < float(((whole - line) ** 2).sum())
+    is_step = levels < float(((values - line) ** 2).sum())
+    return (last + 1, True) if is_step else (0, False)
 
 
 def mean_interval(values: Array, least_inflation: float = 1.0) -> Interval:
@@ -288,7 +271,7 @@ def mean_interval(values: Array, least_inflation: float = 1.0) -> Interval:
     """
     n, center = len(values), float(values.mean())
     if n < 2:
-        return Interval(value=center, low=None, high=None)
+        return Interval(value=center)
     inflation = max(variance_inflation(values), least_inflation)
     freedom = max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
     arm = t_quantile(freedom) * math.sqrt(float(values.var(ddof=1)) * inflation / n)
@@ -302,8 +285,6 @@ BETWEEN_RUNS = 0.004
 records on H200 (benchmarks/results/statistics.md), and a guess for any other machine."""
 BETWEEN_RUNS_OF_MIXTURES = 0.07
 """The same of mixtures of experts, which differ much more in those records."""
-PER_MEDIAN_DEVIATION = 1.4826
-"""Standard deviation over median absolute deviation of a normal distribution."""
 BETWEEN_RUNS_FREEDOM = 10
 """Degrees of freedom that both are given: fewer than the records have, since they are of one kind of machine."""
 FEWEST_RUNS = 3
@@ -323,28 +304,24 @@ class Rate:
     """Robust standard deviation of log tokens/s of its steps, which rare slow steps do not change."""
 
 
-def rate_of(tokens: Array, seconds: Array) -> Rate:
-    """Return the throughput of a run with the error that its steps show, both of shape (n,)."""
-    ratio = float(tokens.sum()) / float(seconds.sum())
-    error, freedom = _log_ratio_error(tokens, seconds) if len(tokens) > 1 else (None, 0)
-    logs = np.log(tokens / seconds) if (tokens > 0).all() else np.zeros(1)
-    step_spread = PER_MEDIAN_DEVIATION * median(np.abs(logs - median(logs)))
-    return Rate(log=math.log(ratio), error=error, freedom=freedom, step_spread=step_spread)
-
-
 FLOOR = 2.5
 """Variance inflation that the steps of a short run have at least; from 8 on it falls. With the assumed spread between runs,
 ratios of single runs then cover 1 in 95 % of cases and more up to AR(1) of 0.9 (benchmarks/results/statistics.md)."""
 
 
-def _log_ratio_error(numerator: Array, denominator: Array) -> tuple[float, int]:
-    """Return the standard error of the log of a ratio of sums, and its degrees of freedom; from 2 values on."""
-    n, total = len(numerator), float(denominator.sum())
-    ratio = float(numerator.sum()) / total
-    residual = numerator - ratio * denominator
+def rate_of(tokens: Array, seconds: Array) -> Rate:
+    """Return the throughput of a run with the error that its steps show, both of shape (n,)."""
+    n, total = len(tokens), float(seconds.sum())
+    ratio = float(tokens.sum()) / total
+    logs = np.log(tokens / seconds) if (tokens > 0).all() else np.zeros(1)
+    spread = 1.4826 * median(np.abs(logs - median(logs)))  # a standard deviation over a MAD, of a normal distribution
+    if n < 2:
+        return Rate(log=math.log(ratio), error=None, freedom=0, step_spread=spread)
+    residual = tokens - ratio * seconds
     inflation = max(variance_inflation(residual), min(FLOOR, 1 + 8 * FLOOR / n))
     error = math.sqrt(n / (n - 1) * float(residual @ residual) * inflation) / total / ratio
-    return error, max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
+    freedom = max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
+    return Rate(log=math.log(ratio), error=error, freedom=freedom, step_spread=spread)
 
 
 def spread_between_runs(*groups: Sequence[Rate], least: float = BETWEEN_RUNS) -> float:
@@ -372,7 +349,7 @@ def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], assumed: float
     else:
         within = [(rate.error, rate.freedom, len(group)) for group in (first, second) for rate in group if rate.error is not None]
         if len(within) < len(first) + len(second):
-            return Interval(value=math.exp(center), low=None, high=None)
+            return Interval(value=math.exp(center))
         squares, spare = sum(float(((group - group.mean()) ** 2).sum()) for group in logs), len(within) - 2
         seen = max(0.0, squares - spare * sum(error**2 for error, _, _ in within) / len(within))
         least, freedom = spread_between_runs(first, second, least=assumed), float(BETWEEN_RUNS_FREEDOM + spare)
@@ -398,24 +375,19 @@ def spreads_of(first: Sequence[Rate], second: Sequence[Rate]) -> tuple[float, fl
 
 
 def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float]) -> int | None:
-    """Return how many runs per side would bring the low end of a ratio above a bound; None where none would.
+    """Return how many runs per side would bring the low end of a ratio above a bound, by Welch's interval; None where none would.
 
     Each side has at least `runs` now, whose log throughput has these standard deviations, which further runs keep.
     """
     if value <= bound:
         return None
-    room = math.log(value / bound)
     first, second = (spread**2 for spread in spreads)
     variance = first + second
-    if variance == 0:
-        return max(runs, 2)
-
-    def enough(count: int) -> bool:
-        """Whether Welch's interval of so many runs per side is narrow enough."""
-        freedom = max(1.0, (count - 1) * variance**2 / (first**2 + second**2))
-        return t_quantile(freedom) * math.sqrt(variance / count) < room
-
-    return next((count for count in range(max(runs, 2), MOST_RUNS + 1) if enough(count)), None)
+    for count in range(max(runs, 2), MOST_RUNS + 1):
+        freedom = max(1.0, (count - 1) * variance**2 / (first**2 + second**2)) if variance else 1.0
+        if t_quantile(freedom) * math.sqrt(variance / count) < math.log(value / bound):
+            return count
+    return None
 
 
 # Steps of two speeds.

@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,7 +32,6 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the parent's environment."""
     directory: str | None = None
-    """Working directory; None: the parent's."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Path -> text to write before the start, such as a generated experiment file."""
 
@@ -43,7 +42,6 @@ class Here:
 
     platform: PlatformName
     primus_path: str | None = None
-    """The user's Primus checkout."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
 
 
@@ -86,8 +84,14 @@ class Engine(ABC):
         """Say why this engine cannot run the plan, wherever it is installed; None: it can."""
 
     def untried(self) -> UserError | None:
-        """Say which installed package is newer than any that this engine is known to train with; None: none."""
-        return None if self.known is None else too_new(*self.known)
+        """Refuse a package that is newer than all versions that this engine is known to train with; None: it is not newer."""
+        package, (*others, newest) = self.known or ("", ("",))
+        installed = package_version(package) if package else None
+        if installed is None or release(installed) <= release(newest):
+            return None
+        why = f"This engine is known to train with {', '.join(others)} and {newest}."
+        fix = f"pip install {package}=={newest}; --force starts it anyway"
+        return LaunchError(f"{package} {installed} is too new.", why=why, fix=fix)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Return that part of `refusal` that depends on how the plan divides its model and batch, in whatever place it runs.
@@ -272,17 +276,6 @@ def is_installed(name: str) -> bool:
 def release(version: str) -> tuple[int, ...]:
     """Return the major and the minor number of a version."""
     return tuple(int(part) for part in version.split(".")[:2])
-
-
-def too_new(package: str, known: Sequence[str]) -> LaunchError | None:
-    """Return the refusal of a package newer than all versions that an engine is known to train with; None: it is not newer."""
-    installed = package_version(package)
-    *others, newest = known
-    if installed is None or release(installed) <= release(newest):
-        return None
-    why = f"This engine is known to train with {', '.join(others)} and {newest}."
-    fix = f"pip install {package}=={newest}; --force starts it anyway"
-    return LaunchError(f"{package} {installed} is too new.", why=why, fix=fix)
 
 
 class WorkerEngine(Engine):

@@ -26,9 +26,7 @@ from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.plan.megatron_names import Value, parser_arguments
 from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 
-WORK_GROUP = "tprimat"
-USER_NAME = "benchmark"
-MODULE = "pre_trainer"
+WORK_GROUP, USER_NAME, MODULE = "tprimat", "benchmark", "pre_trainer"
 
 
 def experiment(plan: RunPlan) -> dict[str, object]:
@@ -43,7 +41,7 @@ def experiment(plan: RunPlan) -> dict[str, object]:
         "work_group": WORK_GROUP,
         "user_name": USER_NAME,
         "exp_name": plan.run_id,
-        "workspace": str(workspace(plan)),
+        "workspace": str(PurePath(plan.run_directory) / "primus"),
         "modules": {MODULE: module},
     }
 
@@ -65,11 +63,6 @@ def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:
         place = where("platform_optimizations", plan.platform, "primus", "overrides", key)
         if key in decided:
             yield ConfigError(f"{key} is decided by the plan.", where=place, fix="the flag or the key of config.yaml")
-
-
-def workspace(plan: RunPlan) -> PurePath:
-    """Return the folder for Primus's own output."""
-    return PurePath(plan.run_directory) / "primus"
 
 
 # Where Primus is installed, and how it is started.
@@ -119,10 +112,6 @@ def version_of(root: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-MASTER_PORT = "29500"
-"""torch.distributed's own. Primus's is 1234, below the ports that are free for everyone."""
-
-
 class PrimusEngine(Engine):
     """Starts Primus and reads its console."""
 
@@ -157,7 +146,7 @@ class PrimusEngine(Engine):
 
     def error_logs(self, plan: RunPlan) -> tuple[str, ...]:
         """Return the pattern of all ranks' tracebacks; primus-cli hides those of most ranks from the console."""
-        folder = workspace(plan) / WORK_GROUP / USER_NAME / plan.run_id
+        folder = PurePath(plan.run_directory) / "primus" / WORK_GROUP / USER_NAME / plan.run_id
         return (str(folder / "logs" / MODULE / "rank-*" / "error.log"),)
 
     def command(self, plan: RunPlan) -> Command:
@@ -169,12 +158,10 @@ class PrimusEngine(Engine):
         log = str(PurePath(plan.run_directory) / "primus.log")  # the launcher's copy of the console, by default one for all runs
         words = ("direct", "--log_file", log, "--", "train", "pretrain", "--config", file)
         # What Primus would otherwise take from its surroundings, such as an enclosing SLURM job.
-        here = {
-            "NNODES": "1",
-            "NODE_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": os.environ.get("MASTER_PORT", MASTER_PORT),
-        }
+        here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        here["MASTER_PORT"] = os.environ.get(
+            "MASTER_PORT", "29500"
+        )  # Primus's is 1234, below the ports that are free for everyone
         here |= {"PRIMUS_EXP_NAME": plan.run_id, "GPUS_PER_NODE": str(plan.gpus_per_node)}
         return Command(
             argv=(plan.primus.program, *words),

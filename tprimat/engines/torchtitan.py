@@ -64,11 +64,9 @@ class TorchtitanEngine(Engine):
         """Look for the package."""
         if not is_installed(self.name):
             return LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
-        titan, torch = installed_version(self.name), installed_version("torch")
-        if titan >= BY_A_MODULE and torch < LEAST_TORCH:
-            what = (
-                f"torchtitan {_dotted(titan)} needs torch {_dotted(LEAST_TORCH)} or newer; torch {_dotted(torch)} is installed."
-            )
+        if installed_version(self.name) >= BY_A_MODULE and installed_version("torch") < LEAST_TORCH:
+            titan, torch = package_version(self.name), package_version("torch")
+            what = f"torchtitan {titan} needs torch {'.'.join(map(str, LEAST_TORCH))} or newer; torch {torch} is installed."
             why = "It imports names of torch.distributed that older versions lack."
             return LaunchError(what, why=why, fix=f"pip install torchtitan=={KNOWN[0]}, or a newer torch; or {OTHER_ENGINE}")
         return "torchtitan is installed"
@@ -103,10 +101,6 @@ class TorchtitanEngine(Engine):
 def installed_version(package: str) -> tuple[int, ...]:
     """Return major and minor number of an installed package; of torchtitan where there is none, those of our extra."""
     return release(package_version(package) or KNOWN[0])
-
-
-def _dotted(release: tuple[int, ...]) -> str:
-    return ".".join(map(str, release))
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:

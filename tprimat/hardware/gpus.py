@@ -3,7 +3,6 @@
 NVIDIA GPUs are read in this process through NVML, AMD GPUs through amd-smi.
 """
 
-import importlib
 import json
 import subprocess
 import threading
@@ -73,16 +72,16 @@ def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
 
 
 def open_nvml() -> Any:
-    """Return NVIDIA's management library (the package nvidia-ml-py, module pynvml), initialized."""
+    """Return NVIDIA's management library, initialized. Raises LookupError: it is not installed, or there is no driver."""
     try:
-        nvml = importlib.import_module("pynvml")
+        import pynvml
+
+        pynvml.nvmlInit()
     except ImportError as error:
         raise LookupError("the Python package nvidia-ml-py is not installed") from error
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
+    except pynvml.NVMLError as error:
         raise LookupError(f"NVML: {error}") from error
-    return nvml
+    return pynvml
 
 
 def query_nvml(nvml: Any, function: str, *arguments: Any) -> Any:
@@ -102,21 +101,18 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
     driver = query_nvml(nvml, "nvmlSystemGetDriverVersion")
     count = query_nvml(nvml, "nvmlDeviceGetCount") or 0
     devices = (query_nvml(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count))
-    gpus = []
-    for index, device in enumerate(device for device in devices if device is not None):
-        memory = query_nvml(nvml, "nvmlDeviceGetMemoryInfo", device)
-        gpus.append(
-            Gpu(
-                platform="cuda",
-                name=query_nvml(nvml, "nvmlDeviceGetName", device),
-                index=index,
-                uuid=query_nvml(nvml, "nvmlDeviceGetUUID", device),
-                memory_bytes=None if memory is None else memory.total,
-                power_limit_watts=number(query_nvml(nvml, "nvmlDeviceGetPowerManagementLimit", device), 1e-3),
-                driver=driver,
-            )
+    return tuple(
+        Gpu(
+            platform="cuda",
+            name=query_nvml(nvml, "nvmlDeviceGetName", device),
+            index=index,
+            uuid=query_nvml(nvml, "nvmlDeviceGetUUID", device),
+            memory_bytes=getattr(query_nvml(nvml, "nvmlDeviceGetMemoryInfo", device), "total", None),
+            power_limit_watts=number(query_nvml(nvml, "nvmlDeviceGetPowerManagementLimit", device), 1e-3),
+            driver=driver,
         )
-    return tuple(gpus)
+        for index, device in enumerate(device for device in devices if device is not None)
+    )
 
 
 LEAST_BYTES_IN_USE = 1 << 30
@@ -195,8 +191,7 @@ def to_bytes(size: Any) -> int | None:
     return None if value is None else round(value)
 
 
-# Samples: the telemetry of a run, and what a probe was timed under. They never disturb a run: any problem ends them, and is told
-# in one notice at the end of the run.
+# Samples: the telemetry of a run, and what a probe was timed under. A problem ends them, and is told at the end of the run.
 
 STOP_SECONDS = 4.0
 """For the sampling to end with the run; a driver that does not answer blocks it."""
@@ -232,7 +227,7 @@ class NvmlReader:
         self._nvml = open_nvml()
         try:
             self._devices = [self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        except self._nvml.NVMLError as error:
+        except self._nvml.NVMLError as error:  # a GPU that it does not know
             raise LookupError(f"NVML: {error}") from error
 
     def read(self, at_seconds: float = 0.0) -> list[TelemetrySample]:

@@ -12,10 +12,8 @@ from tprimat.hardware.nodes import expand_hosts
 
 GIB = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")
-ENOUGH_SHARED_MEMORY_BYTES = GIB
-"""NCCL and the data loaders take some hundred MiB of it on eight GPUs; Docker gives a container 64 MiB."""
-ENOUGH_DISK_BYTES = GIB
-"""Records and logs of some hundred runs, and a trace."""
+ENOUGH_SHARED_MEMORY_BYTES = ENOUGH_DISK_BYTES = GIB
+"""NCCL and the data loaders take some hundred MiB on eight GPUs; records and logs of some hundred runs, and a trace, as much."""
 MAX_LINKS = 18
 """NVLinks of one GPU (H100, H200, B200)."""
 
@@ -68,10 +66,9 @@ def check_gpus(gpus: tuple[Gpu, ...]) -> Check:
 
 def check_links(nvml: Any, gpus: tuple[Gpu, ...]) -> Check:
     """Count the NVLinks of each NVIDIA GPU."""
-    counts = []
-    for device in [query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) for gpu in gpus]:
-        states = [query_nvml(nvml, "nvmlDeviceGetNvLinkState", device, link) for link in range(MAX_LINKS)]
-        counts.append(states.count(1))
+    devices = [query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) for gpu in gpus]
+    links = range(MAX_LINKS)
+    counts = [[query_nvml(nvml, "nvmlDeviceGetNvLinkState", device, link) for link in links].count(1) for device in devices]
     if not any(counts):
         fix = "prefer strategies with little communication, such as minimal_communication"
         return Check("NVLink", "absent", "none: the GPUs exchange data over PCIe", fix)
@@ -98,11 +95,9 @@ def check_disk(output: Path) -> Check:
     place = next(path for path in (output.absolute(), *output.absolute().parents) if os.path.lexists(path))
     if not place.is_dir() or not os.access(place, os.W_OK):
         return Check("disk", "problem", f"{place} is not a writable folder", "another --output-dir")
-    free = shutil.disk_usage(place).free
+    free, room = shutil.disk_usage(place).free, "make room, or another --output-dir"
     finding = f"{free / GIB:,.0f} GiB free at {place}"
-    if free < ENOUGH_DISK_BYTES:
-        return Check("disk", "problem", finding, "make room, or another --output-dir")
-    return Check("disk", "ok", finding)
+    return Check("disk", "problem", finding, room) if free < ENOUGH_DISK_BYTES else Check("disk", "ok", finding)
 
 
 def check_slurm(environment: Mapping[str, str]) -> Check:
@@ -113,7 +108,6 @@ def check_slurm(environment: Mapping[str, str]) -> Check:
         fix = f"srun --nodes={nodes} --ntasks={nodes} ./benchmark.py --nodes {nodes}" if nodes > 1 else None
         return Check("SLURM", "ok", finding, fix)
     if shutil.which("srun"):
-        return Check(
-            "SLURM", "absent", "not in a job; srun is installed", "salloc or sbatch, then start ./benchmark.py in the job"
-        )
+        fix = "salloc or sbatch, then start ./benchmark.py in the job"
+        return Check("SLURM", "absent", "not in a job; srun is installed", fix)
     return Check("SLURM", "absent", "not installed; nothing needs it")

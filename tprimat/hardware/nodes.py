@@ -100,14 +100,11 @@ def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] |
 def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes:
     """Find this machine's place in a run on `count` nodes."""
     refuse_ranks(environment)
-    told = told_nodes(environment)
+    told, nodes = told_nodes(environment), f"{count} node{'s' * (count > 1)}"
     if told is not None and told[0] != count:
-        raise LaunchError(
-            f"{told[1]} is {told[0]}, but the run is on {count} node{'s' * (count > 1)}.",
-            where=told[1],
-            why="Each process that the scheduler started would start its own run.",
-            fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}; unset {told[1]} if it is left over",
-        )
+        why = "Each process that the scheduler started would start its own run."
+        fix = f"--nodes {told[0]}, or start the command on {nodes}; unset {told[1]} if it is left over"
+        raise LaunchError(f"{told[1]} is {told[0]}, but the run is on {nodes}.", where=told[1], why=why, fix=fix)
     if count == 1:
         return Nodes()
     if "SLURM_JOB_ID" in environment and not {"MASTER_ADDR", "PET_MASTER_ADDR"} & set(environment):
@@ -134,14 +131,10 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
 def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse a run on one node of a job of SLURM that has several, where nobody asked for one node: srun was forgotten."""
     given = environment.get("SLURM_JOB_NUM_NODES", "1")
-    if "SLURM_JOB_ID" not in environment or in_slurm_step(environment) or given in {"", "1"}:
-        return
-    raise LaunchError(
-        f"srun did not start this: it would run on one node of the {given} in the job.",
-        where="SLURM_JOB_NUM_NODES",
-        why="The other nodes would never start.",
-        fix=f"srun --nodes={given} --ntasks={given} ./benchmark.py, or --nodes 1 for this node alone",
-    )
+    if "SLURM_JOB_ID" in environment and not in_slurm_step(environment) and given not in {"", "1"}:
+        what = f"srun did not start this: it would run on one node of the {given} in the job."
+        fix = f"srun --nodes={given} --ntasks={given} ./benchmark.py, or --nodes 1 for this node alone"
+        raise LaunchError(what, where="SLURM_JOB_NUM_NODES", why="The other nodes would never start.", fix=fix)
 
 
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
@@ -166,11 +159,10 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     )
     if address is None or rank_name is None:
         missing = [name for name, value in (("MASTER_ADDR", address), ("NODE_RANK", rank_name)) if value is None]
-        raise LaunchError(
-            f"A run on {count} nodes needs {' and '.join(missing)} in the environment.",
-            why="Each node must know the address of the first one and its own rank.",
-            fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command",
-        )
+        what = f"A run on {count} nodes needs {' and '.join(missing)} in the environment."
+        why = "Each node must know the address of the first one and its own rank."
+        fix = f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command"
+        raise LaunchError(what, why=why, fix=fix)
     if len(environment[address]) > LONGEST_HOST:
         raise LaunchError(f"{address} is {environment[address][:40]}..., which is not a host name.", where=address)
     rank = whole_number(environment, rank_name)

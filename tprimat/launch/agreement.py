@@ -55,7 +55,6 @@ class Orders:
     """Of the run that all start, once it is a new one, counted from 1."""
     plan: RunPlan | None = None
     started_at: str | None = None
-    """Of the run, ISO 8601."""
     place: Nodes = field(default_factory=Nodes)
     """With the address of torchrun's store; `rank` is the first node's."""
     stop: str | None = None

@@ -120,7 +120,6 @@ class Launch:
     logs: tuple[Path, ...] = ()
     """Files that get a copy of the output besides directory.log_file; each is appended to."""
     heading: str = ""
-    """Lines to write to the logs before the output of the run."""
     step_of_line: Callable[[str], StepRecord | None] | None = None
     """Reads steps from the log. None: the worker appends to steps.jsonl itself."""
     complete: Callable[[RunRecord], tuple[RunRecord, tuple[StepRecord, ...]]] | None = None
@@ -128,7 +127,6 @@ class Launch:
     planned_steps: int | None = None
     """A run that ends well before this step has failed; None: it ends when it has what it looks for."""
     group: NodeGroup | None = None
-    """The other nodes, where they take part."""
     error_logs: tuple[str, ...] = ()
     """Glob patterns of the ranks' own logs, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
     sampled_gpus: tuple[Gpu, ...] = ()

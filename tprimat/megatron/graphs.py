@@ -84,7 +84,6 @@ class StepGraphs:
         self._tokens: Tensor | None = None
         self._steps = 0
         self.recorded = False
-        """Whether steps have been launched as graphs."""
 
     def forget(self) -> None:
         """Drop the graphs. NCCL waits at its end for all that hold its kernels: a run would not end."""

@@ -189,7 +189,6 @@ def _swiglu_backward_and_maxima(gradient: Tensor, joint: Tensor, gate_gradient: 
 
 
 Linear = tuple[type[ColumnLinear], type[RowLinear]]
-"""Modules for the matrix products."""
 
 
 def block_spec(

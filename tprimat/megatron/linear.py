@@ -80,7 +80,6 @@ class TensorParallelContext:
     exchange: Exchange | None
     """Overlaps exchanges with products; None: a collective before or after each product."""
     fused_wgrad: bool
-    """Whether weight gradients go straight into the fp32 buffer."""
     products: LinearProducts
 
     def gathered(self, rows: Tensor) -> Tensor:

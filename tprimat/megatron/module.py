@@ -48,13 +48,11 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.options = options
         self.chunks: list[MegatronCoreModule] = []
         self.overwritten: list[torch.nn.Parameter] = []
-        """The weights whose first gradient of a step overwrites."""
         self.sequences: Sequences | None = None
         self.observed: dict[str, Any] | None = None
         self.before_gradient_sync: list[Callable[[float], None]] = []
-        """Called in each step before this rank may wait for gradients of others, with the share of its own work that is done:
-        before its last backward pass, in which they are exchanged, or after all passes where pipeline stages take turns.
-        Not where CUDA graphs run the step."""
+        """Called in each step before this rank may wait for gradients of others, with the share of its own work that is done; not
+        where CUDA graphs run the step."""
         self.graphs: StepGraphs | None = None
         self.micro_batches_per_step = self.passed_forward = 0
 

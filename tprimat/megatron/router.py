@@ -101,7 +101,6 @@ class RoutedChoices:
     counts: Tensor
     """Choices of each expert, without dropped ones, shape (experts,), int32."""
     drops: bool = False
-    """Whether choices may be dropped."""
 
 
 def balance_loss(scores: Tensor, counts: Tensor, tokens: int, experts_per_token: int) -> Tensor:

@@ -55,7 +55,6 @@ class Workspace:
         self._memory = compat.symmetric_memory().empty(HALVES * bytes_of_half, dtype=torch.uint8, device=device)
         self.handle = compat.symmetric_memory().rendezvous(self._memory, group_name)
         self.turn = 0
-        """The half in use."""
         self._views: dict[tuple[int, torch.Size, torch.dtype], list[Tensor]] = {}
 
     def next_half(self, shape: torch.Size, dtype: torch.dtype) -> list[Tensor]:

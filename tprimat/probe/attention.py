@@ -6,37 +6,26 @@ such products instead of two, hence 2.5 times as many (FlashAttention-2, arXiv 2
 efficient are AOTriton's kernels.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tprimat.probe.case import Call, Case
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LENGTHS, SMALL_LENGTHS = (2048, 4096, 8192, 16384, 32768), (64, 128)
 BACKENDS = {
-    "cudnn": "CUDNN_ATTENTION",
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "math": "MATH",
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
 }
-"""Our name and the member of torch.nn.attention.SDPBackend."""
 NOT_ON_A_CPU = ("cudnn", "efficient")
 """Torch has these kernels for GPUs only."""
 BACKWARD_FACTOR = 2.5
-
-
-@contextmanager
-def restricted_to(backend: str) -> Iterator[None]:
-    """Restrict torch to one backend. Raises AttributeError, ImportError: this torch does not have it."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel([getattr(SDPBackend, BACKENDS[backend])]):
-        yield
 
 
 def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -79,7 +68,7 @@ def both_passes(backend: str, operands: Operands) -> list[Case]:
             dtype="bf16",
             flop=int(once * BACKWARD_FACTOR) if backward else once,
             prepare=partial(prepare, operands, backward),
-            context=partial(restricted_to, backend),
+            context=partial(sdpa_kernel, BACKENDS[backend]),
         )
         for backward in (False, True)
     ]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tprimat.core.errors import ConfigError, RecordError
-from tprimat.core.limits import LARGEST_REAL, LARGEST_WHOLE
+from tprimat.core.limits import LARGEST_REAL, LARGEST_WHOLE, SHORTEST_SECONDS
 from tprimat.records.environment import tuning_variables
 from tprimat.records.evidence import graded
 from tprimat.records.schema import Evidence, Outcome, RunRecord, StepRecord
@@ -34,8 +34,6 @@ from tprimat.train import startup
 from tprimat.train.compat import callback_bases, last_logged
 from tprimat.train.rank import AnyTrainer, StepLog, Timestamp, note_ended, read_peak_memory, record_timestamp
 
-SHORTEST_SECONDS = 1e-9
-"""The shortest step that a record can hold."""
 OWN_STEPS = 1000
 """The newest steps of which a rank remembers its own time."""
 REDUCED_LOSS = "reduced_train_loss"
@@ -329,13 +327,11 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 
 def rank_medians(own: Collection[float], device: torch.device) -> tuple[float, ...]:
     """Return the median of each rank's times, gathered once; empty where no rank has any. Every rank must call it."""
-    median = torch.tensor([statistics.median(own) if own else 0.0], dtype=torch.float64).to(device)
-    medians = [median]
+    medians = torch.tensor([statistics.median(own) if own else 0.0], dtype=torch.float64).to(device)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        medians = [torch.empty_like(median) for _ in range(dist.get_world_size())]
-        dist.all_gather(medians, median)
-    values = tuple(float(value.item()) for value in medians)
-    return values if any(values) else ()
+        median, medians = medians, medians.new_empty(dist.get_world_size())
+        dist.all_gather(list(medians.split(1)), median)
+    return tuple(medians.tolist()) if medians.any() else ()
 
 
 def _is_on_device(value: Any) -> bool:

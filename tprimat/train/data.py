@@ -89,7 +89,6 @@ class TextSequences:
     """Windows of a token stream, reshuffled in each epoch."""
 
     stream: NDArray[np.integer]
-    """All tokens, memory-mapped."""
     seed: int
     sequence_tokens: int
     description: str

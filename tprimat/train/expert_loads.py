@@ -42,15 +42,13 @@ def watch_routers(model: torch.nn.Module) -> None:
 
 
 SUMS = 4
-"""Numbers that `load_sums` returns."""
 
 
 def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor:
     """Sum up loads and dropped choices over this rank's layers and micro-batches, without waiting; forget the counts.
 
-    The ranks that share experts must all call it. Returns (4,), fp64, the same on all of them: over layers and micro-batches the
-    sums of the tokens of the busiest expert over the mean, of the same of ranks, and of the share of dropped choices; and the
-    number of layers times micro-batches.
+    The ranks that share experts must all call it. Returns (SUMS,), fp64, the same on all of them: the sums of the tokens of the
+    busiest expert over the mean, of the same of ranks, and of the share of dropped choices; and the number of summands.
     """
     parts = (part for chunk in chunks for part in chunk.modules())
     layers = [layer for part in parts if (layer := getattr(part, "routing_counts", None)) is not None]

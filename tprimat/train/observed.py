@@ -167,7 +167,6 @@ class FirstBatchHook:
         self.models: list[Any] = []
         """Megatron's model of each chunk on this rank, once attached."""
         self.watches_routers = False
-        """Whether the loads of experts are known after each step."""
 
     def attach(self, chunks: Sequence[Any]) -> None:
         """Hook into Megatron's own model of each chunk, inside the wrappers for precision and gradients."""

@@ -36,7 +36,6 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         super().__init__()
         self.plan = plan
         self.traces: list[Path] = []
-        """Written so far."""
         self._profile: profile | None = None
         self._first_step = 1
         self._last_step = 0

@@ -42,11 +42,10 @@ def resume_garbage_collection() -> None:
     gc.enable()
 
 
-# torchmetrics, which Lightning imports, in turn imports transformers, torchvision, scipy and matplotlib wherever they are
-# installed, as they are in most container images: two or three seconds of every rank's start, for metrics that are not used.
+# torchmetrics, which Lightning imports, in turn imports large packages wherever they are installed, as they are in most container
+# images: two or three seconds of every rank's start, for metrics that are not used.
 
 OPTIONAL_PACKAGES = ("transformers", "torchvision", "torchaudio", "scipy", "matplotlib", "sklearn", "pandas")
-"""Large packages that torchmetrics can do without."""
 
 
 def import_torchmetrics() -> None:
@@ -59,7 +58,7 @@ def import_torchmetrics() -> None:
 def _not_installed(names: tuple[str, ...]) -> Iterator[None]:
     """Within this context, Lightning's utilities answer that none of these packages is installed."""
     imports: Any = import_module("lightning_utilities.core.imports")
-    available = imports.package_available
+    genuine, available = imports.RequirementCache, imports.package_available
 
     class HidingCache(imports.RequirementCache):  # type: ignore[misc]
         """A RequirementCache in which some packages are not installed."""
@@ -69,7 +68,6 @@ def _not_installed(names: tuple[str, ...]) -> Iterator[None]:
             if requirement and imports.Requirement(requirement).name in names:
                 self.available, self.message = False, f"{requirement} is not imported"
 
-    genuine = imports.RequirementCache
     imports.RequirementCache, imports.package_available = HidingCache, lambda name: name not in names and available(name)
     try:
         yield

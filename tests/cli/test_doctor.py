@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, fake_nvml, run_command
 
-from tprimat.hardware import health
+from tprimat.runner import doctor
 from tprimat.runner.doctor import check_stack, check_torch
 
 
@@ -93,10 +93,10 @@ def test_a_build_of_torch_fits_the_gpus_or_not(torch, gpus, status, words):
 
 
 def test_a_missing_or_small_shared_memory_and_a_missing_folder(tmp_path, monkeypatch):
-    assert health.check_shared_memory(tmp_path / "shm").status == "problem"
-    monkeypatch.setattr(health, "ENOUGH_SHARED_MEMORY_BYTES", 1 << 60)
-    check = health.check_shared_memory(tmp_path)
+    assert doctor.check_shared_memory(tmp_path / "shm").status == "problem"
+    monkeypatch.setattr(doctor, "ENOUGH_SHARED_MEMORY_BYTES", 1 << 60)
+    check = doctor.check_shared_memory(tmp_path)
     assert (check.status, "--shm-size" in check.fix) == ("problem", True)
-    assert health.check_disk(tmp_path / "a" / "b").finding.endswith(f" at {tmp_path}")
+    assert doctor.check_disk(tmp_path / "a" / "b").finding.endswith(f" at {tmp_path}")
     (tmp_path / "file").touch()
-    assert health.check_disk(tmp_path / "file" / "b").finding == f"{tmp_path / 'file'} is not a writable folder"
+    assert doctor.check_disk(tmp_path / "file" / "b").finding == f"{tmp_path / 'file'} is not a writable folder"

@@ -11,8 +11,7 @@ from megatron.core import parallel_state
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord
 from tprimat.train.callback import BenchmarkCallback
-from tprimat.train.expert_loads import mean_loads
-from tprimat.train.observed import FirstBatchHook
+from tprimat.train.observed import FirstBatchHook, mean_loads
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.rank import StepLog, local_rank, running_record
 

@@ -12,7 +12,7 @@ from tprimat.core.errors import MissingLayoutError, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tprimat.hardware.health import Check
+    from tprimat.runner.doctor import Check
 
 
 class Doctor:

@@ -25,7 +25,7 @@ from torch.nn import Parameter
 from tprimat.megatron.compat import compiled_for_any_rows, grouped_matmul, triton_kernels
 from tprimat.megatron.router import RoutedChoices, Router
 from tprimat.megatron.wgrad import add_gradient, claim_first_gradient, let_accumulate
-from tprimat.train.expert_loads import RoutingCounts
+from tprimat.train.observed import RoutingCounts
 
 LENGTHS = 16
 """Buffers for received rows are multiples of the sent rows / LENGTHS long."""

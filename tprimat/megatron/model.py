@@ -34,7 +34,7 @@ from tprimat.megatron.wgrad import AccumulatingEmbedding
 from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, routing_fields
 from tprimat.plan.schema import EngineOptions, RunPlan
-from tprimat.train.expert_loads import watch_routers
+from tprimat.train.observed import watch_routers
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Used by Megatron-LM, GPT-2 and Llama; divided by sqrt(2 layers) for the two projections back into the residual stream."""

@@ -30,8 +30,7 @@ from tprimat.train import startup
 from tprimat.train.callback import LOADS
 from tprimat.train.compat import lightning
 from tprimat.train.data import GlobalBatches, Sequences, open_sequences
-from tprimat.train.expert_loads import SUMS, load_sums
-from tprimat.train.observed import batch_facts
+from tprimat.train.observed import SUMS, batch_facts, load_sums
 
 BACKWARD_SHARE = 2 / 3
 """Of a micro-batch's passes: two of the three products with each weight. The times of ranks scale with it, not their ratio."""

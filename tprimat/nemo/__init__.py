@@ -48,7 +48,7 @@ class NemoCallback(BenchmarkCallback):
         if self.watch.seen is not None:
             self.tokens_per_step = self.watch.seen["tokens_per_step"]
         if self.watch.watches_routers:
-            from tprimat.train.expert_loads import mean_loads
+            from tprimat.train.observed import mean_loads
 
             known = outputs if isinstance(outputs, Mapping) else {}
             outputs = {**known, **mean_loads(self.watch.models, trainer.strategy.root_device)}

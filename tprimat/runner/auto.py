@@ -39,9 +39,8 @@ def layouts_to_measure(request: RunRequest) -> int | None:
         what = f"--parallel is {request.strategy!r:.40}."
         raise ConfigError(what, where="--parallel", why=f"It measures 2 to {MOST_MEASURED} layouts.", fix="--parallel auto:3")
     if request.runs != RunRequest().runs:
-        raise ConfigError(
-            f"--parallel {request.strategy} runs each layout {ROUNDS} times.", where="--runs", fix="leave out --runs"
-        )
+        what = f"--parallel {request.strategy} runs each layout {ROUNDS} times."
+        raise ConfigError(what, where="--runs", fix="leave out --runs")
     return int(text)
 
 
@@ -71,9 +70,8 @@ def auto_sessions(request: RunRequest) -> list[Session]:
             if len(chosen) == (measured or 1):
                 break
         if not chosen:
-            fix = (
-                ways_out(plan, find_accelerator(machine.accelerator)) or "more GPUs; python3 -m tprimat plan says what is missing"
-            )
+            ways = ways_out(plan, find_accelerator(machine.accelerator))
+            fix = ways or "more GPUs; python3 -m tprimat plan says what is missing"
             raise LaunchError(f"No layout of {model} fits.", where="--gpus", fix=fix)
         sessions += chosen
     return sessions

@@ -204,15 +204,11 @@ def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Ques
     if sum(len(group.runs) for group in groups) < 2:
         return ""
     ranked = rankings(groups, question)
-    lines = [screen.prose(line, 2) for line in caveats(ranked, findings(groups, _name, _more))]
-    repeated = [ranking for ranking in ranked if sum(len(group.runs) for group in ranking.groups) > 1]
-    if repeated:
+    noted = findings(groups, lambda item: f"{model_name(item.result.run)} {item.result.run.strategy}", _more)
+    lines = [screen.prose(line, 2) for line in caveats(ranked, noted)]
+    if repeated := [ranking for ranking in ranked if sum(len(group.runs) for group in ranking.groups) > 1]:
         lines = [blocks(repeated, screen, say_apart=False), "", *lines]
     return "\n".join(lines)
-
-
-def _name(item: Measured) -> str:
-    return f"{model_name(item.result.run)} {item.result.run.strategy}"
 
 
 def _more(item: Measured) -> list[Finding]:

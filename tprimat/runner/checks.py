@@ -13,13 +13,13 @@ from tprimat.core.accelerators import BACKEND_OF, PlatformName
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines import FALLBACK
 from tprimat.engines.base import Command, Here, engine_named
-from tprimat.hardware.health import Check, check_disk
 from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks, this_machine
 from tprimat.launch.process import command_on
 from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import Fit, MemoryPrediction, predict_memory
 from tprimat.records.schema import Machine
+from tprimat.runner.doctor import Check, check_disk
 from tprimat.runner.planning import named_machine
 from tprimat.runner.prediction import gate, memory_words, need_words, planned_workload, predicted
 from tprimat.runner.request import BEST, RunRequest

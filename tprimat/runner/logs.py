@@ -136,9 +136,8 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
         print("note: the tokens of a step are not known: --global-batch-size, --sequence-length", file=sys.stderr)
     wrong = map(finding_words, contradictions(RunResult(run=record, steps=run.steps, path=Path()), measured))
     print(summary([(replace(record, mismatches=(*record.mismatches, *wrong)), metrics, Path(path))], screen_of(sys.stdout)))
-    print(
-        f"kept: {written}, which the run itself wrote" if written_by(written, record) else f"written: {written}", file=sys.stderr
-    )
+    kept = f"kept: {written}, which the run itself wrote" if written_by(written, record) else f"written: {written}"
+    print(kept, file=sys.stderr)
     return 0 if run.steps and record.outcome in {"completed", "interrupted"} else 1
 
 

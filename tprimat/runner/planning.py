@@ -29,10 +29,7 @@ from tprimat.predict.search import Answer, Candidate, LayoutQuestion, search, sm
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import Machine, ProbeRecord
 
-USUAL_GPUS = 8
-USUAL_SEQUENCE_TOKENS = 8192
-SMALLEST_BATCH = 128
-SEQUENCES_PER_GPU = 2
+USUAL_GPUS, USUAL_SEQUENCE_TOKENS = 8, 8192
 POWERS_OF_TWO = tuple(2**power for power in range(11))
 """Numbers of GPUs that are tried where nothing fits."""
 
@@ -50,7 +47,6 @@ class LayoutsAsked:
     precision: str = "bf16"
     """A key of FORMATS."""
     routing: Routing = "natural"
-    """Of tokens to experts."""
     dispatcher: str | None = None
     """A key of DISPATCHERS; None: as the engine has it."""
     capacity: float | None = None
@@ -254,18 +250,14 @@ def _gpus(request: LayoutsAsked, here: int | None, usual: int) -> tuple[int, int
     gpus = request.gpus or ((here or usual) * request.nodes if request.nodes else here or USUAL_GPUS)
     nodes = request.nodes or max(1, -(-gpus // usual))
     if gpus % nodes:
-        raise ConfigError(
-            f"{gpus} GPUs are not the same number on each of {nodes} nodes.",
-            where="--nodes",
-            fix=f"--gpus {max(1, gpus // nodes) * nodes}",
-        )
+        what, fix = f"{gpus} GPUs are not the same number on each of {nodes} nodes.", f"--gpus {max(1, gpus // nodes) * nodes}"
+        raise ConfigError(what, where="--nodes", fix=fix)
     return gpus, gpus // nodes
 
 
 def _usual_batch(gpus: int) -> int:
-    """Return two sequences per GPU, at least 128, as a power of two or a multiple of the GPUs."""
-    wanted = max(SMALLEST_BATCH, SEQUENCES_PER_GPU * gpus)
-    return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
+    """Return two sequences per GPU, at least 128, as a multiple of the GPUs."""
+    return -(-max(128, 2 * gpus) // gpus) * gpus
 
 
 def named_machine(name: str, precision: str | None) -> Machine:

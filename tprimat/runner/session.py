@@ -91,9 +91,8 @@ def prepare(request: RunRequest) -> Session:
     models, own = models_of(loaded, request), layout_name(request)
     more = [*added_models(loaded, models), *(layout_settings(request, own, models, platform) if own else ())]
     loaded = read_config(request.config, size=size, settings=[*settings, *more]) if more else loaded
-    output = absolute_path(
-        request.output or choices.output_directory, "--output-dir" if request.output else "the variable OUTPUT_DIR"
-    )
+    named = "--output-dir" if request.output else "the variable OUTPUT_DIR"
+    output = absolute_path(request.output or choices.output_directory, named)
     session = Session(
         loaded=loaded,
         platform=platform,

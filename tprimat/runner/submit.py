@@ -92,10 +92,8 @@ def submit(request: RunRequest, words: Sequence[str]) -> int:
     path = session.output / "slurm.sh"
     write_atomically(path, script(options, command), private=True)  # its command may hold what the user gave by --set
     if (holder := holder_of(session.output)) is not None:
-        print(
-            f"warning: {session.output} is in use by {holder}; the new job fails if that still runs when it starts",
-            file=sys.stderr,
-        )
+        fails = "the new job fails if that still runs when it starts"
+        print(f"warning: {session.output} is in use by {holder}; {fails}", file=sys.stderr)
     print(f"{path}: its output goes to {session.output}/slurm-%j.log; scancel ends it", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(["sbatch", "--wait", str(path)], stdout=sys.stderr, check=False)

@@ -330,7 +330,7 @@ def rank_medians(own: Collection[float], device: torch.device) -> tuple[float, .
     medians = torch.tensor([statistics.median(own) if own else 0.0], dtype=torch.float64).to(device)
     if dist.is_initialized() and dist.get_world_size() > 1:
         median, medians = medians, medians.new_empty(dist.get_world_size())
-        dist.all_gather(list(medians.split(1)), median)
+        dist.all_gather(list(medians.view(-1, 1)), median)
     return tuple(medians.tolist()) if medians.any() else ()
 
 

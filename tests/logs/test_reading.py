@@ -266,4 +266,4 @@ def test_the_size_of_chunks_does_not_matter(content, size, packed, tmp_path, mon
         patch.setattr(log_lines, "CHUNK_BYTES", size)
         cut = LogLines(path=str(path))
         assert [line for batch in cut.batches() for line in batch] == expected
-    assert (cut.sha256, cut.truncated) == (whole.sha256, whole.truncated)
+    assert (cut.sha256, cut.why_truncated) == (whole.sha256, whole.why_truncated)

@@ -19,22 +19,11 @@ import numpy.typing as npt
 from tprimat.core.errors import MetricError
 from tprimat.core.rows import DATA, document
 
-WorkClass = Literal[
-    "matmul",
-    "expert_matmul",
-    "router",
-    "permute",
-    "attention",
-    "norm_elementwise",
-    "optimizer",
-    "other",
-    "communication",
-    "memory_copy",
-]
+Compute = Literal["matmul", "expert_matmul", "router", "permute", "attention", "norm_elementwise", "optimizer", "other"]
+"""Classes that can hide communication."""
+WorkClass = Literal[Compute, "communication", "memory_copy"]
 CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 """Where classes overlap, a moment belongs to the first of these: communication counts only where no computation hides it."""
-COMPUTE = CLASSES[:-2]
-"""Classes that can hide communication."""
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver")
@@ -51,14 +40,7 @@ OPTIMIZER = re.compile(r"optimizer_step$|Optimizer\.step#")
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
 SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("joins", "i8")])
 """One span: its kind counts in CLASSES, its name in the names of all spans, `joins` in JOINED, of which the last is unknown."""
-JOINED: tuple[tuple[str, str], ...] = (
-    ("replicas", r"data_parallel|partial"),
-    ("experts", r"expert|deep_ep|dpsk::ep|hybrid_ep|mori::|epdispatch|epcombine"),
-    ("tensor", r"tensor|symm_mem|symmetric_memory|memcpy ptop|userbuffers|multimem|cross_device_reduce"),
-    ("context", r"context"),
-    ("pipeline", r"pipeline|embedding"),
-    ("", r""),
-)
+JOINED: tuple[tuple[str, str], ...] = (*document(DATA / "kernels.yaml")["joined"].items(), ("", ""))
 """The ranks that communication joins, by the description of their group, which Kineto copies, or by the kernel's name."""
 LOADING = re.compile(r"enumerate\(DataLoader\)#")
 """Marks a host that waits for torch's loader."""
@@ -319,7 +301,7 @@ def _own_seconds(part: Spans) -> dict[WorkClass, float]:
 
 def _exposed(part: Spans) -> dict[str, float]:
     """Return the exposed communication of each group of ranks, where several overlap of the first."""
-    computed, exchanged = _of(part, COMPUTE), _of(part, ("communication",))
+    computed, exchanged = _of(part, get_args(Compute)), _of(part, ("communication",))
     reached = [covered(np.append(computed, exchanged[exchanged["joins"] < number])) for number in range(len(JOINED) + 1)]
     return {name: reached[number + 1] - reached[number] for number, (name, _) in enumerate(JOINED)}
 

@@ -155,8 +155,6 @@ class LogContents:
 
     steps: dict[int, LoggedStep] = field(default_factory=dict)
     """By number, rising."""
-    first_line: int | None = None
-    """Line number of the first step, from 1."""
     evidence: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
     """Megatron's arguments that describe the model, as printed."""
@@ -270,8 +268,6 @@ class LogContents:
             self._reports[step] = fields
             return
         if known is None:
-            if not self.steps:
-                self.first_line = line
             known = self.steps[step] = LoggedStep(step=step, line=line, tflops_per_gpu=self._next_tflops)
             self._next_tflops = None
         known.add(fields)
@@ -309,7 +305,6 @@ class Attempts:
         self.begin(with_settings=False)
         for number in [number for number, step in last.steps.items() if step.line > line]:
             self.latest.steps[number] = last.steps.pop(number)
-        self.latest.first_line = next((step.line for step in self.latest.steps.values()), None)
         return last
 
     def begin(self, *, with_settings: bool) -> None:

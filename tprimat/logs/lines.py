@@ -22,11 +22,10 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(slots=True)
 class LogLines:
-    """A log as batches of lines. `truncated` and `sha256`, of its unpacked bytes, are known at its end."""
+    """A log as batches of lines. `why_truncated` and `sha256`, of its unpacked bytes, are known at its end."""
 
     path: str
     """'-' for standard input."""
-    truncated: bool = False
     why_truncated: str | None = None
     sha256: str | None = None
 
@@ -58,20 +57,17 @@ class LogLines:
                 self._refuse_binary(data)
             sha256.update(data)
             if b"\0" in data:
-                self._cut("it holds zero bytes, as files do after a crash")
+                self.why_truncated = "it holds zero bytes, as files do after a crash"
             text = rest + decoder.decode(data.replace(b"\0", b""))
             lines = text.replace("\r", "\n").split("\n")
             rest = lines.pop()
             if len(rest) > LONGEST_LINE:
                 rest = ""
-                self._cut("it holds a line of over a million characters")
+                self.why_truncated = "it holds a line of over a million characters"
             yield lines
         if rest:
-            self._cut("its last line is not complete")
+            self.why_truncated = "its last line is not complete"
         self.sha256 = sha256.hexdigest()
-
-    def _cut(self, why: str) -> None:
-        self.truncated, self.why_truncated = True, why
 
     def _refuse_binary(self, data: bytes) -> None:
         if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or b"\0" in data[:8192]:
@@ -96,7 +92,7 @@ class LogLines:
                         raise self._refused("unpacks to far more than text does", "It may be a bomb.")
                     yield data
         except EOFError:
-            self._cut("its gzip stream is cut short")
+            self.why_truncated = "its gzip stream is cut short"
         except (gzip.BadGzipFile, zlib.error) as error:
             raise self._refused("is a damaged gzip file", f"{error}. Steps in it may be wrong.") from error
 

@@ -12,6 +12,7 @@ from tprimat.core.errors import ConfigError, RecordError
 from tprimat.core.limits import LARGEST_WHOLE, finite_or_none
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import Workload
+from tprimat.logs import times as timing
 from tprimat.logs.arguments import arithmetic_of, options_of
 from tprimat.logs.checks import check_claims, check_model, logged_claims, machine_of, model_of, with_evidence, world_size
 from tprimat.logs.contents import Claims, LogContents, LoggedStep, check_claim
@@ -21,17 +22,6 @@ from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import packs, pads
-from tprimat.logs.times import (
-    TOKENS_UNIT,
-    batch_of,
-    correct_second,
-    near_multiple,
-    step_times,
-    tokens_by_rates,
-    tokens_of,
-    tokens_of_rates,
-    without_times,
-)
 from tprimat.records.evidence import with_facts
 from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
 
@@ -124,7 +114,7 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
         path=log.name,
         sha256=log.sha256,
         dialect=dialect.name if dialect else None,
-        truncated=log.truncated or ending.outcome == "interrupted",
+        truncated=log.why_truncated is not None or ending.outcome == "interrupted",
     )
     record = replace(record, outcome=ending.outcome, cause=ending.cause or None, hint=ending.hint, source=source)
     notes = (*filter(None, [caution]), *notes, *attempt_notes(reading))
@@ -169,8 +159,8 @@ def parsed_log(contents: LogContents, claims: Claims) -> tuple[tuple[StepRecord,
     """
     evidence, evidence_notes = evidence_of(contents)
     claims = with_evidence(claims, evidence)
-    times, notes = step_times(contents, claims)
-    corrected, seconds, loss, note = correct_second(contents, claims) or (0, None, None, "")
+    times, notes = timing.step_times(contents, claims)
+    corrected, seconds, loss, note = timing.correct_second(contents, claims) or (0, None, None, "")
     if times.get(corrected) is not None:
         times[corrected] = seconds
         notes.append(note)
@@ -221,11 +211,12 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRe
     """Return steps and evidence, with the sequence length from printed rates where the log does not state it."""
     contents = reading.contents
     derived = None if "sequence_tokens" in contents.evidence else sequence_from_rates(contents, claims.gpus)
-    check_claim("--sequence-length", claims.sequence_tokens, derived, f"{reading.name}:{contents.first_line}")
+    first = next((step.line for step in contents.steps.values()), None)
+    check_claim("--sequence-length", claims.sequence_tokens, derived, f"{reading.name}:{first}")
     claims = replace(claims, sequence_tokens=claims.sequence_tokens or derived)
     known = with_evidence(claims, evidence_of(contents)[0])
     if known.global_batch_sequences is None or known.sequence_tokens is None:
-        claims = replace(claims, tokens_per_step=tokens_by_rates(contents, known.gpus))
+        claims = replace(claims, tokens_per_step=timing.tokens_by_rates(contents, known.gpus))
     steps, evidence, notes = parsed_log(contents, claims)
     if claims.tokens_per_step is not None and steps:
         notes = (*notes, f"{claims.tokens_per_step} tokens a step follow from the printed rates and times")
@@ -238,7 +229,7 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRe
         used = units.percent(contents.device_used_share)
         notes = (*notes, f"at most {used} of the memory of one device in use, including other processes")
     if contents.steps and not steps:
-        notes = (*notes, without_times(contents, known))
+        notes = (*notes, timing.without_times(contents, known))
     sequence = evidence.workload.sequence_tokens or derived
     evidence = with_products(with_facts(evidence, sequence_tokens=sequence), claims.gpus)
     return steps, replace(evidence, notes=(*evidence.notes, *notes))
@@ -251,10 +242,15 @@ def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
     with the four digits of NeMo the median of steps comes close to one of TOKENS_UNIT. Fewer digits give None.
     """
     claims = Claims(global_batch_sequences=contents.evidence.get("global_batch_sequences"))
-    timed = [(tokens, batch_of(step, claims)) for step, tokens in tokens_of_rates(contents, gpus) if step.is_printed]
-    lengths = [tokens * (gpus or 0) / batch for tokens, batch in timed if batch]
-    exact = {near_multiple([length], SEQUENCE_UNIT, SEQUENCE_TOLERANCE) for length in lengths}
-    return exact.pop() if len(exact) == 1 and None not in exact else near_multiple(lengths, TOKENS_UNIT, MEDIAN_TOLERANCE)
+    lengths = [
+        tokens * (gpus or 0) / batch
+        for step, tokens in timing.tokens_of_rates(contents, gpus)
+        if step.is_printed and (batch := timing.batch_of(step, claims))
+    ]
+    exact = {timing.near_multiple([length], SEQUENCE_UNIT, SEQUENCE_TOLERANCE) for length in lengths}
+    if len(exact) == 1 and None not in exact:
+        return exact.pop()
+    return timing.near_multiple(lengths, timing.TOKENS_UNIT, MEDIAN_TOLERANCE)
 
 
 def step_record(step: LoggedStep, seconds: float, claims: Claims, loss: float | None = None) -> StepRecord:
@@ -262,7 +258,7 @@ def step_record(step: LoggedStep, seconds: float, claims: Claims, loss: float | 
     return StepRecord(
         step=step.step,
         step_seconds=seconds,
-        tokens=tokens_of(step, claims),
+        tokens=timing.tokens_of(step, claims),
         loss=finite_or_none(step.loss if loss is None else loss),
         grad_norm=finite_or_none(step.grad_norm),
         learning_rate=finite_or_none(step.learning_rate),

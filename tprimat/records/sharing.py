@@ -11,16 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.core.rows import DATA, document
-from tprimat.records.environment import (
-    PUNCTUATION,
-    SECRET,
-    SECRET_NAME,
-    digest_of,
-    is_plain,
-    masked_environment,
-    plain_or_digest,
-    tuning_variables,
-)
+from tprimat.records import environment
+from tprimat.records.environment import PUNCTUATION, SECRET, SECRET_NAME, digest_of, is_plain, plain_or_digest
 
 LEFT_HERE = MASKED, PLACE, ADDRESS, LEFT_OUT = "[secret]", "[path]", "[address]", "[left out]"
 
@@ -91,7 +83,7 @@ def masked_command(words: Iterable[str]) -> tuple[str, ...]:
     masked, flag = [], ""
     for word in words:
         secret = flag.startswith("-") and not word.startswith("-") and SECRET_NAME.fullmatch(flag.lstrip("-"))
-        plain = SETTING.sub(lambda match: match[1] + masked_environment({match[2]: match[3]})[match[2]], word)
+        plain = SETTING.sub(lambda match: match[1] + environment.masked_environment({match[2]: match[3]})[match[2]], word)
         masked.append(MASKED if secret else without_secrets(plain))
         flag = word
     return tuple(masked)
@@ -151,7 +143,7 @@ def _shared(value: Any, name: str, hosts: Hosts) -> Any:
         return [shareable_text(word, hosts) for word in masked_command(value)]
     if isinstance(value, Mapping):
         if name in VARIABLES:
-            return tuning_variables(value)
+            return environment.tuning_variables(value)
         return {key: _shared(inner, name if name in KEYS_OF_ANY_NAME else key, hosts) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_shared(inner, name, hosts) for inner in value]

@@ -115,12 +115,6 @@ VALUE = r"'?(\[[^\]]*\]|[^\s']+)'?(?:  \(Mcore default: .*\))?\s*$"
 SETTING = matching(rf"(?:^|\s)(\w+): {VALUE}", lambda match: argument(match[1], match[2]))
 # The nested keys of other models are indented further.
 SECTION = matching(rf"{LAUNCHER_PREFIX}  (\w+): {VALUE}", read_section)
-DEFAULTS: dict[str, object] = {
-    **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1),
-    "sequence_parallel": False,
-    "recompute": "none",
-}
-"""Megatron-Core's, which the summary of values that differ leaves out (ConfigContainer.log_non_default_values)."""
 STEP_RULES = {
     "mem-max-allocated-gigabytes": MEMORY,
     **RULES,
@@ -139,7 +133,6 @@ BRIDGE = Dialect(
     rules={
         **STEP_RULES,
         **rules_of("megatron-bridge"),
-        "(Non-Default Values vs Megatron Core)": lambda _: LineFields(evidence=DEFAULTS, arguments={"moe_layer_freq": "1"}),
         "packed_sequence_size: ": SETTING,
         **dict.fromkeys([f"  {name}: " for name in sorted(READ | RENAMED.keys())], SECTION),
         **dict.fromkeys(SETTINGS, SETTING),

@@ -88,9 +88,10 @@ def document(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path.name} is not valid YAML.", where=f"tprimat/data/{path.name}", why=str(error)) from error
 
 
-def placed(section: str, **subjects: object) -> dict[str, Any]:
-    """Return a document of data/documents.yaml; None where a part on the way to a value is None."""
-    return _placed(document(DATA / "documents.yaml")[section], subjects)
+def placed(name: str, **subjects: object) -> dict[str, Any]:
+    """Return the values of subjects under the keys of FILE.SECTION in tprimat/data; None where a part on the way is None."""
+    file, _, section = name.partition(".")
+    return _placed(document(DATA / f"{file}.yaml")[section], subjects)
 
 
 def _placed(places: Mapping[str, Any], subjects: Mapping[str, object]) -> dict[str, Any]:

@@ -8,54 +8,25 @@ from typing import Any
 
 from tprimat.config.schema import OptimizerConfig
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import placed
 from tprimat.core.workload import FullWorkload, Layout
 from tprimat.plan.schema import RunPlan, Scalar
 
 
-def dimensions(shape: ModelShape) -> dict[str, Any]:
-    """Return the sizes that configurations and the parser name alike."""
-    return {
-        "num_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "ffn_hidden_size": shape.ffn,
-        "num_attention_heads": shape.heads,
-        "num_query_groups": shape.kv_heads,
-        "kv_channels": shape.head_dim,
-    }
-
-
 def config_fields(shape: ModelShape) -> dict[str, Any]:
     """Return a shape in the names of TransformerConfig, as far as all of its kinds have them."""
-    fields = {**dimensions(shape), "layernorm_epsilon": shape.norm_epsilon, "add_qkv_bias": shape.qkv_bias}
-    if shape.experts is not None:
-        fields |= {
-            "num_moe_experts": shape.experts,
-            "moe_router_topk": shape.experts_per_token,
-            "moe_ffn_hidden_size": shape.expert_ffn,
-        }
-    return fields
+    experts = {} if shape.experts is None else placed("megatron_names.experts", shape=shape)
+    return {**placed("megatron_names.dimensions", shape=shape), **placed("megatron_names.config", shape=shape), **experts}
 
 
 def recipe_fields(shape: ModelShape) -> dict[str, Any]:
     """Return the same, and what the configuration of a recipe's model has in addition."""
-    return {
-        **config_fields(shape),
-        "rotary_base": shape.rope_base,
-        "share_embeddings_and_output_weights": shape.tied_embeddings,
-        "vocab_size": shape.vocabulary,
-    }
+    return {**config_fields(shape), **placed("megatron_names.recipe", shape=shape)}
 
 
 def layout_fields(layout: Layout) -> dict[str, Any]:
     """Return how the ranks share the model."""
-    return {
-        "tensor_model_parallel_size": layout.tensor,
-        "pipeline_model_parallel_size": layout.pipeline,
-        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline,
-        "context_parallel_size": layout.context,
-        "expert_model_parallel_size": layout.expert,
-        "sequence_parallel": layout.sequence_parallel,
-    }
+    return placed("megatron_names.layout", layout=layout)
 
 
 def routing_fields(work: FullWorkload) -> dict[str, Any]:
@@ -81,15 +52,7 @@ def recompute_fields(work: FullWorkload) -> dict[str, Any]:
 
 def optimizer_fields(settings: OptimizerConfig) -> dict[str, float]:
     """Return the optimizer without its schedule."""
-    return {
-        "lr": float(settings.learning_rate),
-        "min_lr": float(settings.min_learning_rate),
-        "weight_decay": float(settings.weight_decay),
-        "adam_beta1": float(settings.beta1),
-        "adam_beta2": float(settings.beta2),
-        "adam_eps": float(settings.epsilon),
-        "clip_grad": float(settings.gradient_clipping),
-    }
+    return {name: float(value) for name, value in placed("megatron_names.optimizer", settings=settings).items()}
 
 
 def warmup_steps(plan: RunPlan) -> int:
@@ -132,24 +95,18 @@ def parser_arguments(plan: RunPlan) -> dict[str, Value]:
         **routing_fields(work),
     }
     return {
-        **dimensions(work.shape),
+        **placed("megatron_names.dimensions", shape=work.shape),
         "group_query_attention": work.shape.kv_heads != work.shape.heads,
         **(experts if work.shape.experts else {}),
         **layout,
         "use_distributed_optimizer": distributes,
         "overlap_grad_reduce": True,
         "overlap_param_gather": distributes,
-        "micro_batch_size": work.micro_batch_sequences,
-        "global_batch_size": work.global_batch_sequences,
-        "seq_length": work.sequence_tokens,
-        "max_position_embeddings": work.sequence_tokens,
-        "train_iters": plan.steps,
-        "seed": plan.seed,
+        **placed("megatron_names.run", plan=plan, work=work),
         **optimizer_fields(plan.optimizer),
         "lr_warmup_init": first_learning_rate(plan.optimizer),
         "lr_warmup_iters": warmup_steps(plan),
-        "lr_decay_iters": plan.steps,
-        "lr_decay_style": plan.optimizer.schedule,
+        **placed("megatron_names.schedule", plan=plan),
         "bf16": work.matmul_dtype != "fp32",
         "fp16": False,
         "fp8": "hybrid" if work.matmul_dtype == "fp8" else None,

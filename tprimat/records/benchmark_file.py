@@ -58,7 +58,7 @@ def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: Run
     """Return the file's content. Without metrics (no steady step was measured) they are null."""
     steps_document = json.loads(adapter(tuple[StepRecord, ...]).dump_json(tuple(steps)))  # not as_document, which keeps NaN
     peaks = [step["peak_allocated_bytes"] for step in steps_document]
-    document = placed("benchmark_file", run=run) | {
+    document = placed("documents.benchmark_file", run=run) | {
         "schema_version": SCHEMA_VERSION,
         "platform": SHORT_NAMES[run.machine.platform],
         "raw_step_times": [step["step_seconds"] for step in steps_document],
@@ -69,7 +69,7 @@ def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: Run
     if metrics is not None:
         flops = metrics.model_flops_per_second_per_gpu
         rate = None if flops is None else flops.value / 1e12
-        document["performance_metrics"] = placed("performance_metrics", metrics=metrics) | {"tflops_per_gpu": rate}
+        document["performance_metrics"] = placed("documents.performance_metrics", metrics=metrics) | {"tflops_per_gpu": rate}
     return {
         **document,
         "run": as_document(run),

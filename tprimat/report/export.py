@@ -36,7 +36,7 @@ COMPUTED: Mapping[str, Callable[[Measured], Value]] = {
 def rows_of(runs: Sequence[Measured]) -> list[Row]:
     """Return one row per run, all with the same columns in the same order."""
     rows = [
-        placed("export", run=item.result.run, metrics=item.metrics, item=item)
+        placed("documents.export", run=item.result.run, metrics=item.metrics, item=item)
         | {name: pick(item) for name, pick in COMPUTED.items()}
         | _software_and_options(item)
         for item in runs

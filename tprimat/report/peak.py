@@ -175,7 +175,7 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
         "overall_peak": _entry(analysis.peaks[0]) if analysis.peaks else None,
         "peaks": [_entry(entry) for entry in analysis.peaks],
         "configurations": [_entry(entry) for entry in analysis.entries],
-        "projections": [placed("projection", row=row, analysis=analysis) for row in analysis.projections],
+        "projections": [placed("documents.projection", row=row, analysis=analysis) for row in analysis.projections],
         "remarks": _remarks(analysis),
         "not_counted": [{"run": run_name(item), "because": not_counted_words(item)} for item in analysis.not_counted],
         "without_throughput": list(analysis.without_rate),
@@ -185,7 +185,7 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
 def _entry(entry: PeakEntry) -> dict[str, Any]:
     metrics = (catalogue.MATMUL_RATE, *OF_THE_MACHINE, *COSTS)
     return {
-        **placed("peak", entry=entry, run=entry.run),
+        **placed("documents.peak", entry=entry, run=entry.run),
         "utilization_absent_because": without_mfu(entry.group.runs[0].metrics) or None,
         **{metric.key: metric.value(entry.group) for metric in metrics},
         "runs": [item.result.run.run_id for item in entry.group.runs],

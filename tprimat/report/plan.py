@@ -355,7 +355,7 @@ def flags_of(workload: FullWorkload | None, question: LayoutQuestion, rates: Rat
 def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[str, Any]:
     """Return everything in SI units, and dollars."""
     return {
-        "question": placed("plan_question", question=answer.question, rates=rates),
+        "question": placed("documents.plan_question", question=answer.question, rates=rates),
         "rates": {"source": rates.source, "measured": rates.measured},
         "fitting": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.fitting],
         "too_large": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.too_large],
@@ -365,7 +365,7 @@ def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[
 
 def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> dict[str, Any]:
     time, step = candidate.time, candidate.expected
-    row = placed("plan_layout", candidate=candidate, work=candidate.workload)
+    row = placed("documents.plan_layout", candidate=candidate, work=candidate.workload)
     row["memory"] = {part: value for part, value in candidate.memory.parts.items() if value}
     if time is not None:
         low, high = interval(candidate)

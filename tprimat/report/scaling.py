@@ -117,4 +117,4 @@ def _ends(value: Estimate) -> dict[str, float | None]:
 
 
 def _document(row: Row) -> dict[str, Any]:
-    return placed("scaling_point", row=row) | {"layout": row.point.layout or None}
+    return placed("documents.scaling_point", row=row) | {"layout": row.point.layout or None}

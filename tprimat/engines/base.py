@@ -9,12 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK
 from tprimat.logs.fields import Dialect, LineFields
-from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
+from tprimat.plan.schema import PrimusOptions, PrimusStart, RunPlan
 from tprimat.records.environment import package_version, software_versions
 from tprimat.records.store import RunDirectory
 

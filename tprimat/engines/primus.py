@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import yaml
 
+from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import TRANSFORMER_ENGINE, Implementation
 from tprimat.core.rows import DATA, document
@@ -24,7 +25,7 @@ from tprimat.engines.base import LIMITS, Command, Engine, Here, Where, beyond
 from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import PRIMUS
 from tprimat.plan.megatron_names import Value, parser_arguments
-from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
+from tprimat.plan.schema import PrimusOptions, PrimusStart, RunPlan
 
 WORK_GROUP, USER_NAME, MODULE = "tprimat", "benchmark", "pre_trainer"
 

@@ -26,15 +26,7 @@ from tprimat.records.environment import masked_environment
 from tprimat.records.schema import Evidence, Machine, RunPrediction, RunRecord
 from tprimat.records.store import from_json, json_document, read_bytes, to_json, write_atomically
 
-__all__ = [
-    "EngineOptions",
-    "NemoOptions",
-    "PlatformName",
-    "PrimusOptions",
-    "PrimusStart",
-    "RunPlan",
-    "Scalar",
-]
+__all__ = ["EngineOptions", "PrimusOptions", "Scalar"]  # for engines, which import no configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

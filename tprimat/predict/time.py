@@ -39,8 +39,6 @@ class TimePrediction:
     tokens: int
     """Of all ranks."""
     gpus: int
-    source: str
-    """Where the rates come from."""
 
     @property
     def step_seconds(self) -> float:
@@ -87,7 +85,6 @@ def predict_time(workload: FullWorkload, rates: Rates, known: dict[Any, Any] | N
         parts={part: parts.get(part, 0.0) for part in TIME_PARTS},
         tokens=workload.tokens_per_step,
         gpus=layout.world_size,
-        source=rates.source,
     )
 
 

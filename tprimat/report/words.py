@@ -52,15 +52,11 @@ def headline(ranking: Ranking) -> list[str]:
         return [f"No winner: {first} leads, and {second} is within noise ({gain(lead)}){tied}"]
     verb = "is" if outcome == "faster" else "ran"
     text = f"{first} {verb} fastest: {gain(lead)} {'ahead of' if lead.value < 2 else 'as fast as'} the next, {second}{tied}"
-    if outcome == "faster":
-        return [text + although(ranking.lead)]
-    if outcome == "held back":
-        return [f"{text}; no winner, because {held_words(ranking.lead, second)}"]
-    if outcome == "losses missing":
-        return [f"{text}; no winner: it lacks losses, which {second} recorded"]
     if outcome == "other loss":
         return [text, loss_words(ranking.lead)]
-    return [f"{text}; too few runs to call it the winner"]
+    if outcome == "these runs differ":
+        return [f"{text}; too few runs to call it the winner"]
+    return [text + but(ranking.lead, faster=first, slower=second)]
 
 
 def gain(ratio: Estimate | None) -> str:
@@ -87,11 +83,14 @@ def held_words(verdict: Verdict, name: str) -> str:
     return f"the clocks of {name} were held back: {', '.join(causes)}"
 
 
-def although(verdict: Verdict) -> str:
-    """Say that the faster side's clocks were held back, where they were."""
-    faster = "candidate" if verdict.ratio is not None and verdict.ratio.value > 1 else "baseline"
-    name = verdict.candidate if faster == "candidate" else verdict.baseline
-    return f", although {held_words(verdict, name)}" if verdict.handicapped == faster else ""
+def but(verdict: Verdict, faster: str, slower: str) -> str:
+    """Say why the faster side does not win, or that it does although its clocks were held back; of sides by their names."""
+    if verdict.outcome == "held back":
+        return f"; no winner, because {held_words(verdict, slower)}"
+    if verdict.outcome == "losses missing":
+        return f"; no winner: {faster} lacks losses, which {slower} recorded"
+    ahead = "candidate" if verdict.ratio is not None and verdict.ratio.value > 1 else "baseline"
+    return f", although {held_words(verdict, faster)}" if verdict.handicapped == ahead else ""
 
 
 def loss_words(verdict: Verdict) -> str:
@@ -211,13 +210,11 @@ def sentence(verdict: Verdict) -> str:
     what = verdict.outcome if verdict.outcome == "no difference shown" else change(ratio.value)
     if verdict.outcome == "these runs differ":
         what += f" in these runs, too few to call it {'faster' if ratio.value > 1 else 'slower'}"
-    slower, faster = (verdict.baseline, verdict.candidate)[:: 1 if ratio.value > 1 else -1]
-    if verdict.outcome == "losses missing":
-        what = f"ran {what}; no winner: {faster} lacks losses, which {slower} recorded"
-    if verdict.outcome == "held back":
-        what = f"ran {what}; no winner, because {held_words(verdict, slower)}"
-    elif verdict.outcome in {"faster", "slower", "these runs differ"}:
-        what += although(verdict)
+    if verdict.outcome in {"held back", "losses missing"}:
+        what = f"ran {what}"
+    if verdict.outcome not in {"other loss", "no difference shown"}:
+        slower, faster = (verdict.baseline, verdict.candidate)[:: 1 if ratio.value > 1 else -1]
+        what += but(verdict, faster, slower)
     more = [
         f"They differ: {apart}." if apart else "",
         loss_words(verdict),

@@ -41,7 +41,6 @@ UNDISTURBED = 2
 PROBES = "pieces,memory,collectives"
 PROFILER = {
     "enabled": "true",
-    "with_stack": "false",
     "record_shapes": "false",
     "profile_memory": "false",
     "with_flops": "false",

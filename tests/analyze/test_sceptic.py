@@ -26,30 +26,18 @@ TABLE = ("--output", "compare.md")
 FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_nvd_nemo_qwen.json"
 
 
-CHANGES = {
-    "nothing": lambda seconds: seconds,
-    "the order": lambda seconds: seconds[::-1],
-    "half of them": lambda seconds: np.where(np.arange(len(seconds)) % 2, seconds, seconds * 1.01),
-    "a digit": lambda seconds: seconds.round(1),
-    "three digits": lambda seconds: seconds.round(3),
-    "a factor": lambda seconds: seconds * 1.0001,
-    "a constant": lambda seconds: seconds + 0.001,
-    "a constant, rounded": lambda seconds: seconds.round(2) + 0.0001,
-}
-
-
-@pytest.mark.parametrize(("spread", "change"), [(0.05, change) for change in CHANGES] + [(0.004, "a constant, rounded")])
-def test_step_times_of_a_run_but_for_rounding_a_constant_or_a_part_are_its_own(spread, change):
+@pytest.mark.parametrize("digits", [2, 3, 12])
+def test_step_times_of_a_run_but_for_rounding_are_its_own(digits):
     result, rng = read_result(LLAMA), np.random.default_rng(1)
-    first, second = rng.normal(2.6, spread, (2, len(result.steps)))
+    first, second = rng.normal(2.6, 0.05, (2, len(result.steps)))
     runs = [
         replace_steps(result, "original", first),
-        replace_steps(result, "copy", CHANGES[change](first)),
-        replace_steps(result, "repetition", CHANGES[change](second)),
+        replace_steps(result, "copy", first.round(digits)),
+        replace_steps(result, "repetition", second.round(digits)),
     ]
     counted = without_copies([measure(one, MetricOptions()) for one in runs])
     assert [item.counts for item in counted] == [True, False, True]
-    assert "are those of original, rounded, shifted or in part: it is a copy" in not_counted_words(counted[1])
+    assert "are those of original, rounded or not: it is a copy" in not_counted_words(counted[1])
 
 
 def test_no_repetition_in_the_records_is_taken_for_a_copy():

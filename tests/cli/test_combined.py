@@ -26,7 +26,9 @@ def test_repetitions_end_in_their_mean_and_each_note_is_said_once(trainer, capsy
     out = capsys.readouterr().out
     assert out.count("or more make a narrow interval") == 1
     interval = r"(\[\S+, \S+\]|\(n = 3\))"  # the latter where a busy machine makes it too wide to be of use
-    assert re.search(rf"^minimal_communication +\d\S* {interval} +3 ", out, re.MULTILINE)
+    assert re.findall(r"^llama .* (mean of 3 runs)$", out, re.MULTILINE) == ["mean of 3 runs"]
+    assert re.search(rf"^  throughput +\d\S* {interval} tokens/s/process$", out, re.MULTILINE)
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("  run ")] == [["run", n] for n in "123"]
 
 
 def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(trainer, capsys):

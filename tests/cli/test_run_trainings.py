@@ -66,7 +66,7 @@ def check_against_the_schemas(folder):
 
 PROFILED = [
     word
-    for key in ("enabled=true", "with_stack=false", "schedule.wait=0", "schedule.warmup=0", "schedule.active=1")
+    for key in ("enabled=true", "schedule.wait=0", "schedule.warmup=0", "schedule.active=1")
     for word in ("--set", f"profiling.{key}")
 ]
 

@@ -28,8 +28,8 @@ def trained(tmp_path_factory):
     """Two runs: one cycle inside the run, and two cycles of which the second is cut short."""
     folder = tmp_path_factory.mktemp("profiled")
     plans = [
-        profiled_plan(folder / "once", {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}, ranks=2),
-        profiled_plan(folder / "twice", {"wait": 0, "warmup": 1, "active": 4, "repeat": 2}, with_stack=False),
+        profiled_plan(folder / "once", {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}, ranks=2, with_stack=True),
+        profiled_plan(folder / "twice", {"wait": 0, "warmup": 1, "active": 4, "repeat": 2}),
     ]
     return {plan.run_id: (plan, *result) for plan, result in zip(plans, train_together(plans), strict=True)}
 

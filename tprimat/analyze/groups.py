@@ -1,6 +1,5 @@
 """Groups of repeated runs: what belongs together, how to label a group, and its numbers over all runs."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from tprimat.analyze.traits import DEFAULT_OPTIONS, LISTS, TRAITS, few, layout
 from tprimat.analyze.window import tensor_memory
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import MetricError
-from tprimat.core.statistics import mean_of_runs, median
+from tprimat.core.statistics import mean_of_runs
 from tprimat.core.units import printable
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunRecord
@@ -94,12 +93,8 @@ def _outcome(result: RunResult) -> tuple[Finding, ...]:
 
 FEWEST_ALIKE = 5
 """Unequal step times that two runs share only if one is a copy of the other."""
-RARE = 1e-4
-"""Chance of the same order of fewer unequal step times from which it is a copy's."""
 MOST_DECIMALS = 9
 """Of step times that a copy may have been rounded to."""
-UNLIKE = 0.25
-"""Of the spread of step times: real repetitions differ by over 1.4 of it, constants aside (5,200 pairs in benchmarks/records)."""
 
 
 def without_copies(measured: Sequence[Measured]) -> list[Measured]:
@@ -131,35 +126,15 @@ def without_far_losses(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def _is_copy(one: RunResult, other: RunResult) -> bool:
-    """Whether two runs have the same step times but for rounding, a constant offset or factor, or half of them in any order."""
+    """Whether two runs have the same step times, one side perhaps rounded, in at least half of the longer run's steps."""
     first, second = ({step.step: step.step_seconds for step in result.steps} for result in (one, other))
     both = sorted(first.keys() & second.keys())
     if not both or 2 * len(both) < max(len(first), len(second)):
         return False
     times = [np.array([side[step] for step in both]) for side in (first, second)]
-    (fine, finer), (coarse, coarser) = sorted(((_decimal(side), side) for side in times), key=lambda pair: pair[0])
-    shared = len(set(first.values()) & set(second.values())) if coarse == fine == 10.0**-MOST_DECIMALS else 0
-    if shared >= max(FEWEST_ALIKE, len(both) / 2):
-        return True
-    rounding = coarse * (1 - 1e-6) if coarse > fine else 10.0**-MOST_DECIMALS
-    spread = min(median(abs(side - median(side))) for side in times)
-    apart = max(rounding, UNLIKE * spread)
-    offset = np.ptp(coarser - finer) <= apart
-    factor = ((coarser - apart / 2) / finer).max() <= ((coarser + apart / 2) / finer).min()
-    if not offset and not factor:
-        return False
-    counts = np.unique((coarser / max(coarse, UNLIKE * spread)).round(), return_counts=True)[1]
-    orders = math.lgamma(len(both) + 1) - sum(math.lgamma(count + 1) for count in counts)
-    return len(counts) >= FEWEST_ALIKE or orders > -math.log(RARE)
-
-
-def _decimal(times: np.ndarray) -> float:
-    """Return what step times differ by multiples of: 0.01 of times rounded to two decimals."""
-    apart = times - times[0]
-    return next(
-        (10.0**-places for places in range(MOST_DECIMALS) if abs(apart - apart.round(places)).max() <= 1e-9),
-        10.0**-MOST_DECIMALS,
-    )
+    pairs = ((fine.round(places), coarse) for places in range(MOST_DECIMALS + 1) for fine, coarse in (times, times[::-1]))
+    alike = any(np.allclose(*pair, rtol=0, atol=10.0**-MOST_DECIMALS) for pair in pairs)
+    return alike and all(len(np.unique(side)) >= FEWEST_ALIKE for side in times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +293,9 @@ def findings(
     groups = list(groups)
     alike: dict[tuple[str, tuple[str, ...]], list[tuple[Finding, str]]] = {}
     for group in groups:
-        if (metrics := group.runs[0].metrics) and (absent := metrics.mfu_absent_because):
+        metrics = group.runs[0].metrics
+        absent = metrics.mfu_absent_because if metrics and not on_cpu([group]) else None  # on a CPU, the caution says more
+        if absent:
             alike.setdefault((absent.kind, absent.subjects), []).append((absent, group.label))
     for item in (item for group in groups for item in group.runs):
         for one in (*(item.metrics.warnings if item.metrics else ()), *more(item)):

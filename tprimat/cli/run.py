@@ -5,7 +5,7 @@ import contextlib
 import io
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from tprimat.engines import AUTO, ENGINE_NAMES
 
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
+    from tprimat.plan.schema import RunPlan
     from tprimat.runner.cells import CellResult, PlannedEntry
     from tprimat.runner.request import RunRequest
     from tprimat.runner.session import Session
@@ -51,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     sessions = auto_sessions(request) if request.is_auto else [prepare(request)]
     for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
         print(notice, file=sys.stderr)
+    say_processes(plan for session in sessions for plan in session.plans)
     if options.dry_run:
         return max([_show_plans(session, request, options) for session in sessions])
     cells = [Cell(session=session, plan=plan) for session in sessions for plan in session.plans]
@@ -108,14 +110,15 @@ def _show_runs(results: "Sequence[CellResult]", question: "Question | None") -> 
     from tprimat.report.explain import lost_most
     from tprimat.report.summary import summary
     from tprimat.report.tables import screen_of
-    from tprimat.runner.cells import combined
+    from tprimat.runner.cells import combined, groups_of
 
     runs = [result.run for result in results if result.run is not None]
     if not runs:
         return
-    screen = screen_of(sys.stdout)
-    together = combined(runs, screen, question)
-    print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs], screen, brief=bool(together)))
+    screen, groups = screen_of(sys.stdout), groups_of(runs)
+    together = combined(groups, screen, question)
+    rows = [(run.record, run.metrics or run.unmeasured, run.log) for run in runs]
+    print("\n" + summary(rows, screen, groups if together else ()))
     for line in lost_most(runs[0].lost) if len(runs) == 1 and runs[0].lost else ():
         print(line)
     if together:
@@ -276,6 +279,14 @@ def refuse_nothing(entries: "Sequence[PlannedEntry]") -> None:
     if nothing:
         what = f"None of the {len(entries)} runs can start here."
         raise ConfigError(what, why="Each is refused above.", fix="a way out named there")
+    say_processes(cell.plan for entry in entries for cell in entry.cells)
+
+
+def say_processes(plans: "Iterable[RunPlan]") -> None:
+    """Say over how many processes of a CPU several configurations run."""
+    ranks = {(plan.model, plan.strategy): plan.workload.layout.world_size for plan in plans if plan.platform == "cpu"}
+    if len(ranks) > 1 and len(counts := set(ranks.values())) == 1:
+        print(f"Each configuration runs as {counts.pop()} processes on this CPU; --gpus sets another number.", file=sys.stderr)
 
 
 def print_document(results: "Sequence[CellResult]") -> None:
@@ -293,11 +304,11 @@ def show(entries: "Sequence[PlannedEntry]", results: "Sequence[CellResult]") -> 
     from tprimat.report.tables import screen_of
     from tprimat.runner.cells import combined, groups_of, measured_lead, table
 
-    screen = screen_of(sys.stdout)
-    if winners := combined([result.run for result in results if result.run is not None], screen):
+    screen, groups = screen_of(sys.stdout), groups_of([result.run for result in results if result.run is not None])
+    if winners := combined(groups, screen):
         print("\n" + winners)
     print("\n" + table(entries, results, screen))
-    for line in measured_lead(groups_of([result.run for result in results if result.run is not None])):
+    for line in measured_lead(groups):
         print("\n" + screen.prose(line, 2))
 
 

@@ -285,7 +285,7 @@ class ProfilingConfig(RefuseUnknownKeys):
     enabled: Flag = False
     export_chrome_trace: Flag = True
     profile_memory: Flag = True
-    with_stack: Flag = True
+    with_stack: Flag = False
     with_flops: Flag = True
     record_shapes: Flag = True
     schedule: ProfileSchedule = field(default_factory=ProfileSchedule)

@@ -29,6 +29,8 @@ class PlanRequest(Chosen):
 
     gpus_found: int | None = None
     """Accelerators on this node, or cores for its processes; None if there are none to count."""
+    multiple: int = 1
+    """Divides the number of processes on a CPU, unless that is configured."""
 
 
 def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
@@ -41,7 +43,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         asked = config.parallelism.get(request.strategy, {}).get(request.model, {}).get("cpu", LayoutConfig())
         # What the layout needs, and replicas up to the cores; a power of two, which divides batches.
         ranks = asked.tensor_model_parallel_size * asked.pipeline_model_parallel_size * asked.context_parallel_size
-        needed = -(-lcm(ranks, asked.pipeline_model_parallel_size * asked.expert_model_parallel_size) // nodes)
+        ranks = lcm(ranks, asked.pipeline_model_parallel_size * asked.expert_model_parallel_size)
+        needed = lcm(-(-ranks // nodes), request.multiple)
         most = min(gpus, hardware.gpus_per_node_when_absent)
         gpus = needed * 2 ** (max(1, most // needed).bit_length() - 1)
     layout, micro = layout_of(loaded, request, shape, nodes * gpus)

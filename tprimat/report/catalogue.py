@@ -84,9 +84,10 @@ class Metric:
             return units.ABSENT
         return with_interval(estimate, self.show) if self.interval else self.show(estimate.value)
 
-    def in_full(self, metrics: RunMetrics) -> str:
-        """Describe a single run: more digits than a column has room for, and always the interval of an estimate."""
-        value, show = self.of_run(metrics), self.show_in_full or self.show
+    def in_full(self, metrics: RunMetrics | Group) -> str:
+        """Describe one run or group: more digits than a column has room for, and always the interval of an estimate."""
+        value = self.of_group(metrics) if isinstance(metrics, Group) else self.of_run(metrics)
+        show = self.show_in_full or self.show
         if value is None:
             return units.ABSENT
         return with_interval(value, show) if self.over_runs == "estimate" else show(value.value)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tprimat.analyze.groups import Group
 from tprimat.analyze.metrics import drops_choices
 from tprimat.analyze.traits import dtype_that_ran, on_nodes, routing_words
 from tprimat.core import units
@@ -25,19 +26,22 @@ Lines = list[tuple[str, str | None]]
 """Label and text of each line of a run; one without a text is left out."""
 
 
-def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False) -> str:
+def summary(rows: Sequence[Row], screen: Screen = PLAIN, groups: Sequence[Group] = ()) -> str:
     """Format one block per run: what ran, how fast, with which uncertainty, and notes.
 
-    Brief, for a call of several runs, whose notes follow once: without the quiet lines of the runs that count.
+    `groups` are those of a call of several runs, whose notes follow once: runs that are repetitions share a block of their means,
+    with a line for each, and blocks lack the quiet lines of the runs that count.
     """
-    blocks = []
+    whose = {id(item.result.run): group for group in groups for item in group.runs if len(group.runs) > 1}
+    blocks: dict[int, str] = {}
     for run, metrics, log in rows:
-        lines = [screen.prose(_heading(run), 2)]
-        for label, text in _block(run, metrics, log):
-            if text and not (brief and run.counts and label in QUIET):
+        group = whose.get(id(run))
+        lines = [screen.prose(_heading(run) + (f" · mean of {len(group.runs)} runs" if group else ""), 2)]
+        for label, text in _block(run, metrics, log, group):
+            if text and not (groups and run.counts and (label in QUIET or text.startswith(units.ABSENT))):
                 lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES))
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+        blocks[id(group or run)] = "\n".join(lines)
+    return "\n\n".join(blocks.values())
 
 
 def _heading(run: RunRecord) -> str:
@@ -58,29 +62,35 @@ def _heading(run: RunRecord) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> Lines:
+def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path, group: Group | None) -> Lines:
     lines: Lines = []
     if run.outcome != "completed":
         lines += [("outcome", run.outcome.replace("_", " ")), ("cause", run.cause), ("try", run.hint), ("log", str(log))]
     lines += [("not counted", mismatch) for mismatch in run.mismatches]
     if isinstance(metrics, RunMetrics):
-        return lines + _measured(run, metrics)
+        each = [item.metrics for item in group.runs if item.metrics] if group else []
+        rows = [(f"run {number}", f"{STEP_TIME.in_full(one)}, {_rate(run, one)}") for number, one in enumerate(each, 1)]
+        return [*lines, *_measured(run, metrics, group or metrics), *rows]
     return [*lines, ("no speed", metrics if run.outcome == "completed" else None)]  # of another outcome, the cause says more
 
 
-def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
-    step, on_cpu = STEP_TIME.in_full(metrics), run.machine.platform == "cpu"
-    several = f", n = {metrics.window.steps}" if metrics.window.steps > 1 and "(n = " not in step else ""
-    per_gpu = f"{TOKENS.in_full(metrics)} {per_rank(TOKENS.heading, {run.machine.platform})}"
+def _rate(run: RunRecord, of: RunMetrics | Group) -> str:
+    return f"{TOKENS.in_full(of)} {per_rank(TOKENS.heading, {run.machine.platform})}"
+
+
+def _measured(run: RunRecord, metrics: RunMetrics, of: RunMetrics | Group) -> Lines:
+    """Describe a run, or a group by its first run and the numbers of all."""
+    step, on_cpu, steps = STEP_TIME.in_full(of), run.machine.platform == "cpu", metrics.window.steps
+    several = f", n = {steps}" if of is metrics and steps > 1 and "(n = " not in step else ""
     lines: Lines = [
         ("median step", step + several),
-        ("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, {per_gpu}"),
-        ("compute", None if on_cpu else f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})"),
+        ("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, " * (of is metrics) + _rate(run, of)),
+        ("compute", None if on_cpu else f"{FLOPS.in_full(of)}/GPU ({metrics.flops_convention})"),
         ("MFU", f"{units.ABSENT} ({absent})" if (absent := without_mfu(metrics)) else None),
     ]
     allocated = metrics.peak_memory_bytes is not None
     memory = catalogue.PEAK_MEMORY if allocated else catalogue.RESERVED_MEMORY
-    also = f", {catalogue.RESERVED_MEMORY.in_full(metrics)} reserved" if allocated and metrics.peak_reserved_bytes else ""
+    also = f", {catalogue.RESERVED_MEMORY.in_full(of)} reserved" if allocated and metrics.peak_reserved_bytes else ""
     whose = f"{'allocated' if allocated else 'reserved'} on the worst rank{also}"
     for label, metric, context in (
         ("MFU", MFU, f"of {units.teraflops(metrics.peak_dense_flops)} dense"),
@@ -93,31 +103,31 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> Lines:
         ("busiest rank", catalogue.RANK_LOAD, "the mean rank's tokens; the others wait for it"),
         ("dropped", catalogue.DROPPED, "of the choices of experts"),
     ):
-        if metric.of_run(metrics) is not None:
-            rate = f" ({MATMUL_RATE.in_full(metrics)})" if metric is catalogue.MATMUL_SHARE else ""
-            lines.append((label, f"{metric.in_full(metrics)} {context}{rate}".rstrip()))
+        if (value := metric.in_full(of)) != units.ABSENT:
+            rate = f" ({MATMUL_RATE.in_full(of)})" if metric is catalogue.MATMUL_SHARE else ""
+            lines.append((label, f"{value} {context}{rate}".rstrip()))
     notes = [*map(finding_words, metrics.warnings), *other_notes(run.evidence)]
     return [
         *lines,
-        ("predicted", _predicted(run, metrics)),
+        ("predicted", _predicted(run, metrics, of)),
         ("start", f"{units.seconds(max(run.start_up.values()))} before the first step" if run.start_up else None),
         ("steady steps", rule_words(metrics.window)),
         *(("note", note) for note in notes),
     ]
 
 
-def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:
+def _predicted(run: RunRecord, metrics: RunMetrics, of: RunMetrics | Group) -> str | None:
     prediction, parts = run.prediction, []
     if prediction is None:
         return None
     if drops_choices(run, metrics.dropped):
         return f"not compared: {units.gibibytes(prediction.allocated_bytes)} and the step were predicted without dropped choices"
     if metrics.predicted_step_error is not None:
-        error = STEP_ERROR.in_full(metrics)
+        error = STEP_ERROR.in_full(of)
         parts.append(f"step {units.seconds(prediction.step_seconds)} ({error}), from {prediction.rates}")
     if metrics.predicted_memory_error is not None:
         need = prediction.allocated_bytes if metrics.peak_memory_bytes else prediction.reserved_bytes
-        parts.append(f"memory {units.gibibytes(need)} ({MEMORY_ERROR.in_full(metrics)})")
+        parts.append(f"memory {units.gibibytes(need)} ({MEMORY_ERROR.in_full(of)})")
     return "; ".join(parts) or None
 
 

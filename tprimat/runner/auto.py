@@ -54,9 +54,8 @@ def auto_sessions(request: RunRequest) -> list[Session]:
     first = _first_look(alone)
     machine = first.machine_of(first.plans[0])
     if find_accelerator(machine.accelerator) is None:
-        why = "There is no GPU here to predict for."
-        if machine.accelerator:
-            why = f"The accelerator ({machine.accelerator}) is not in the table, so nothing can be predicted for it."
+        unknown = f"The accelerator ({machine.accelerator}) is not in the table, so nothing can be predicted for it."
+        why = unknown if machine.accelerator and machine.platform != "cpu" else "There is no GPU here to predict for."
         fix = "a strategy of config.yaml; for a machine that is not here: --dry-run --gpu 'H100 SXM'"
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     sessions: list[Session] = []

@@ -23,11 +23,11 @@ from tprimat.report.tables import PLAIN, Screen, columns, with_interval
 from tprimat.report.words import caveats, sentence
 from tprimat.runner.request import BEST, RunRequest
 from tprimat.runner.run import TrainingRun, renamed
-from tprimat.runner.session import Session, prepare
+from tprimat.runner.session import Session, prepare, shared_ranks
 
-HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")
-DROP = ("why", "folder", "layout")
-"""Columns in the order in which a narrow terminal loses them; it lists the reasons below the table."""
+HEADER = ("model", "strategy", "layout", "outcome", "tokens/s/GPU")
+DROP = ("folder", "strategy", "layout")
+"""Columns in the order in which a narrow terminal loses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +83,16 @@ class PlannedEntry:
 
 
 def planned(requests: Iterable[tuple[str, RunRequest]]) -> list[PlannedEntry]:
-    """Plan some requests, each with a label, as far as they can be planned here."""
-    entries = []
-    for label, request in requests:
+    """Plan some requests, each with a label, as far as they can be planned here; on a CPU, all over equally many processes."""
+    asked, entries = list(requests), []
+    for label, request in asked:
         try:
             entries += entries_of(prepare(request), label)
         except UserError as error:
             entries.append(PlannedEntry(label=label, model=request.model, strategy=request.strategy or label, refusal=error))
+    shared = shared_ranks(cell.plan for entry in entries for cell in entry.cells)
+    if shared > asked[0][1].multiple and all(request.gpus is None for _, request in asked):
+        return planned((label, replace(request, multiple=shared)) for label, request in asked)
     return entries
 
 
@@ -147,14 +150,13 @@ def named_twice(results: Sequence[CellResult], twins: Twins) -> list[CellResult]
 
 
 def table(entries: Sequence[PlannedEntry], results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
-    """Return the table of all cells, one line a repetition, and on a terminal the reasons below it, each once."""
+    """Return the table of all cells, one line a repetition, and the reasons below it, each once."""
     by_id = {result.cell.plan.run_id: result for result in results}
     rows = [row for entry in entries for row in _rows(entry, by_id)]
     platforms = {cell.plan.platform for entry in entries for cell in entry.cells}
-    header = [per_rank(heading, platforms) for heading in HEADER]
-    if screen.width is None:
-        return columns(header, rows, left=len(header))
-    lines = [columns(header[:-1], [row[:-1] for row in rows], left=len(header) - 1, screen=screen, drop=DROP)]
+    named = "configuration" if any("=" in entry.label for entry in entries) else "folder"  # --sweep has tp=2
+    header = [named, *(per_rank(heading, platforms) for heading in HEADER)]
+    lines = [columns(header, [row[:-1] for row in rows], left=len(header), screen=screen, drop=DROP)]
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row[-1] != units.ABSENT:
@@ -195,19 +197,15 @@ def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
     return group_runs([Measured(result=one, metrics=run.metrics) for one, run in zip(results, counted, strict=True)])
 
 
-def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Question | None = None) -> str:
-    """Return the winner and the table of each workload of several runs, and what to know; empty where at most one run counts.
-
-    A workload that ran once has no table, which would repeat what the summary of its run says.
-    """
-    groups, question = groups_of(runs), question or QUESTION
+def combined(groups: Sequence[Group], screen: Screen = PLAIN, question: Question | None = None) -> str:
+    """Return the winner and the table of each workload of several configurations, and what to know; empty for a single run."""
     if sum(len(group.runs) for group in groups) < 2:
         return ""
-    ranked = rankings(groups, question)
+    ranked = rankings(groups, question or QUESTION)
     noted = findings(groups, lambda item: f"{model_name(item.result.run)} {item.result.run.strategy}", _more)
     lines = [screen.prose(line, 2) for line in caveats(ranked, noted)]
-    if repeated := [ranking for ranking in ranked if sum(len(group.runs) for group in ranking.groups) > 1]:
-        lines = [blocks(repeated, screen, say_apart=False), "", *lines]
+    if several := [ranking for ranking in ranked if len(ranking.groups) > 1]:
+        lines = [blocks(several, screen, say_apart=False), "", *lines]
     return "\n".join(lines)
 
 

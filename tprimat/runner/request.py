@@ -62,8 +62,8 @@ class RunRequest:
     """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
     command: tuple[str, ...] = ()
     """The user's command line, for the record."""
-    compared: bool = False
-    """One of several configurations to compare, which take the same number of processes on a CPU."""
+    multiple: int = 1
+    """Divides the number of processes on a CPU: configurations that are compared take equally many."""
 
     @property
     def is_auto(self) -> bool:
@@ -168,7 +168,7 @@ def sweep_requests(request: RunRequest, words: Sequence[str]) -> Iterator[tuple[
     for one in itertools.product(*values.values()):
         chosen = dict(zip(values, one, strict=True))
         label = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
-        yield label, with_values(replace(request, compared=True), chosen.items(), "--sweep")
+        yield label, with_values(request, chosen.items(), "--sweep")
 
 
 def _varied(word: str) -> tuple[str, list[str]]:
@@ -189,4 +189,4 @@ def strategy_requests(request: RunRequest, models: Sequence[str]) -> Iterator[tu
     for number, strategy in enumerate(STRATEGIES):
         folder = f"output-{number:02d}"
         for model in models:
-            yield folder, replace(request, model=model, strategy=strategy, output=Path(folder), compared=True)
+            yield folder, replace(request, model=model, strategy=strategy, output=Path(folder))

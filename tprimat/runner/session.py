@@ -2,7 +2,9 @@
 
 import itertools
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import lcm
 from pathlib import Path
 
 from tprimat.config.load import (
@@ -162,9 +164,7 @@ def _plans(
     if not strategies:
         place = "--parallel" if request.strategy else "the variable PARALLEL"
         raise ConfigError(f"{place} names no strategy.", where=place, fix=f"one of: {', '.join(loaded.config.parallelism)}")
-    gpus = session.machine.gpus_per_node if session.machine else None
-    if platform == "cpu":  # to compare, all take the same number of processes
-        gpus = None if request.compared or len(strategies) > 1 else cpu_cores()
+    gpus = cpu_cores() if platform == "cpu" else session.machine.gpus_per_node if session.machine else None
     engine, reason = choose(request.engine, here, elsewhere=elsewhere)
     start = engine.prepare(None if elsewhere else here)
     plans: list[RunPlan] = []
@@ -178,6 +178,7 @@ def _plans(
             engine=engine.name,
             engine_reason=reason,
             gpus_found=gpus,
+            multiple=request.multiple,
             output_directory=str(session.output),
             primus=start,
             command=request.command,
@@ -193,7 +194,15 @@ def _plans(
             missing.append(error)
     if not plans:
         raise missing[0]
+    if len(strategies) > 1 and (shared := shared_ranks(plans)) > 1:
+        return _plans(session, replace(request, multiple=shared), models, own, elsewhere=elsewhere)
     return plans, [f"left out: {error}" for error in missing]
+
+
+def shared_ranks(plans: Iterable[RunPlan]) -> int:
+    """Return how many processes plans take that are compared on a CPU; 1 where they take equally many, or none does."""
+    counts = {plan.gpus_per_node for plan in plans if plan.platform == "cpu"}
+    return lcm(*counts) if len(counts) > 1 else 1
 
 
 def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:

@@ -21,8 +21,6 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.store import cannot_write
 from tprimat.train.compat import callback_bases
 
-RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
-
 
 def profiling_callbacks(plan: RunPlan) -> list[Any]:
     """Return the callback that a plan asks for, or none; it belongs after BenchmarkCallback, which closes a step first."""
@@ -83,7 +81,7 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
 
     def _step_began(self, running: profile) -> None:
-        if running.current_action in RECORDING:
+        if running.current_action in {ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE}:
             origin = {name: getattr(self.plan, name) for name in ("run_id", "model", "strategy", "platform")}
             running.add_metadata_json("tprimat", json.dumps({**origin, "rank": 0, "step_of_profiler_step_0": self._first_step}))
 

@@ -72,8 +72,6 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     notes = [rest_note(len(names) - len(shown))] if len(names) > len(shown) else []
     if len(works) > MOST_WORKLOADS:
         notes.append(f"Curves: of the {MOST_WORKLOADS} workloads with the most configurations.")
-    if any(work.ranking.best.run.machine.platform == "cpu" for work in works):
-        notes.append(catalogue.CPU_CAUTION)
     hidden = len(comparison.groups) - MOST_GROUPS
     judged = judged_in(works)
     notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []
@@ -109,12 +107,10 @@ def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     runs = len({len(group.runs) for group in groups}) > 1
     rows = [_bar(group, metric, counted=runs) for group in groups]
     platforms = {group.run.machine.platform for group in groups}
-    axis = f"{catalogue.per_rank(metric.unit, platforms)} ({INTERVAL})"
-    if on_cpu:
-        title = catalogue.per_rank("Throughput per GPU in tokens/s", platforms)
-        return BarPanel(title, f"{axis}; no TFLOP/s on a CPU", rows)
+    axis = catalogue.per_rank(metric.unit, platforms) + f" ({INTERVAL})" * any(row.low is not None for row in rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
-    return BarPanel(f"Model throughput per GPU ({convention} FLOP count)", axis, rows)
+    title = "Throughput per GPU in tokens/s" if on_cpu else f"Model throughput per GPU ({convention} FLOP count)"
+    return BarPanel(catalogue.per_rank(title, platforms), axis, rows)
 
 
 def _bar(group: Group, metric: catalogue.Metric, *, counted: bool) -> Bar:

@@ -6,7 +6,7 @@ from tprimat.analyze.peak import PeakAnalysis, PeakEntry, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.core import units
 from tprimat.core.units import TERA
-from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, TOKENS_OF_ALL, per_rank, tera
+from tprimat.report.catalogue import MATMUL_RATE, MATMUL_SHARE, TOKENS_OF_ALL, per_rank, tera
 from tprimat.report.names import RankedWorkload, ranked_workloads
 from tprimat.report.peak import step_time
 from tprimat.report.plots import Bar, BarPanel, Look, Panel, Sheet, bar_of, rest_note
@@ -28,7 +28,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
         notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
     refused = [sentence(one) for one in analysis.verdicts if one.outcome == "refused"]
-    notes += [CPU_CAUTION] if on_cpu else [*differing_traits(judged_in(works)), *refused]
+    notes += [] if on_cpu else [*differing_traits(judged_in(works)), *refused]
     return Sheet(
         title=picture_title(works) if on_cpu else _title(analysis),
         subtitle=subtitle(works),

@@ -30,7 +30,6 @@ from benchmarks.published_scores import PublishedScore, guess_of, guesses, real,
 from tprimat.analyze.groups import Measured  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions, drops_choices  # noqa: E402
 from tprimat.analyze.traits import TRAITS  # noqa: E402
-from tprimat.analyze.window import ran_from_graphs  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.core.accelerators import Accelerator, find_accelerator  # noqa: E402
 from tprimat.core.errors import RecordError, UserError  # noqa: E402
@@ -42,6 +41,7 @@ from tprimat.predict.calibration import Expected, expected, figures, kinds_of, m
 from tprimat.predict.memory import MemoryPrediction, predict_memory  # noqa: E402
 from tprimat.predict.time import predict_time  # noqa: E402
 from tprimat.records.discover import probes_in  # noqa: E402
+from tprimat.records.evidence import captures_layers  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
 from tprimat.records.store import read_bytes  # noqa: E402
 from tprimat.report.plan import layout_name  # noqa: E402
@@ -347,7 +347,7 @@ def _variant(record: RunRecord) -> str:
     attention = record.ran.attention or ""
     attention = attention.removeprefix("torch ") if (record.ran.context_parallel or 1) > 1 else ""
     overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
-    graphs = "CUDA graphs" if ran_from_graphs(record) else ""
+    graphs = "CUDA graphs" if captures_layers(record.engine_options) else ""
     limit, accelerator = record.machine.power_limit_watts, find_accelerator(record.machine.accelerator)
     lowered = f"{limit:.0f} W" if limit and accelerator and limit < accelerator.tdp_watts else ""
     kept = record.ran.layers_in_bf16 or 0

@@ -8,9 +8,10 @@ from record_figures import NOTHING, groups_in, rate, repeated, times
 from speed_programs import GRAPHS, TRANSFORMER_ENGINE
 
 from tprimat.analyze.compare import Question, verdict
-from tprimat.analyze.groups import Group, Measured, group_mean
+from tprimat.analyze.groups import Group, Measured
 from tprimat.core import units
 from tprimat.engines import megatron
+from tprimat.report.catalogue import ENERGY
 from tprimat.report.tables import table
 
 MACHINES = (
@@ -53,7 +54,7 @@ def cuda_graphs(results: Path) -> str:
     for layout, (number, machine) in product(LAYOUTS, enumerate(MACHINES, start=1)):
         groups = _programs(results, machine, layout)
         for name, group in groups.items():
-            joules = group_mean(group, lambda run: run.joules_per_token)
+            joules = ENERGY.value(group)
             ours = not name.startswith(TRANSFORMER_ENGINE)
             rows.append(
                 [

@@ -11,12 +11,13 @@ from speed_layouts import LAYOUTS, Layout
 from speed_programs import FINDERS, GRAPHS
 
 from tprimat.analyze.compare import Question, verdict
-from tprimat.analyze.groups import Group, group_estimate, group_mean
+from tprimat.analyze.groups import Group, group_estimate
 from tprimat.analyze.traits import accelerator_name
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
 from tprimat.engines import bridge, megatron, nemo, torchtitan
 from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
+from tprimat.report.catalogue import ENERGY, MATMUL_SHARE
 from tprimat.report.tables import plural, table
 
 SERIES = (
@@ -202,8 +203,8 @@ def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Ite
     for name, group in programs.items():
         flops = group_estimate(group, lambda run: run.model_flops_per_second_per_gpu)
         mfu = group_estimate(group, lambda run: run.mfu)
-        share = group_mean(group, lambda run: run.share_of_measured_gemm)
-        joules = group_mean(group, lambda run: run.joules_per_token)
+        share = MATMUL_SHARE.value(group)
+        joules = ENERGY.value(group)
         ratio = _ratio(group, ours) if group is not ours else None
         yield [
             f"`{layout.name}`",
@@ -260,7 +261,7 @@ def output_layer(results: Path) -> str:
     for programs in (one for folder in sorted((results / "output-layer").glob("*/")) for one in _by_version(folder)):
         peer = programs["te"]
         for name, group in programs.items():
-            joules = group_mean(group, lambda run: run.joules_per_token)
+            joules = ENERGY.value(group)
             ratio = verdict(peer, group, Question(even_if_different=True)).ratio if group is not peer else None
             flops = group_estimate(group, lambda run: run.model_flops_per_second_per_gpu)
             rows.append(

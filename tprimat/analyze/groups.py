@@ -261,18 +261,6 @@ def group_held_back(group: Group) -> dict[str, float] | None:
     return {reason: max(one.get(reason, 0.0) for one in shares) for reason in sorted(reasons)} if shares else None
 
 
-def group_mean(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:
-    """Return the mean of a plain number over the runs of a group; None where a run does not have it."""
-    values = [pick(item.metrics) for item in group.runs if item.metrics is not None]
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present and len(present) == len(values) else None
-
-
-def group_worst(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:
-    """Return the largest value of a number over the runs of a group; None where no run has it."""
-    return max((value for item in group.runs if item.metrics is not None and (value := pick(item.metrics))), default=None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """A finding of several runs or configurations."""

@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tprimat.analyze.window import Warmup, ran_from_graphs, steady_steps, steady_window, steps_without_graphs, tensor_memory
+from tprimat.analyze.window import Warmup, steady_steps, steady_window, steps_without_graphs, tensor_memory
 from tprimat.core.accelerators import peak_flops
 from tprimat.core.flops import FlopConvention, flop_per_token
 from tprimat.core.statistics import Array, Interval, TwoStates, median, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
-from tprimat.records.evidence import cautions
+from tprimat.records.evidence import captures_layers, cautions
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 
 TRUSTED_STEPS = 10
@@ -279,7 +279,7 @@ def _of_steps(steady: Sequence[StepRecord], window: Window, states: TwoStates | 
 
 def _of_run(run: RunRecord) -> list[Finding]:
     findings = [Finding(kind="caution", subjects=(caution,)) for caution in cautions(run.evidence)]
-    if ran_from_graphs(run):
+    if captures_layers(run.engine_options):
         findings.append(Finding(kind="memory of graphs"))
     start, end = map(_instant, (run.started_at, run.ended_at))
     if start and (start > datetime.now(timezone.utc) + timedelta(days=1) or (end and end < start)):

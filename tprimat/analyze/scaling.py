@@ -106,7 +106,7 @@ def series(name: str, kind: ScalingKind, points: Sequence[Point]) -> Series:
 
 def series_of(groups: Sequence[Group]) -> list[Series]:
     """Return every weak and strong series of one layout among groups of runs; the first says what is a point of none."""
-    made = _series_by([group for group in groups if _point(group) is not None])
+    made = _series_by(groups)
     used = {id(group) for _, members in made for group in members}
     left = tuple(
         (f"{model_name(group.run)} {group.run.strategy or layout(group.run)}".rstrip(), group.run.machine.gpus, NO_POINT)
@@ -129,18 +129,17 @@ def _key(group: Group) -> tuple[object, ...]:
 def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
     """Return series of equal keys and equal work per step and GPU, then per step."""
     all_series: list[tuple[Series, list[Group]]] = []
-    ways: tuple[tuple[ScalingKind, Callable[[Group], float | None]], ...] = (("weak", _tokens_per_gpu), ("strong", _tokens))
-    for kind, work in ways:
+    ways: dict[ScalingKind, Callable[[Group], float | None]] = {
+        "weak": _tokens_per_gpu,
+        "strong": lambda group: tokens_per_step(group.run),
+    }
+    for kind, work in ways.items():
         alike: dict[tuple[object, ...], list[Group]] = {}
         for group in groups:
             if (amount := work(group)) is not None:
                 alike.setdefault((*_key(group), amount), []).append(group)
         all_series += filter(None, (_series_of_fastest(kind, members) for members in alike.values()))
     return all_series
-
-
-def _tokens(group: Group) -> float | None:
-    return tokens_per_step(group.run)
 
 
 def _tokens_per_gpu(group: Group) -> float | None:

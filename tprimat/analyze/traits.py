@@ -117,11 +117,6 @@ def processors(run: RunRecord) -> str | None:
     return " and ".join(f"{name} with {cores} core{'s' * (cores != 1)}" if cores else str(name) for name, cores in kinds)
 
 
-def routing_words(run: RunRecord) -> str:
-    """Return how tokens chose experts, in words; empty for a model without any."""
-    return TRAITS["routing"].label(run)
-
-
 # The table of traits.
 
 Effect = Literal["refuse", "warn", "list"]

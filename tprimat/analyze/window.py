@@ -32,16 +32,16 @@ def steady_window(
     usual = without_graphs if warmup == "auto" else 0
     left = [step for step in steps if step.step not in profiled and step.step > usual]
     slowed = [step.step for step in steps if step.step in profiled]
-    seconds = np.array([step.step_seconds for step in left])
-    skipped, reason = _warm_up(left, seconds) if warmup == "auto" else (bisect_right(left, warmup, key=_number), "as requested")
+    numbers, seconds = [step.step for step in left], np.array([step.step_seconds for step in left])
+    skipped, reason = _warm_up(numbers, seconds) if warmup == "auto" else (bisect_right(numbers, warmup), "as requested")
     if skipped == len(left):
         warm = len(steps) - len(left) - len(slowed) + skipped
         raise MetricError(
             f"No steady step is left: {len(steps)} measured, {warm} of them warm-up, {len(slowed)} profiled.",
             fix="run more steps, or leave out fewer (warm-up 0 keeps all" + ("; profiling off)" if slowed else ")"),
         )
-    excluded = {reason: [*map(_number, left[:skipped])], "before the CUDA graphs": range(1, usual + 1), "profiled": slowed}
-    first, last = left[skipped].step, left[-1].step
+    excluded = {reason: numbers[:skipped], "before the CUDA graphs": range(1, usual + 1), "profiled": slowed}
+    first, last = numbers[skipped], numbers[-1]
     slope, p_value = drift(seconds[skipped:])
     return Window(
         first_step=first,
@@ -52,10 +52,6 @@ def steady_window(
         drift_per_step=slope / median(seconds[skipped:]) if p_value < 0.05 else None,
         left_out=tuple(step for step in slowed if first < step < last),
     )
-
-
-def _number(step: StepRecord) -> int:
-    return step.step
 
 
 def steady_steps(steps: Sequence[StepRecord], window: Window) -> tuple[StepRecord, ...]:
@@ -75,16 +71,11 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in stretches)
 
 
-def _warm_up(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
+def _warm_up(numbers: Sequence[int], seconds: Array) -> tuple[int, str]:
     """Return how many of the first steps are not like those that follow, and why."""
-    startup = int(bool(left) and left[0].step == 1)
+    startup = int(numbers[:1] == [1])
     count, faster = unsteady_prefix(seconds[startup:])
     return startup + count, ("faster, not sustained" if faster else "warm-up") if count else "start-up"
-
-
-def ran_from_graphs(run: RunRecord) -> bool:
-    """Whether CUDA graphs ran the layers."""
-    return captures_layers(run.engine_options)
 
 
 def steps_without_graphs(run: RunRecord) -> int:
@@ -97,4 +88,4 @@ def tensor_memory(run: RunRecord, steps: Sequence[StepRecord]) -> Sequence[StepR
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#graph-memory-management
     """
-    return [replace(step, peak_allocated_bytes=None) for step in steps] if ran_from_graphs(run) else steps
+    return [replace(step, peak_allocated_bytes=None) for step in steps] if captures_layers(run.engine_options) else steps

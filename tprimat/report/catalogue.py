@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst, on_cpu
+from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.core import units
 from tprimat.core.units import GIBIBYTE, TERA
 from tprimat.records.schema import Estimate, RunMetrics
@@ -51,18 +51,18 @@ class Metric:
 
     def of_group(self, group: Group) -> Estimate | None:
         """Return the metric of a group; None where it is not known."""
-        pick: Callable[[RunMetrics], float | None] = attrgetter(self.key)
         if self.over_runs == "estimate":
             return group_estimate(group, self.of_run)
         if self.over_runs == "count":
-            value: float | None = len(group.runs)
-        elif self.over_runs == "worst":
-            value = group_worst(group, pick)
-        elif self.over_runs == "sum":
-            value = sum(pick(item.metrics) or 0 for item in group.runs if item.metrics)
-        else:
-            ends = {item.result.steps[-1].step for item in group.runs if item.result.steps}
-            value = None if self.over_runs == "mean of equal steps" and len(ends) > 1 else group_mean(group, pick)
+            return Estimate(value=len(group.runs), low=None, high=None, samples=len(group.runs))
+        measured = [item for item in group.runs if item.metrics is not None]
+        values = [value for item in measured if (value := attrgetter(self.key)(item.metrics)) is not None]
+        ends = {item.result.steps[-1].step for item in group.runs if item.result.steps}
+        unlike = self.over_runs == "mean of equal steps" and len(ends) > 1
+        if self.over_runs in {"worst", "sum"}:
+            value = max(filter(None, values), default=None) if self.over_runs == "worst" else sum(values)
+        else:  # a mean, which all of them must have
+            value = sum(values) / len(values) if values and len(values) == len(measured) and not unlike else None
         return None if value is None else Estimate(value=value, low=None, high=None, samples=len(group.runs))
 
     def value(self, group: Group) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tprimat.analyze.groups import Group
 from tprimat.analyze.metrics import drops_choices
-from tprimat.analyze.traits import dtype_that_ran, on_nodes, routing_words
+from tprimat.analyze.traits import TRAITS, dtype_that_ran, on_nodes
 from tprimat.core import units
 from tprimat.records.evidence import other_notes
 from tprimat.records.schema import RunMetrics, RunRecord
@@ -55,7 +55,7 @@ def _heading(run: RunRecord) -> str:
         run.strategy or "",
         " ".join(f"{name}={degree}" for name, degree in degrees if degree is not None) + experts,
         f"weights split over {split}" if split is not None and split > 1 else "",
-        routing_words(run),
+        TRAITS["routing"].label(run),
         f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})",
         ", ".join(filter(None, (run.engine, dtype_that_ran(run)))),
     ]

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.models import family_of, models
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import Workload
 from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
@@ -145,29 +147,8 @@ class Trait:
         return self.words.format(value)
 
 
-def _ran(name: str) -> Value:
-    return lambda run: getattr(run.ran, name)
-
-
-def _on_gpu(value: Value) -> Value:
-    return lambda run: "" if run.machine.platform == "cpu" else value(run)
-
-
-def _of_experts(value: Value) -> Value:
-    return lambda run: value(run) if run.ran.shape is not None and run.ran.shape.experts is not None else ""
-
-
-OF_THE_SHAPE = (
-    *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary"),
-    *("gated", "norm", "linear_bias", "qkv_bias", "qk_norm", "tied_embeddings", "position"),
-    *("experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_first_layers"),
-    *("q_lora_rank", "kv_lora_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"),
-)
-"""Fields of a model's shape that change the work of a token."""
-
-
 def _shape(run: RunRecord) -> str | None:
-    fields = {name: getattr(run.ran.shape, name) for name in OF_THE_SHAPE} if run.ran.shape is not None else {}
+    fields = {name: getattr(run.ran.shape, name) for name in TABLE["shape"]} if run.ran.shape is not None else {}
     return ", ".join(f"{name}={value}" for name, value in fields.items() if value) or None
 
 
@@ -202,58 +183,43 @@ def _nodes(run: RunRecord) -> str | None:
     return f"{count} node{'s' * (count > 1)}" if count else None
 
 
-TRAITS: Mapping[str, Trait] = {
-    "model": Trait("model", model_name, "refuse"),
-    "accelerator": Trait("accelerator", accelerator_name, "list"),
-    "gpus": Trait("GPU count", ranks, "refuse"),
-    "nodes": Trait("nodes", _nodes, "warn"),
-    "strategy": Trait("strategy", lambda run: run.strategy, "list"),
-    "layout": Trait("layout", lambda run: layout(run) or None, "list"),
-    "engine": Trait("engine", engine_words, "list"),
-    "dtype": Trait("dtype that ran", dtype_that_ran, "refuse"),
-    "evidence": Trait("evidence of the dtype", lambda run: grade_of(run, "matmul_dtype"), "warn", "dtype {}"),
-    "fp8-scaling": Trait(
-        "fp8 scaling",
-        lambda run: run.ran.fp8_scaling if run.ran.matmul_dtype in {"fp8", "fp4"} else "",
-        "warn",
-        "{} scaling",
-        "list",
-    ),
-    "routing": Trait("routing", _of_experts(_ran("routing")), "refuse", "{} routing"),
-    "expert-capacity": Trait("expert capacity", _of_experts(_ran("expert_capacity")), "refuse", "expert capacity {}", "warn"),
-    "global-batch": Trait("global batch", _ran("global_batch_sequences"), "list", "GBS {}"),
-    "micro-batch": Trait("micro-batch", _ran("micro_batch_sequences"), "list", "micro-batch {}"),
-    "tokens": Trait("tokens a step", tokens_per_step, "refuse", "{:,} tokens a step"),
-    "sequence": Trait(
-        "sequence length", lambda run: sequence_words(run) if _seen(run).documents else run.ran.sequence_tokens, "refuse", "s{}"
-    ),
-    "recompute": Trait("recompute", _ran("recompute_words"), "list", "recompute {}"),
-    "clock": Trait("clock", lambda run: run.clock, "refuse", "clock {}"),
-    "options": Trait("options", _options, "list"),
-    "shape": Trait("model's shape", _shape, "refuse", unknown="warn"),
-    "optimizer-states": Trait("optimizer states", _optimizer_states, "refuse", "optimizer states in {}", "warn"),
-    "attention": Trait("attention", _ran("attention"), "list", "attention {}"),
-    "optimizer": Trait("optimizer", _ran("optimizer"), "list", "optimizer {}"),
-    "weights": Trait("weights", _ran("parameter_dtype"), "list", "weights in {}"),
-    "gradients": Trait("gradients", _ran("gradient_dtype"), "warn", "gradients in {}"),
-    "sequence-parallel": Trait(
-        "sequence parallel",
-        lambda run: {True: "on", False: "off", None: None}[_seen(run).sequence_parallel],
-        "list",
-        "sequence parallel {}",
-    ),
-    "data": Trait("data", lambda run: re.sub(r" \(seed \d+\)", "", _seen(run).data or "") or None, "warn", "data {}"),
-    "power-limit": Trait("power limit", _on_gpu(lambda run: run.machine.power_limit_watts), "refuse", "{:.0f} W", "warn"),
-    "driver": Trait("driver", _on_gpu(lambda run: run.machine.driver), "warn", "driver {}"),
-    "processor": Trait("processor", _on_gpu(processors), "warn", "processor {}", "list"),
-    "environment": Trait(
-        "environment",
-        lambda run: None if run.environment is None else _listed(run.environment.items(), "="),
-        "warn",
-        unknown="list",
-    ),
-    "software": Trait("software", lambda run: _listed(sorted(run.software.items()), " ") or None, "list"),
+COMPUTED: Mapping[str, Value] = {
+    "model": model_name,
+    "accelerator": accelerator_name,
+    "gpus": ranks,
+    "nodes": _nodes,
+    "layout": lambda run: layout(run) or None,
+    "engine": engine_words,
+    "dtype": dtype_that_ran,
+    "evidence": lambda run: grade_of(run, "matmul_dtype"),
+    "fp8-scaling": lambda run: run.ran.fp8_scaling if run.ran.matmul_dtype in {"fp8", "fp4"} else "",
+    "tokens": tokens_per_step,
+    "sequence": lambda run: sequence_words(run) if _seen(run).documents else run.ran.sequence_tokens,
+    "options": _options,
+    "shape": _shape,
+    "optimizer-states": _optimizer_states,
+    "sequence-parallel": lambda run: {True: "on", False: "off", None: None}[_seen(run).sequence_parallel],
+    "data": lambda run: re.sub(r" \(seed \d+\)", "", _seen(run).data or "") or None,
+    "processor": processors,
+    "environment": lambda run: None if run.environment is None else _listed(run.environment.items(), "="),
+    "software": lambda run: _listed(sorted(run.software.items()), " ") or None,
 }
+"""Traits that no field of a record has; data/traits.yaml says where the others stand."""
+
+
+def _trait(key: str, at: str = "", of: Literal["gpu", "experts"] | None = None, **facts: Any) -> Trait:
+    value = COMPUTED.get(key) or attrgetter(at)
+
+    def known(run: RunRecord) -> object:
+        experts = run.ran.shape is not None and run.ran.shape.experts is not None
+        lacks = (of == "gpu" and run.machine.platform == "cpu") or (of == "experts" and not experts)
+        return "" if lacks else value(run)
+
+    return Trait(value=known, **facts)
+
+
+TABLE = document(DATA / "traits.yaml")
+TRAITS: Mapping[str, Trait] = {key: _trait(key, **row) for key, row in TABLE["traits"].items()}
 """What distinguishes configurations, in the order in which a label names it."""
 LISTS = ("options", "environment", "software", "shape")
 """Traits of many words each, of which labels and sentences name only those that differ."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -94,8 +94,7 @@ def read_config(
 ) -> LoadedConfig:
     """Read a configuration, with the tiny workload under it if the size is tiny, then the user's settings, later ones last.
 
-    No path means the config.yaml next to benchmark.py; `environment` is for ${NAME:-default}, None means the process's own. A
-    ConfigError names the file, the line, the key, the rule and the fix.
+    `environment` is for ${NAME:-default}. A ConfigError names the file, the line, the key, the rule and the fix.
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment, file.name if file == DEFAULT_FILE else None)
@@ -108,14 +107,10 @@ def read_config(
     if rates.min_learning_rate > rates.learning_rate and tree.origins.get(lowest) == OURS:  # a flag sets the other alone
         put(tree, lowest, rates.learning_rate / 10, OURS)
         config = _checked(tree)
-    rates = config.training.optimizer
-    if rates.min_learning_rate > rates.learning_rate:
-        raise ConfigError(
-            f"min_learning_rate ({rates.min_learning_rate:g}) is above learning_rate ({rates.learning_rate:g}).",
-            where=tree.where(lowest),
-            why="The schedule falls from learning_rate to min_learning_rate.",
-            fix=f"min_learning_rate: {rates.learning_rate / 10:g}",
-        )
+    elif rates.min_learning_rate > rates.learning_rate:
+        what = f"min_learning_rate ({rates.min_learning_rate:g}) is above learning_rate ({rates.learning_rate:g})."
+        why = "The schedule falls from learning_rate to min_learning_rate."
+        raise ConfigError(what, where=tree.where(lowest), why=why, fix=f"min_learning_rate: {rates.learning_rate / 10:g}")
     return LoadedConfig(config=config, tree=tree, path=file)
 
 
@@ -179,7 +174,10 @@ def _checked(tree: Tree) -> Config:
     except ValidationError as error:
         # The first mistake in the order of the file, as an error that a user can act on.
         wrong: dict[KeyPath, list[ErrorDetails]] = {}
-        for detail in _without_other_branches(error.errors(include_url=False)):
+        details = error.errors(include_url=False)
+        # An architecture with keys is no name: its author did not mean one.
+        meant = [one for one in details if not (one["loc"][-1] == "str" and isinstance(one["input"], dict))]
+        for detail in meant or details:
             wrong.setdefault(_key_path(detail["loc"], tree.values), []).append(detail)
         path, details = next(iter(wrong.items()))
         what, why, fix = _sentences(path, details)
@@ -201,18 +199,6 @@ def _place_of_shape(tree: Tree) -> str | None:
             except ValidationError:
                 continue
     return None
-
-
-def _without_other_branches(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Drop the complaint that an architecture with keys is not a name: its author did not mean one."""
-
-    def meant_otherwise(detail: ErrorDetails) -> bool:
-        place = detail["loc"][:-1]
-        return detail["type"] == "string_type" and any(
-            other["loc"][: len(place)] == place and len(other["loc"]) > len(place) + 1 for other in details
-        )
-
-    return [detail for detail in details if not meant_otherwise(detail)]
 
 
 def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
@@ -282,18 +268,8 @@ def _shown(value: object) -> str:
 
 def _known_keys(path: KeyPath) -> list[str]:
     kind: Any = Config
-    for key in path:
-        kind = _field_type(kind, key)
+    for key in path:  # of a mapping, what its values are; of a choice, the one with keys
+        kind = get_type_hints(kind).get(key) if dataclasses.is_dataclass(kind) else get_args(kind)[-1]
+        if get_origin(kind) is not dict:
+            kind = next(filter(dataclasses.is_dataclass, get_args(kind)), kind)
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-
-
-def _field_type(kind: Any, key: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        kind = get_type_hints(kind).get(key)
-    else:
-        arguments = get_args(kind)
-        kind = arguments[1] if len(arguments) == 2 else None
-    for option in get_args(kind):
-        if dataclasses.is_dataclass(option) and not isinstance(kind, type):
-            return option if "dict" not in str(kind) else kind
-    return kind

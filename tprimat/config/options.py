@@ -59,9 +59,11 @@ def count(text: str) -> int:
 
 def steps(text: str) -> int | str:
     """Read a number of steps, or auto."""
-    if text != "auto" and (not text.isdecimal() or len(text) > len(str(MOST))):
+    if text == "auto":
+        return text
+    if not text.isdecimal() or len(text) > len(str(MOST)):
         raise ValueError("It takes a whole number, or auto.")
-    return text if text == "auto" else int(text)
+    return int(text)
 
 
 def price(text: str) -> float:

@@ -9,7 +9,7 @@ host enqueues the next call, so that its overhead does not add to short kernels.
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -72,13 +72,11 @@ def describe_software() -> dict[str, str]:
 
 
 def reader_of(device: torch.device) -> Callable[[], list[TelemetrySample]]:
-    """Return a function that reads an NVIDIA GPU through NVML, whatever CUDA_VISIBLE_DEVICES says."""
-    if device.type != "cuda" or torch.version.hip:
-        return list
-    try:
-        return NvmlReader([f"GPU-{torch.cuda.get_device_properties(device).uuid}"]).read
-    except LookupError:  # NVML does not answer, or does not know the GPU
-        return list
+    """Return a function that reads an NVIDIA GPU through NVML, whatever CUDA_VISIBLE_DEVICES says; of others nothing."""
+    with suppress(LookupError):  # NVML does not answer, or does not know the GPU
+        if device.type == "cuda" and not torch.version.hip:
+            return NvmlReader([f"GPU-{torch.cuda.get_device_properties(device).uuid}"]).read
+    return list
 
 
 Call = Callable[[], object]
@@ -111,13 +109,7 @@ gigabyte, which takes longer to write than any call here."""
 
 
 class Stopwatch:
-    """Time calls on one device.
-
-    Args:
-        device: "cuda", which also means ROCm, or "cpu".
-        cache_bytes: size of the last-level cache; a buffer of twice the size displaces it.
-        clock: seconds, for the warm-up, the stopping rules and calls on a CPU.
-    """
+    """Time calls on one device, whose last-level cache has so many bytes; a buffer of twice the size displaces it."""
 
     def __init__(self, device: torch.device, cache_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device = device
@@ -150,12 +142,10 @@ class Stopwatch:
         self._displaced = None
 
     def _warm_up(self, call: Call, effort: Effort) -> float:
-        """Call until warm; return the seconds of the last call."""
-        started = self.clock()
-        expected = self._sample(call, 1, flush=False)[0]
-        for done in range(1, max(2, effort.warmup)):
-            late = effort.warmup_seconds is not None and self.clock() - started > effort.warmup_seconds
-            if done > 1 and late:
+        """Call until warm, twice at least; return the seconds of the last call."""
+        started, expected = self.clock(), 0.0
+        for done in range(max(2, effort.warmup)):
+            if done > 1 and effort.warmup_seconds is not None and self.clock() - started > effort.warmup_seconds:
                 break
             expected = self._sample(call, 1, flush=False)[0]
         return expected
@@ -308,19 +298,10 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
 
 def empty_record(case: Case, bench: Bench) -> ProbeRecord:
     """Return the record of a case without a measurement."""
-    return ProbeRecord(
-        kind=case.kind,
-        variant=case.variant,
-        shape=case.shape,
-        dtype=case.dtype,
-        seconds=(),
-        flop=case.flop,
-        bytes=case.bytes,
-        machine=bench.machine,
-        software=bench.software,
-        small=bench.small,
-        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    alike = {name: getattr(case, name) for name in ("kind", "variant", "shape", "dtype", "flop", "bytes")}
+    alike |= {name: getattr(bench, name) for name in ("machine", "software", "small")}
+    return ProbeRecord(seconds=(), started_at=now, **alike)
 
 
 Identity = tuple[object, ...]

@@ -49,7 +49,7 @@ def cases(*, small: bool, on_cpu: bool = False) -> list[Case]:
         *(case for case in grouped_cases(small=small) if not (on_cpu and case.dtype == "fp8")),
         *attention_cases(("flash",) if on_cpu else ("cudnn", "flash"), small=small),
         *region_cases(small=small),
-        *launch_cases(small=small),
+        launch_case(small=small),
     ]
 
 
@@ -237,8 +237,8 @@ def prepare_launches(count: int, device: torch.device) -> Call:
     return autograd
 
 
-def launch_cases(*, small: bool) -> list[Case]:
+def launch_case(*, small: bool) -> Case:
     """Return launches through autograd, in both passes."""
     count = SMALL_LAUNCHES if small else LAUNCHES
     prepare, shape = partial(prepare_launches, count), {"launches": count}
-    return [Case(kind="launch", variant="autograd", shape=shape, dtype="fp32", prepare=prepare, effort=LAUNCH_EFFORT)]
+    return Case(kind="launch", variant="autograd", shape=shape, dtype="fp32", prepare=prepare, effort=LAUNCH_EFFORT)

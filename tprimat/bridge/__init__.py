@@ -36,10 +36,7 @@ def train(plan: RunPlan) -> None:
 
 
 def restart_with(variables: dict[str, str]) -> None:
-    """Start this rank's program again with the variables that its recipe wants and the user has not set.
-
-    Libraries read some of them when they are loaded, and only then; Bridge's own launchers set them before Python starts.
-    """
+    """Start this rank's program again with the variables that its recipe wants: libraries read some only when they are loaded."""
     missing = {name: value for name, value in variables.items() if name not in os.environ}
     if missing and RESTARTED not in os.environ:
         os.environ.update(missing, **{RESTARTED: "1"})

@@ -128,10 +128,9 @@ def accelerators() -> tuple[Accelerator, ...]:
 
 
 def find_accelerator(device_name: str | None) -> Accelerator | None:
-    """Return the accelerator that a tool calls `device_name`, or None when the table does not hold it.
+    """Return the accelerator that a tool calls `device_name`, as a whole; None when the table does not hold it.
 
-    Names must match as a whole: a slice of a GPU ("... MIG 1g.10gb"), a sibling ("MI308X") or an architecture ("gfx942",
-    which MI300X, MI300A and MI325X share) is not the GPU whose name it resembles.
+    A slice of a GPU ("... MIG 1g.10gb") and an architecture that several share ("gfx942") are not the GPU that they resemble.
     """
     return None if device_name is None else _by_spelling().get(_spelling(device_name))
 
@@ -165,10 +164,7 @@ def _series(spelling: str) -> set[str]:
 
 
 def peak_flops(device_name: str | None, dtype: str | None, *, sparse: bool = False) -> float | None:
-    """Return the peak in FLOP/s of a device for a matmul dtype (one of DTYPES); None when either is unknown.
-
-    Sparse: as printed with 2:4 sparsity, to read figures that were divided by it.
-    """
+    """Return the peak in FLOP/s of a device for a matmul dtype, or as printed with 2:4 sparsity; None when either is unknown."""
     accelerator = find_accelerator(device_name)
     peaks = {} if accelerator is None else accelerator.sparse_flops if sparse else accelerator.dense_flops
     return next((flops for name, flops in peaks.items() if name == dtype), None)

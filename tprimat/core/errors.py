@@ -10,7 +10,7 @@ WORKER_ERROR = "tprimat error: "
 
 
 class UserError(Exception):
-    """A mistake that the user can fix. The command line prints it without a traceback and exits 2.
+    """A mistake that the user can fix. The command line prints it without a traceback and exits 2; most functions may raise one.
 
     `what` is one sentence that names the offending thing and its value; `where` its place in a file or on the command line, such
     as "config.yaml:84 parallelism.tensor"; `why` the rule that is broken; `fix` what to try, concrete enough to copy.

@@ -135,10 +135,7 @@ class ParameterCount:
 
 
 def parameters(shape: ModelShape) -> ParameterCount:
-    """Count the weights of a shape.
-
-    Multi-token-prediction layers, which DeepSeek-V3 uses in training only, are not part of a shape and not counted.
-    """
+    """Count the weights of a shape, without multi-token-prediction layers, which are no part of it."""
     attention, dense, moe = attention_matrices(shape), feed_forward_matrices(shape), moe_matrices(shape)
     layer_sets = ((attention, shape.layers), (dense, shape.dense_layers), (moe, shape.moe_layers))
     matrices = sum(count * sum(matrix.parameters for matrix in group) for group, count in layer_sets)
@@ -223,8 +220,7 @@ def mean_keys(shape: ModelShape, sequence_tokens: int) -> float:
 def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_parallel: int = 1) -> list[GemmShape]:
     """Return the forward matmuls of one layer, then of the output layer, as one tensor-parallel rank runs them.
 
-    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up). Backward runs each
-    matmul twice more, with (m, n, k) permuted. A degree that divides no matrix is refused.
+    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up).
     """
     if tensor_parallel not in (degrees := valid_tensor_degrees(shape)):
         what = f"{shape.name} cannot be split over {tensor_parallel} tensor-parallel ranks."

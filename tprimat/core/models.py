@@ -228,11 +228,7 @@ def _first_word(name: str) -> str:
 
 
 def tiny(shape: ModelShape) -> ModelShape:
-    """Return a model of the same structure that a CPU trains in seconds.
-
-    Layers, heads, key/value heads and experts stay, so that it can be split over ranks exactly where the real model can;
-    widths shrink.
-    """
+    """Return a model that a CPU trains in seconds, and that can be split over ranks exactly where the real one can."""
     hidden = shape.heads * TINY_HEAD_DIM
     latent: dict[str, Any] = {}
     if shape.kv_lora_rank is not None:

@@ -112,10 +112,7 @@ def facts_of(result: PublishedResult) -> dict[str, Any] | None:
 
 
 def rebase(result: PublishedResult) -> PublishedResult:
-    """Restate a result causal and against the dense peak, from its tokens/s where the source prints them, else from its FLOP/s.
-
-    FLOP/s and MFU are None where the source does not say enough.
-    """
+    """Restate a result causal and against the dense peak, from its tokens/s or else its FLOP/s; None where it says too little."""
     peak = peak_flops(result.accelerator, result.workload.matmul_dtype)
     flops, shape, tokens = result.flops_per_second_per_gpu, result.workload.shape, result.workload.sequence_tokens
     if result.convention != "causal" or flops is None:

@@ -1,8 +1,6 @@
 """Every statistic that the project uses. Each function cites its source; tests check it by simulation.
 
-Intervals of one run are closed forms, which need no random numbers and cost microseconds; the ratio of two groups of runs is
-Welch's over runs. How often they cover the truth, by simulation, and where they do not, is in benchmarks/results/statistics.md
-(tools/statistics_page.py).
+How often intervals cover the truth, by simulation, is in benchmarks/results/statistics.md (tools/statistics_page.py).
 """
 
 import math
@@ -61,11 +59,8 @@ def scaled_mad(values: Array) -> float:
 
 
 def outliers(values: Array) -> int:
-    """Count the values further than 3 scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013).
-
-    Returns 0 below 6 values, whose MAD says little about their spread.
-    """
-    if len(values) < 6:
+    """Count the values further than 3 scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013)."""
+    if len(values) < 6:  # whose MAD says little about their spread
         return 0
     return int((np.abs(values - median(values)) > 3 * scaled_mad(values)).sum())
 
@@ -327,8 +322,7 @@ def rate_of(tokens: Array, seconds: Array) -> Rate:
 def spread_between_runs(*groups: Sequence[Rate], least: float = BETWEEN_RUNS) -> float:
     """Return the relative standard deviation that single runs are assumed to have: at least that of the steps of such runs.
 
-    What makes steps unlike, such as waiting for the host, makes runs unlike, too. In our records runs vary by no more than the
-    steps of one of them (benchmarks/results/statistics.md).
+    In our records runs vary by no more than the steps of one of them (benchmarks/results/statistics.md).
     """
     spreads = [math.sqrt(sum(rate.step_spread**2 for rate in group) / len(group)) for group in groups if group]
     return max(least, *spreads)
@@ -363,7 +357,6 @@ def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], assumed: float
 
 
 MOST_RUNS = 10_000
-"""Looked at to show a difference."""
 
 
 def spreads_of(first: Sequence[Rate], second: Sequence[Rate]) -> tuple[float, float] | None:

@@ -240,10 +240,7 @@ class Workload(RefuseUnknownKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class FullWorkload(Workload):
-    """A workload of which everything is known that memory and time depend on: what a plan asks for and a prediction takes.
-
-    Only the micro-batch may still be None, in a plan whose run has to find it.
-    """
+    """A workload of which everything is known that memory and time depend on: what a plan asks for and a prediction takes."""
 
     shape: ModelShape
     tensor_parallel: Count = 1
@@ -395,10 +392,7 @@ Obstacle = Literal["pipeline", "context", "experts", "recompute", "fully_shard",
 
 
 def graph_obstacle(work: Workload, *, fully_shard: bool, own_layers: bool) -> Obstacle | None:
-    """Return the first reason why micro-batches cannot be launched as CUDA graphs, or have never been; None if they can.
-
-    `fully_shard`: replicas share the weights. `own_layers`: the layers are the engine's own, not Transformer Engine's.
-    """
+    """Return the first reason why micro-batches cannot be launched as CUDA graphs, or have never been; None if they can."""
     reasons: dict[Obstacle, bool] = {
         "pipeline": (work.pipeline_parallel or 1) > 1,
         "context": (work.context_parallel or 1) > 1,

@@ -95,23 +95,15 @@ class Engine(ABC):
         return LaunchError(f"{package} {installed} is too new.", why=why, fix=fix)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
-        """Return that part of `refusal` that depends on how the plan divides its model and batch, in whatever place it runs.
+        """Return that part of `refusal` that depends on how the plan divides its model and batch: such layouts are not searched.
 
-        Layouts that it refuses are not searched.
-
-        Args:
-            plan: with one of the layouts.
-            where: names a setting.
-            code: what the engine's layers are in that place.
+        `code` is what the engine's layers are where the plan runs.
         """
         return None
 
     @abstractmethod
     def command(self, plan: RunPlan) -> Command:
-        """Return the exact process that runs the plan. Pure: touches no file and no device.
-
-        Raises UserError: the plan cannot be expressed; `refusal` reports it earlier.
-        """
+        """Return the exact process that runs the plan. Pure: touches no file and no device."""
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
         """Return the switches of this engine in a plan."""
@@ -124,12 +116,9 @@ class Engine(ABC):
     def implementation(
         self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
     ) -> Implementation | None:
-        """Return how the engine's layers use memory on a GPU, for predictions; None: not known.
+        """Return how the engine's layers use memory on a GPU under its switches, for predictions; None: not known.
 
-        Args:
-            shape: of the model.
-            options: switches of the engine; from a record as they were resolved.
-            transformer_engine: whether its layers run; None: not known yet.
+        `transformer_engine` says whether its layers run; None: not known yet.
         """
         return self.layers
 
@@ -138,10 +127,7 @@ class Engine(ABC):
         return None if self.dialect is None else self.dialect.read_line(text)
 
     def prepare(self, here: Here | None) -> PrimusStart | None:
-        """Look up what the plan must record about the installation; None: about the usual one of another machine.
-
-        Raises LaunchError: the installation cannot be started as requested.
-        """
+        """Look up what the plan must record about the installation; None: about the usual one of another machine."""
         return None
 
     def software(self, plan: RunPlan) -> dict[str, str]:
@@ -163,21 +149,13 @@ def engine_named(name: str) -> Engine:
 
 
 def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> Implementation | None:
-    """Return how the layers of a plan's engine use memory on a GPU; None: not known.
-
-    Args:
-        plan: names the engine and its switches.
-        transformer_engine: whether it is installed where the plan runs; None: as here.
-    """
+    """Return how the layers of a plan's engine use memory; None: not known. Is Transformer Engine there? None: look here."""
     engine = engine_named(plan.engine)
     return engine.implementation(plan.workload.shape, engine.options(plan), transformer_engine)
 
 
 def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engine, str]:
-    """Return the requested engine, or for auto the one that prefers this platform if it is installed, else the embedded one.
-
-    Raises UserError: the requested engine is not installed, and the run is not planned for elsewhere.
-    """
+    """Return the requested engine, or for auto the one that prefers this platform if it is installed, else the embedded one."""
     if requested != AUTO:
         engine = engine_named(requested)
         if not elsewhere and isinstance(error := engine.available(here), UserError):

@@ -44,10 +44,7 @@ class BridgeEngine(RecipesEngine):
     def implementation(
         self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
     ) -> Implementation | None:
-        """Return how Transformer Engine's layers use memory under a recipe.
-
-        Tuned recipes reduce gradients in bf16, and Qwen 2.5's plain one has Megatron-Core's loss.
-        """
+        """Tuned recipes reduce gradients in bf16, and Qwen 2.5's plain one has Megatron-Core's loss."""
         tuned = str(options.get("recipe")).startswith("perf_")
         plain_loss = "native" if model_kind(shape) == "qwen2" and not tuned else "te"
         in_place = options.get("cross_entropy_fusion_impl", plain_loss) == "te"

@@ -80,10 +80,7 @@ class TorchtitanEngine(Engine):
         return next(_unsupported_layout(plan, where), None)
 
     def command(self, plan: RunPlan) -> Command:
-        """Return torchtitan.train on every rank, with the console of local rank 0 only, and its inputs.
-
-        The inputs are the same for all runs of an output folder, so they are written to one place there.
-        """
+        """Return torchtitan.train on every rank, with the console of local rank 0 only, and inputs for all runs of a folder."""
         inputs = PurePath(plan.output_directory) / "torchtitan"
         environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(inputs / "huggingface")}
         if by_a_module := installed_version(self.name) >= BY_A_MODULE:

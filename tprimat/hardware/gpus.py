@@ -282,13 +282,9 @@ AMD_COMMAND = ("amd-smi", "metric", "--power", "--clock", "--temperature", "--us
 def telemetry(
     directory: RunDirectory, started_at: str | None, gpus: Sequence[Gpu], on_notice: Callable[[str], None]
 ) -> Iterator[None]:
-    """Append samples of a run's GPUs to telemetry.jsonl inside a `with` block.
+    """Append samples of a run's GPUs, in the order of its local ranks, to telemetry.jsonl inside a `with` block.
 
-    Args:
-        directory: the run's folder.
-        started_at: of the run's record, ISO 8601; sample times count from it. Without it, nothing happens.
-        gpus: in the order of the local ranks; with none, nothing happens.
-        on_notice: called at most once, on leaving, with the reason for missing samples.
+    Their times count from `started_at`. `on_notice` is called at most once, on leaving, with the reason for missing samples.
     """
     if started_at is None or not gpus:
         yield

@@ -87,10 +87,7 @@ def most_cpu_ranks() -> int:
 
 
 def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
-    """Return the number of nodes on which the scheduler started this command, and the variable that says so; None if unknown.
-
-    Raises LaunchError: the variable is not a whole number.
-    """
+    """Return the number of nodes on which the scheduler started this command, and the variable that says so; None if unknown."""
     names = ["SLURM_STEP_NUM_NODES"] if in_slurm_step(environment) else ["PET_NNODES"]  # Kubeflow writes torchrun's variables
     names += ["NNODES"] if "MASTER_ADDR" in environment else []
     name = next((name for name in names if name in environment), None)

@@ -85,10 +85,7 @@ def ranks_of(pids: set[int]) -> dict[int, int]:
 
 
 def take_records(ranks: Mapping[int, int], folder: Path) -> list[RankRecord]:
-    """Let the ranks of this node write down what their flight recorders hold, in the run's folder on this node.
-
-    Processes that do not wait for SIGUSR2 are left out: the signal could kill them.
-    """
+    """Let those ranks of this node that wait for SIGUSR2 write what their flight recorders hold into the run's folder here."""
     answering = {rank: pid for rank, pid in ranks.items() if in_signal_set("SigBlk", pid, signal.SIGUSR2)}
     files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in answering}
     for path in files.values():
@@ -110,10 +107,7 @@ def read_record(path: Path, rank: int) -> RankRecord:
 
 
 def parse_record(document: dict[str, Any]) -> RankRecord:
-    """Return what the file of a rank says.
-
-    Raises KeyError, TypeError, ValueError, AttributeError: torch has changed the fields that are read here.
-    """
+    """Return what the file of a rank says; an error of any kind means that torch has changed the fields that are read here."""
     places: dict[tuple[str, str], GroupPlace] = {}
     waits_for_one = False
     for recorder in document["recorders"]:
@@ -211,11 +205,7 @@ class Stack:
 
 
 def take_stacks(ranks: Mapping[int, int], listen: Callable[[], str]) -> list[Stack]:
-    """Return the Python stacks of ranks.
-
-    SIGUSR1 goes to one after the other, if it handles it: our workers call faulthandler.register(SIGUSR1) and print their stacks,
-    which `listen` reads. A process without a handler would die of the signal, so it does not get one.
-    """
+    """Return the Python stacks of ranks, which `listen` reads after SIGUSR1: one after the other, and only if it handles that."""
     stacks = []
     for rank, pid in ranks.items():
         state, text = state_of(pid), ""

@@ -168,10 +168,7 @@ def start_error(command: Command, error: OSError) -> LaunchError:
 
 
 class Supervisor:
-    """One command, from its start to the end of its last process.
-
-    Stdout and stderr are one stream; stdin is empty, so that no framework waits for an answer.
-    """
+    """One command, from its start to the end of its last process; stdin is empty, so that no framework waits for an answer."""
 
     def __init__(
         self,
@@ -182,10 +179,7 @@ class Supervisor:
         folder: Path | None = None,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        """Start the command; into `folder`, of the run, go the stacks of ranks that `tick` stops.
-
-        Raises LaunchError: it cannot be started; RecordError: a file that it needs cannot be written.
-        """
+        """Start the command; into `folder`, of the run, go the stacks of ranks that `tick` stops."""
         self._marker = uuid.uuid4().hex
         for name, text in command.files.items():
             write_atomically(Path(name), text)
@@ -316,12 +310,9 @@ def run_command(command: Command, on_line: Callable[[str], None], limit_seconds:
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:
-    """Run a module under torchrun with one process per rank, and leave no process behind.
+    """Run a module under torchrun with one process per rank; return why the ranks failed, None where all ended well.
 
-    Returns:
-        Why the ranks failed; None where all ended well.
-
-    Raises LaunchError: torchrun cannot be started; SystemExit: a signal asked for an end.
+    Raises SystemExit: a signal asked for an end.
     """
     argv = (*torchrun(Nodes(), ranks), "-m", module, *arguments)
     with Interrupts() as interrupts:
@@ -352,10 +343,7 @@ RENDEZVOUS = Path(__file__).with_name("rendezvous.py")
 
 
 def torchrun(nodes: Nodes, ranks_per_node: int) -> tuple[str, ...]:
-    """Return the beginning of a command line that starts `ranks_per_node` Python processes on this node; the script follows.
-
-    On a single node every socket stays on the loopback, and torchrun takes a free port. Failed ranks are not restarted.
-    """
+    """Return the beginning of a command line that starts `ranks_per_node` Python processes on this node; the script follows."""
     start = (sys.executable, str(RENDEZVOUS), f"--nproc-per-node={ranks_per_node}", "--max-restarts=0")
     if nodes.count == 1:
         return (*start, "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0")

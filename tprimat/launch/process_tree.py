@@ -60,12 +60,7 @@ def in_signal_set(name: str, pid: int, number: int) -> bool:
 
 
 def members(marker: str, root: int | None) -> set[int]:
-    """Return the pids of a run's living processes, without zombies and without the caller.
-
-    Args:
-        marker: value of MARKER that the run was started with.
-        root: pid of the first process until it has been reaped, then None.
-    """
+    """Return the pids of a run's living processes, without the caller, by its MARKER; `root` is the first, until it is reaped."""
     table = {int(entry.name): stat_of(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit()}
     word = f"{MARKER}={marker}".encode()
     pids = {
@@ -93,14 +88,11 @@ def remove_leftovers(root: int) -> None:
 
 
 class Shutdown:
-    """A shutdown in progress: call `advance` until it returns True.
+    """A shutdown in progress: call `advance` until it returns True, and read the run's output meanwhile, so that nobody blocks.
 
-    The caller must go on reading the run's output meanwhile, because a process that blocks on a full pipe cannot end.
-
-    SIGTERM goes to the process group of the root, which is what torchrun and shell scripts expect: they forward it to their ranks
-    and wait. All remaining processes get SIGTERM after half of the grace period, or as soon as the root has ended. After the
-    grace period they get SIGKILL, repeatedly. One that survives it for SIGKILL_TIMEOUT_SECONDS (it waits in a driver, or belongs
-    to another user) is given up.
+    SIGTERM goes to the process group of the root, which torchrun and shell scripts forward to their ranks. All remaining
+    processes get SIGTERM after half of the grace period, or as soon as the root has ended. After the grace period they get
+    SIGKILL, repeatedly. One that survives it for SIGKILL_TIMEOUT_SECONDS (it waits in a driver) is given up.
     """
 
     def __init__(self, marker: str, root: Callable[[], int | None], grace_seconds: float) -> None:
@@ -141,10 +133,7 @@ class Shutdown:
 
 
 def count_oom_kills(root: Path = Path("/")) -> int:
-    """Count the kernel's out-of-memory kills in this process's cgroup so far, since SIGKILL leaves no trace in the log.
-
-    The count of the whole machine is taken only where no cgroup has its own: others' processes are in it.
-    """
+    """Count the kernel's out-of-memory kills in this process's cgroup so far; of the whole machine where no cgroup counts."""
     text = (root / "proc" / "self" / "cgroup").read_text(encoding="utf8") if (root / "proc" / "self" / "cgroup").exists() else ""
     second, first = ((match[1] if (match := re.search(rf"^\d+:{name}:/(.*)$", text, re.M)) else "") for name in ("", "memory"))
     groups = root / "sys" / "fs" / "cgroup"

@@ -2,9 +2,7 @@
 
 torch's TCPStore binds to every interface whatever address it is given, and `torchrun --standalone` also looks up the host's name
 and unpickles what it finds in that store. Here the node of rank 0 opens the socket itself, on the loopback for a single node,
-and nothing is pickled: the ranks follow from the node's rank, as in torchrun's static rendezvous.
-
-This file is started by its path, so that it is found from every working directory.
+and nothing is pickled: the ranks follow from the node's rank. This file is started by its path, from every working directory.
 """
 
 import errno
@@ -56,8 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 def stay_on_the_loopback() -> None:
     """Connect the ranks of a single node over the loopback, and never wait for a host name. The user's own settings win.
 
-    On one node NCCL moves its data over NVLink, PCIe or shared memory; its sockets only introduce the ranks to each other.
-    torch looks up names only for its messages. Where no name server answers, each look-up takes ten seconds or more.
+    On one node NCCL's sockets only introduce the ranks to each other, and torch looks up names only for its messages.
     """
     if LOOPBACK_INTERFACE in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
@@ -67,10 +64,7 @@ def stay_on_the_loopback() -> None:
 
 
 def use_the_interface_towards(host: str, port: int) -> None:
-    """Let gloo connect the ranks through the interface that leads to the first node. The user's own setting wins.
-
-    By itself gloo takes the address to which the machine's own name resolves, which on many machines is a loopback.
-    """
+    """Let gloo connect the ranks through the interface to the first node: the machine's own name may resolve to a loopback."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -93,11 +87,7 @@ def address_of(any_socket: socket.socket, interface: str) -> str | None:
 
 
 def create_handler(parameters: Any) -> Any:
-    """Return torchrun's static rendezvous with a store on a socket of our own.
-
-    Args:
-        parameters: torch's RendezvousParameters; `rank` is this node's.
-    """
+    """Return torchrun's static rendezvous, of torch's RendezvousParameters, with a store on a socket of our own."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -129,15 +119,10 @@ def create_handler(parameters: Any) -> Any:
 
 
 def open_listener(host: str, port: int) -> socket.socket | None:
-    """Listen on one address.
+    """Listen on one IP address of this machine; port 0 takes a free one. Raises OSError: the port is in use.
 
-    Args:
-        host: an IP address of this machine. The other nodes may resolve a name to another address of it, so for a name, and for
-            an address that is not this machine's own (behind a translator), torch listens on all interfaces itself.
-        port: 0 takes a free one.
-
-    Returns:
-        the listening socket; None where torch has to listen itself. Raises OSError: the port is in use.
+    Returns None for a name, which the other nodes may resolve to another address, and for an address that is not this machine's
+    own (behind a translator): there torch listens on all interfaces itself.
     """
     try:
         family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET

@@ -66,11 +66,7 @@ class Watchdog:
 
     @property
     def hang_seconds(self) -> float:
-        """Longest time without a finished step.
-
-        Based on the reported step times or the gaps between the reports, whichever is longer: a framework that reports every
-        tenth step is not hung at the ninth.
-        """
+        """Longest time without a finished step, by step times or the gaps between reports: every tenth step may be reported."""
         usual = max(statistics.median(self._step_seconds), statistics.median(self._gaps or [0.0]))
         return max(self.limits.hang_factor * usual, self.limits.hang_minimum_seconds)
 
@@ -154,8 +150,6 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, tuple[StepRecord, 
 
     Returns:
         the record as written to run.json, and all steps, even if the disk was full.
-
-    Raises LaunchError: the command cannot be started here; RecordError: the run's folder cannot be written before the start.
     """
     launch.directory.write_run(launch.record)
     launch.directory.reserve_space()

@@ -192,11 +192,10 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return model(inputs, positions, None, labels=labels)  # type: ignore[no-any-return]
 
     def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return the mean loss of the global batch, the tokens that all ranks trained on, and how the experts were loaded.
+        """Return the mean loss of the global batch, the tokens that all ranks trained on, and LOADS of a model with experts.
 
-        The last are the loads of the busiest expert and rank, and the share of dropped choices; a dense model has none. One small
-        all-reduce gives all of them. A replica's last stage knows its loss, and each of its ranks its tokens: one rank of a
-        replica reports each.
+        One small all-reduce gives all of them. A replica's last stage knows its loss, and each of its ranks its tokens: one rank
+        of a replica reports each.
         """
         totals = torch.zeros(2 + SUMS, device=self.device, dtype=torch.float64)
         if parallel_state.get_tensor_model_parallel_rank() == 0:

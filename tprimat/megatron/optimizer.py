@@ -62,10 +62,7 @@ class CompiledAdamW(torch.optim.AdamW):
 
 
 def scalars_of(group: dict[str, Any], step: float, gradient_factor: Tensor | None, device: torch.device) -> Tensor:
-    """Return the numbers of one step, (8,), fp32, on the device; as Python arguments they would be compiled in.
-
-    `group` is one of torch's AdamW, `step` counts from 1, and `gradient_factor` clips; None for 1.
-    """
+    """Return the numbers of one step, from 1, (8,), fp32, on the device; as Python arguments they would be compiled in."""
     rate, (beta1, beta2) = group["lr"], group["betas"]
     values = [
         1 - rate * group["weight_decay"],
@@ -118,10 +115,7 @@ def norm_over_ranks(parts: Iterable[tuple[list[Tensor], dist.ProcessGroup]]) -> 
 
 
 def clipping_factor(norm: Tensor, largest: float) -> Tensor:
-    """Return the factor that clips gradients of this norm, shape as norm: 1 up to the largest norm, and where the norm is NaN.
-
-    A `largest` of 0 never clips.
-    """
+    """Return the factor that clips gradients of this norm, shape as norm: 1 up to the largest (0: any), and for a norm of NaN."""
     factor = largest / (norm + 1e-6)
     return torch.where(factor < 1.0, factor, 1.0) if largest > 0 else torch.ones_like(norm)
 

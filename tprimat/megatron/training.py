@@ -29,10 +29,7 @@ from tprimat.train.startup import transformer_engine_is_usable
 
 
 def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
-    """Train a plan with Lightning on this rank. The process group stays open for another plan.
-
-    `redirected` says that Megatron's CUDA calls run on the CPU; `callback` is one of Lightning's, called beside ours.
-    """
+    """Train a plan with Lightning on this rank; `redirected` says that Megatron's CUDA calls run on the CPU."""
     quieten()
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -158,10 +155,7 @@ def _kernels(parts: Sequence[Any]) -> list[LinearProducts]:
 
 
 def layers_matmul_dtype(kernels: Sequence[LinearProducts], weights: torch.dtype) -> str | None:
-    """Return the dtype of the layers' products; None for fp8 kernels that have not run yet, before the first step.
-
-    fp8 only if every linear layer has multiplied in it; attention never does, and the output layer has a field of its own.
-    """
+    """Return the dtype of the layers' products: fp8 only if all have multiplied in it; None before the first step."""
     products = [kernel.products if isinstance(kernel, Fp8Products) else None for kernel in kernels]
     if products and all(products):
         return "fp8"

@@ -31,13 +31,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 
 
 def build_recipe(plan: RunPlan, callbacks: Sequence[Any] = ()) -> Any:
-    """Build the recipe of a plan, with further callbacks of Lightning after its own.
-
-    Returns:
-        nemo_run.Partial of nemo.collections.llm.pretrain; fiddle.build makes the function that trains.
-
-    Raises LaunchError: NeMo has no such recipe.
-    """
+    """Build the recipe of a plan, a nemo_run.Partial, with further callbacks of Lightning after its own."""
     recipe = pretrain_recipe(plan)(
         name="nemo", dir=plan.run_directory, num_nodes=plan.nodes, num_gpus_per_node=plan.gpus_per_node
     )
@@ -56,11 +50,7 @@ def build_recipe(plan: RunPlan, callbacks: Sequence[Any] = ()) -> Any:
 
 
 def pretrain_recipe(plan: RunPlan) -> Any:
-    """Return the function `pretrain_recipe` of a NeMo recipe, such as llama31_8b.
-
-    `from nemo.collections import llm` succeeds even when its recipes fail to import, and only logs it. Where the recipe is
-    absent, its own module is imported once more to learn what is missing.
-    """
+    """Return the function `pretrain_recipe` of a NeMo recipe, such as llama31_8b: llm only logs it where one fails to import."""
     name = str(plan.nemo_recipe)
     try:
         module = getattr(llm, name, None) or import_module(f"{RECIPES}.{name}")

@@ -59,10 +59,7 @@ class Side:
 
 
 def against(explanation: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Against:
-    """Return how a run differs from another: a path of results, the id of a published row, or `published` for the nearest row.
-
-    Raises UserError: there is no such run or row, or it has no FLOP/s.
-    """
+    """Return how a run differs from another: a path of results, the id of a published row, or `published` for the nearest row."""
     return compared(_side(explanation), _other(explanation, other, probes))
 
 

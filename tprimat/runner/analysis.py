@@ -75,8 +75,6 @@ def read_results(
     """Read all runs under some paths (folders, files, archives), and derive their metrics; `prices` are of a GPU hour.
 
     Probes among the results are used, and those in further places. To share: records hold only what may leave this machine.
-
-    Raises RecordError: one of the places for probes holds none.
     """
     results, unreadable = load_results(paths)
     results = [_masked(one, shareable if to_share else masked_texts) for one in results]
@@ -294,10 +292,7 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
 
 
 def to_wandb(runs: Sequence[Measured], rows: Sequence[Row], folder: Path) -> int:
-    """Write an offline run for each that has ended and is not there yet, which `wandb sync` uploads, and return their number.
-
-    Raises ConfigError: wandb is not installed; RecordError: the folder cannot be written.
-    """
+    """Write an offline run for each that has ended and is not there yet, which `wandb sync` uploads, and return their number."""
     os.environ.update(SILENT)
     try:
         wandb: Any = import_module("wandb")

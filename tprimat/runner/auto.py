@@ -45,10 +45,7 @@ def layouts_to_measure(request: RunRequest) -> int | None:
 
 
 def auto_sessions(request: RunRequest) -> list[Session]:
-    """Return a session for each layout that is predicted to be fastest, of each model: the first, or as many as are measured.
-
-    Raises UserError: the accelerator is not known, or nothing fits.
-    """
+    """Return a session for each layout that is predicted to be fastest, of each model: the first, or as many as are measured."""
     measured = layouts_to_measure(request)
     alone = replace(request, strategy=None, runs=1, dry_run=True)
     first = _first_look(alone)

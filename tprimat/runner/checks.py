@@ -134,8 +134,6 @@ def check_configuration(config: Path | None, gpus: int | None, gpu: str | None =
 
     `gpus` says how many GPUs a node has instead; on a CPU the processes stay those of the configuration. `gpu` names the
     accelerator that NVIDIA's or AMD's cells are predicted for instead of this machine's.
-
-    Raises ConfigError: the file itself is wrong, or the accelerator is not known.
     """
     here = named_machine(gpu, None) if gpu else this_machine()
     for platform in PLATFORM_ORDER:

@@ -54,11 +54,7 @@ class Check:
 
 
 def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], bool]:
-    """Look at software and machine.
-
-    Returns:
-        the checks in the order in which a reader wants them, and whether some engine can train here.
-    """
+    """Look at software and machine; return the checks as a reader wants them, and whether some engine can train here."""
     machine = this_machine()
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     torch = check_torch(ask_torch(), machine.platform if machine else None)

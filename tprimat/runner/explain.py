@@ -101,10 +101,7 @@ def lost_by(metrics: RunMetrics, folder: Path, probes: Sequence[Path]) -> Waterf
 
 
 def trace_of_run(run: RunRecord, place: Path) -> ProfileSummary | None:
-    """Return the summary of the trace that a run left in its folder or in that of its results; None: it left none.
-
-    Raises RecordError: the trace is damaged; MetricError: it holds no kernel.
-    """
+    """Return the summary of the trace that a run left in its folder or in that of its results; None: it left none."""
     if run.machine.platform == "cpu":  # its traces hold no kernels
         return None
     if (place / SUMMARY_FILE).is_file():

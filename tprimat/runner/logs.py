@@ -87,14 +87,10 @@ class FollowedLog:
 
 
 def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tuple[StepRecord, ...]:
-    """Say of the last steps when they ended, so that power readings can be matched with them.
+    """Say of the last steps when they ended: when their lines came, in seconds from the run's start.
 
-    A step ends when its line comes. Where the steps do not add up to the time between their lines, because a log leaves out
-    validation, checkpoints or steps, those before keep no moment.
-
-    Args:
-        steps: in order, with the log's own times.
-        came: step -> seconds from the run's start to its line.
+    Where the steps do not add up to the time between their lines, because a log leaves out validation, checkpoints or steps,
+    those before keep no moment.
     """
     timed = list(steps)
     summed = 0.0
@@ -110,14 +106,7 @@ def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tupl
 
 
 def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int:
-    """Read a log, write its benchmark file (by default next to the log), print the result.
-
-    Returns:
-        The exit status: 0, or 1 where the log shows that the run failed or measured no step.
-
-    Raises ConfigError: a flag contradicts the log, or neither states something that is needed; RecordError: the log cannot be
-    read or is not that of a training run, or the file cannot be written.
-    """
+    """Read a log, write its benchmark file, and print the result; return 1 where the run failed or measured no step, else 0."""
     shapes = {name: shape_of(model, "full") for name, model in load_config().models.items()}
     try:
         run = read_log(path, claims, known_models=shapes)

@@ -52,10 +52,7 @@ def hello_of(plan: RunPlan) -> Hello:
 
 @contextlib.contextmanager
 def gathered(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> Iterator[NodeGroup | None]:
-    """Wait for the other nodes, and let them go at the end; None on one node.
-
-    Raises LaunchError: a node did not come, or does not fit.
-    """
+    """Wait for the other nodes, and let them go at the end; None on one node."""
     if nodes.count == 1:
         yield None
         return

@@ -78,8 +78,6 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
 
     Where no engine is named: the embedded one. Megatron-LM is the answer where nothing fits it, whose stages are equal,
     and for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61. Where fp8 needs Primus, it is asked.
-
-    Raises ConfigError: a name or a number that makes no sense, or a batch that no layout divides.
     """
     accelerator, shape = accelerator_of(asked.accelerator)[0], asked.shape
     if asked.engine is not None:
@@ -155,10 +153,7 @@ def enough_gpus(question: LayoutQuestion, rates: Rates, *, any_engine: bool) -> 
 
 
 def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Path]) -> tuple[Answer, Rates]:
-    """Predict every legal layout for the model, batch, precision and engine of a plan, whatever its own layout is.
-
-    Raises ConfigError: the accelerator is not known, or no layout divides the batch.
-    """
+    """Predict every legal layout for the model, batch, precision and engine of a plan, whatever its own layout is."""
     accelerator, _ = accelerator_of(accelerator_name)
     return _answer(question_of(plan, accelerator, accelerator_name), accelerator, probes)
 
@@ -261,10 +256,7 @@ def _usual_batch(gpus: int) -> int:
 
 
 def named_machine(name: str, precision: str | None) -> Machine:
-    """Return the machine that --gpu describes: a node of the vendor's reference system.
-
-    Raises ConfigError: the name is not in the table, or the GPU lacks the dtype.
-    """
+    """Return the machine that --gpu describes: a node of the vendor's reference system."""
     accelerator, _ = accelerator_of(name, "--gpu")
     refuse_precision(accelerator, precision or "bf16", "--gpu")
     return Machine(

@@ -75,10 +75,7 @@ def require_torch() -> None:
 
 
 def measure(request: ProbeRequest) -> Iterator[ProbeRecord]:
-    """Measure the requested probes; of several, a failure ends no other.
-
-    Raises LaunchError: another launcher is writing to the output folder; ConfigError: a single probe cannot be measured here.
-    """
+    """Measure the requested probes; of several, a failure ends no other."""
     with locked(request.output):
         for kind in request.kinds:
             try:

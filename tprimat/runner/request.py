@@ -75,8 +75,6 @@ def with_values(request: RunRequest, values: Iterable[tuple[str, str]], origin: 
     """Return a request with the values of options, by their names, and of keys of the configuration.
 
     `origin` is what is typed before a name: -- for flags of their own, --set or --sweep.
-
-    Raises ConfigError: a value does not fit its option.
     """
     fields: dict[str, Any] = {}
     settings = list(request.settings)

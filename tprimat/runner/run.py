@@ -75,8 +75,6 @@ def run_plan(session: Session, plan: RunPlan, group: NodeGroup | None = None) ->
     """Run a plan to its end, whatever the end is, and leave its records behind.
 
     `group` are the other nodes; None on one node, and where the engine starts them itself.
-
-    Raises UserError: it cannot be started, or its folder cannot be written.
     """
     log, engine = log_path(session, plan.model), engine_named(plan.engine)
     record = _starting(plan, session.machine_of(plan), (this_node(plan),) if group is None else group.records)

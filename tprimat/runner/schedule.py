@@ -145,10 +145,7 @@ def cool_down(seconds: float, interrupts: Interrupts) -> None:
 
 
 def make_run(cell: Cell, logs: set[Path], group: NodeGroup | None, which: str) -> TrainingRun:
-    """Make the run of a cell. `logs` are those of this call; an earlier call's is removed, as each run keeps one of its own.
-
-    Raises UserError: it cannot start.
-    """
+    """Make the run of a cell. `logs` are those of this call; an earlier call's is removed, as each run keeps one of its own."""
     plan, log = cell.plan, log_path(cell.session, cell.plan.model)
     if log not in logs:
         with contextlib.suppress(OSError):  # what cannot be removed is reported when it cannot be written

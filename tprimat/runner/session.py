@@ -71,10 +71,7 @@ class Session:
 
 
 def prepare(request: RunRequest) -> Session:
-    """Read the configuration and the machine, and plan every run.
-
-    Raises UserError: the request cannot be met; nothing has been written yet.
-    """
+    """Read the configuration and the machine, and plan every run."""
     choices, machine = environment_choices(), this_machine()
     if request.gpu is not None:
         machine = named_machine(request.gpu, request.precision)
@@ -206,10 +203,7 @@ def shared_ranks(plans: Iterable[RunPlan]) -> int:
 
 
 def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
-    """Build a plan that its engine can run, here or on another machine that has what it needs.
-
-    Raises UserError: the configuration cannot be planned, or the engine refuses the plan.
-    """
+    """Build a plan that its engine can run, here or on another machine that has what it needs."""
     engine = engine_named(request.engine)
     plan = build_plan(loaded, replace(request, trainer=engine.trainer))
     if (refusal := engine.refusal(plan, loaded.where)) is not None:

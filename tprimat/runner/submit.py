@@ -1,6 +1,6 @@
 """Hand the runs of a call to SLURM: write a script that makes the same call on the job's nodes, and submit it.
 
-Manuals of sbatch and srun, 22.05 and later.
+Sources: the manuals of sbatch and srun, 22.05 and later.
 """
 
 import shlex
@@ -35,8 +35,6 @@ def job_of(request: RunRequest, words: Sequence[str]) -> tuple[list[str], list[s
     """Return sbatch's options, and the command that makes a call on every node, and its session.
 
     What the job's machine would decide otherwise follows the call's own words.
-
-    Raises UserError: the request cannot be met, or says nothing of the machines that it is for.
     """
     machine = this_machine()
     if request.platform is None and machine is None:
@@ -81,13 +79,7 @@ def of_the_job(words: Sequence[str]) -> Iterator[str]:
 
 
 def submit(request: RunRequest, words: Sequence[str]) -> int:
-    """Submit a job that makes a call, and wait for its end; Ctrl-C ends the waiting, not the job.
-
-    Returns:
-        the exit status: 0 when the job completed, 1 when it did not.
-
-    Raises UserError: the request cannot be met, or there is no SLURM.
-    """
+    """Submit a job that makes a call, and wait for its end; return 0 when it completed. Ctrl-C ends the waiting, not the job."""
     options, command, session = job_of(request, words)
     path = session.output / "slurm.sh"
     write_atomically(path, script(options, command), private=True)  # its command may hold what the user gave by --set

@@ -49,8 +49,7 @@ Spans = npt.NDArray[np.void]
 
 
 @cache
-def kernel_patterns() -> tuple[tuple[re.Pattern[str], WorkClass], ...]:
-    """Return pattern of a lower-case name -> class; the first that matches decides."""
+def _kernel_patterns() -> tuple[tuple[re.Pattern[str], WorkClass], ...]:
     rows = [(row["pattern"], row["class"]) for row in document(DATA / "kernels.yaml")["kernels"]]
     return tuple((re.compile(text if isinstance(text, str) else "|".join(text)), kind) for text, kind in rows)
 
@@ -59,7 +58,7 @@ def kernel_patterns() -> tuple[tuple[re.Pattern[str], WorkClass], ...]:
 def kernel_class(name: str) -> WorkClass:
     """Return the class of a kernel on an accelerator."""
     small = name.lower()
-    return next((kind for pattern, kind in kernel_patterns() if pattern.search(small)), "other")
+    return next((kind for pattern, kind in _kernel_patterns() if pattern.search(small)), "other")
 
 
 def inside(spans: Spans, start: float, end: float) -> Spans:

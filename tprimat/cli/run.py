@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         _show_runs(results, RACE if request.is_auto and layouts_to_measure(request) else None)
     else:
-        print_document(results)
+        _print_document(results)
     if left := len(cells) - len(results):
         print(f"not started: {left} of {len(cells)} runs; the same call with --resume continues from here", file=sys.stderr)
     return exit_status(results, success=complete(results, cells))
@@ -82,7 +82,7 @@ def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
         return 0
     results = run_cells(cells, resume=True, retry_failed=options.resume)
     if options.json:
-        print_document(results)
+        _print_document(results)
     else:
         show(entries, results)
     made = [str(one.cell.session.output / "runs" / one.run.record.run_id) for one in results if one.run is not None]
@@ -229,7 +229,7 @@ class Sweep:
         own = [folder for folder in counting if folder in {cell.label for cell in cells}]
         drawn = len(own) > 1 and draw(picture, ["--results-dir", *own, *probes])
         if options.json:
-            print_document(results)
+            _print_document(results)
         else:
             show(entries, results)
             if drawn:
@@ -289,8 +289,7 @@ def say_processes(plans: "Iterable[RunPlan]") -> None:
         print(f"Each configuration runs as {counts.pop()} processes on this CPU; --gpus sets another number.", file=sys.stderr)
 
 
-def print_document(results: "Sequence[CellResult]") -> None:
-    """Print each run with its metrics, and each configuration with its mean, as one JSON document."""
+def _print_document(results: "Sequence[CellResult]") -> None:
     from tprimat.report.summary import document
     from tprimat.runner.cells import combined_document
 

@@ -239,7 +239,7 @@ def model_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape
 
 def _model_of_size(counted: int, named: Mapping[str, ModelShape], reading: LogReading) -> tuple[str, ModelShape]:
     """Return the known model with exactly the parameters that a log counts, for frameworks that print no arguments."""
-    alike = {name: shape for name, shape in named.items() if counted in (parameters(shape).total, padded_parameters(shape))}
+    alike = {name: shape for name, shape in named.items() if counted in (parameters(shape).total, _padded_parameters(shape))}
     # Versions of one model that differ in positions only take the same FLOP.
     if len({flop_per_token(shape, 1024, "full") for shape in alike.values()}) == 1:
         return next(iter(alike.items()))
@@ -252,8 +252,7 @@ def _model_of_size(counted: int, named: Mapping[str, ModelShape], reading: LogRe
     )
 
 
-def padded_parameters(shape: ModelShape) -> int:
-    """Return the parameters of a shape with a padded vocabulary."""
+def _padded_parameters(shape: ModelShape) -> int:
     return parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
 
 
@@ -272,7 +271,7 @@ def check_model(
         fix = "a log of training all weights, with full attention" if other_work(contents.arguments) else FROM_ARGUMENTS
         words = f"{'; '.join(map(str, different))} ({shape.name})"
         raise _contradiction(reading, f"{MODEL_FLAG} {claims.model}", words, [line_of(one.argument) for one in different], fix)
-    expected, counted, doubts = padded_parameters(shape), evidence.parameters, []
+    expected, counted, doubts = _padded_parameters(shape), evidence.parameters, []
     if counted is not None and abs(counted / expected - 1) > PARAMETER_TOLERANCE:
         words = f"{shape.name} has {expected:,} parameters, the log counts {counted:,}"
         doubts = [f"{words}: another model ran"]
@@ -355,9 +354,9 @@ def _check_flop(
     near = min(abs(flop / ours - 1) for ours in (least, most)) <= FLOP_TOLERANCE
     if near or (known_tokens is None and least <= flop <= most):
         return None
-    words = f"its TFLOP/s are those of {giga(flop)} a token, {shape.name} takes {giga(least)} (causal"
+    words = f"its TFLOP/s are those of {_giga(flop)} a token, {shape.name} takes {_giga(least)} (causal"
     words += (
-        f") or {giga(most)} (full) at {units.count(known[1])} tokens" if known_tokens else f", 1 token) to {giga(most)} (full)"
+        f") or {_giga(most)} (full) at {units.count(known[1])} tokens" if known_tokens else f", 1 token) to {_giga(most)} (full)"
     )
     longest = flop_per_token(shape, shape.context_tokens, "full")
     if not stated and (least / LOOSE <= flop <= most * LOOSE or (known_tokens is None and least <= flop <= longest)):
@@ -368,6 +367,5 @@ def _check_flop(
     raise _contradiction(reading, who, words, lines, f"{FROM_ARGUMENTS}; {CHECK_SIZES}" if claimed else CHECK_SIZES)
 
 
-def giga(flop: float) -> str:
-    """Return FLOP as '51.2 GFLOP'."""
+def _giga(flop: float) -> str:
     return f"{flop / 1e9:.3g} GFLOP"

@@ -96,7 +96,7 @@ def classify(
         nothing = "The process ended without an error and without a single step."
         return diverging(steps) if steps else Failure(outcome="failed", cause=nothing, hint="the log may show why")
     texts = meaningful(lines)
-    return cause_in(texts, steps, exit_code, oom_killed) or last_line(exit_code, texts)
+    return cause_in(texts, steps, exit_code, oom_killed) or _last_line(exit_code, texts)
 
 
 def cause_in(
@@ -108,7 +108,7 @@ def cause_in(
     are tried in the order of failures.yaml, and the earliest line of a class is taken. An exception of the rank that failed first
     comes before what any other process says, and any exception before what ranks say that wait for another.
     """
-    block = root_cause_block(texts)
+    block = _root_cause_block(texts)
     first_rank = [*block, *of_rank(texts, block)]
     number = signal_of(exit_code, block, texts)
     failure = (
@@ -160,7 +160,7 @@ def earliest(failures: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:
     Each is what a node's log says, with its lines; at least one, the most likely first.
     """
     # torchrun writes when the first rank of a node failed (2026-01-01_00:00:00); lines without it sort last.
-    when = [facts_of(root_cause_block(meaningful(lines))).get("time", "~") for _, lines in failures]
+    when = [facts_of(_root_cause_block(meaningful(lines))).get("time", "~") for _, lines in failures]
     return min(zip(failures, when, strict=True), key=lambda pair: (is_consequence(pair[0][0]), pair[1]))[0][0]
 
 
@@ -182,7 +182,7 @@ def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
     failure = search("causes", texts) or search("consequences", texts, without="stopped_by_signal")
     if failure is None or failure.evidence is None:
         return stopped
-    cause = shortened(f"{stopped.cause} The log says: {failure.evidence}")
+    cause = _shortened(f"{stopped.cause} The log says: {failure.evidence}")
     return replace(stopped, cause=cause, evidence=failure.evidence, hint=failure.hint or stopped.hint)
 
 
@@ -231,8 +231,7 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
     return Failure(outcome="diverged", cause=cause, hint=hint, kind="diverged") if cause else None
 
 
-def root_cause_block(lines: Sequence[str]) -> list[str]:
-    """Return torchrun's lines about the rank that failed first."""
+def _root_cause_block(lines: Sequence[str]) -> list[str]:
     starts = [index for index, line in enumerate(lines) if ROOT_CAUSE in line]
     rest = lines[starts[-1] + 1 :] if starts else ()
     return list(islice(takewhile(lambda line: "=====" not in line, rest), LONGEST_TRACEBACK))
@@ -281,9 +280,9 @@ def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Seq
     hint = signature.hint.format_map(words) if signature.hint else None
     return Failure(
         outcome=signature.outcome,
-        cause=shortened(cause),
+        cause=_shortened(cause),
         hint=worker_hint(line, lines) if signature.name == "worker_refused" else hint,
-        evidence=shortened(line),
+        evidence=_shortened(line),
         kind=signature.kind or signature.name,
         retry=signature.retry,
     )
@@ -352,8 +351,8 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
         above = lines[max(0, index - LONGEST_TRACEBACK) : index]
         ends_one = any(TRACEBACK in one for one in above) and pattern_of("other_exceptions").search(line)
         if match := pattern_of("exceptions").search(line) or ends_one:
-            text = shortened(match["text"] + more_of_exception(match["text"], lines, index))
-            return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
+            text = _shortened(match["text"] + more_of_exception(match["text"], lines, index))
+            return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=_shortened(line))
     return None
 
 
@@ -374,16 +373,14 @@ def own_exception(lines: Sequence[str]) -> Failure | None:
     return None if failure is None or is_consequence(failure) or search("consequences", lines) else failure
 
 
-def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
-    """Fall back to the exit code, where somebody saw one, and the last line."""
+def _last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
     cause = "The process ended" + ("" if exit_code is None else f" with exit code {exit_code}")
     if not lines:
         return Failure(outcome="failed", cause=f"{cause} and printed nothing.")
-    last = shortened(lines[-1])
+    last = _shortened(lines[-1])
     return Failure(outcome="failed", cause=f"{cause}; its last line: {last}", hint="the log may show more", evidence=last)
 
 
-def shortened(text: str) -> str:
-    """Join the text to one line of at most MAX_CAUSE_CHARACTERS."""
+def _shortened(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MAX_CAUSE_CHARACTERS else line[: MAX_CAUSE_CHARACTERS - 1] + "…"

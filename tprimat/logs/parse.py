@@ -75,14 +75,13 @@ class Foreign(RefuseUnknownKeys):
 
 
 @cache
-def foreign_frameworks() -> tuple[Foreign, ...]:
-    """Return all of them, specific ones before general ones."""
+def _foreign_frameworks() -> tuple[Foreign, ...]:
     return read_rows("other_frameworks.yaml", "frameworks", Foreign)
 
 
 def foreign_of(text: str, *, outranks: bool = False) -> Foreign | None:
     """Return the framework that wrote a line, where it is one whose steps are not read; of those that `outranks` alone."""
-    candidates = (one for one in foreign_frameworks() if one.outranks or not outranks)
+    candidates = (one for one in _foreign_frameworks() if one.outranks or not outranks)
     return next((one for one in candidates if re.search(one.pattern, text)), None)
 
 
@@ -111,8 +110,7 @@ def device_patterns() -> tuple[tuple[str, re.Pattern[str], str], ...]:
     return tuple((row["words"], re.compile(row["pattern"]), row.get("platform", "")) for row in rows)
 
 
-def device_of(line: str) -> Device | None:
-    """Return what a line shows of its devices."""
+def _device_of(line: str) -> Device | None:
     for words, pattern, platform in device_patterns():
         if words in line and (match := pattern.search(line)):
             facts = match.groupdict()
@@ -196,11 +194,11 @@ class LogReading:
         fields = self._fields(line, number)
         if fields is not None:
             self._take(fields, number)
-        if (device := device_of(line)) and device not in self.devices.values():
+        if (device := _device_of(line)) and device not in self.devices.values():
             self.devices[number] = device
         if any(word in line for word in words_of("loud")):
             self._loud = number
-        if number < self._loud + CONTEXT and line.strip() and not is_step(fields) and len(self._kept) < MOST_KEPT:
+        if number < self._loud + CONTEXT and line.strip() and not _is_step(fields) and len(self._kept) < MOST_KEPT:
             self._kept.append((number, line[:LONGEST_KEPT]))
 
     def _fields(self, line: str, number: int) -> LineFields | None:
@@ -279,7 +277,7 @@ class LogReading:
         since = self._steps[0]
         kept = {number: line for number, line in (*self._kept, *self._tail) if number >= since}
         dialect = self.dialect
-        return [line for _, line in sorted(kept.items()) if dialect is None or not is_step(dialect.read_line(line))]
+        return [line for _, line in sorted(kept.items()) if dialect is None or not _is_step(dialect.read_line(line))]
 
     def failure(self, steps: Sequence[StepRecord]) -> Failure | None:
         """Return why the last attempt failed; None where the log does not say."""
@@ -345,6 +343,5 @@ class LogReading:
         return likeliest
 
 
-def is_step(fields: LineFields | None) -> bool:
-    """Whether a line is about a step."""
+def _is_step(fields: LineFields | None) -> bool:
     return fields is not None and fields.step is not None

@@ -109,7 +109,7 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
     else:
         steps, record = claimed_run(reading, dialect, claims, known, log)
         notes = record.evidence.notes if record.evidence else ()
-    ending = ending_of(reading, steps, dialect)
+    ending = _ending_of(reading, steps, dialect)
     source = LogSource(
         path=log.name,
         sha256=log.sha256,
@@ -117,7 +117,7 @@ def run_of(reading: LogReading, claims: Claims, known: Mapping[str, ModelShape],
         truncated=log.why_truncated is not None or ending.outcome == "interrupted",
     )
     record = replace(record, outcome=ending.outcome, cause=ending.cause or None, hint=ending.hint, source=source)
-    notes = (*filter(None, [caution]), *notes, *attempt_notes(reading))
+    notes = (*filter(None, [caution]), *notes, *_attempt_notes(reading))
     return Run(record=record, steps=steps, notes=notes)
 
 
@@ -167,8 +167,8 @@ def parsed_log(contents: LogContents, claims: Claims) -> tuple[tuple[StepRecord,
     steps, allocated, reserved = [], None, None
     for step in contents.steps.values():
         # Megatron reports peaks after its first lines only; later steps allocate the same.
-        allocated = count_or_none(step.peak_allocated_bytes) or allocated
-        reserved = count_or_none(step.peak_reserved_bytes) or reserved
+        allocated = _count_or_none(step.peak_allocated_bytes) or allocated
+        reserved = _count_or_none(step.peak_reserved_bytes) or reserved
         if (seconds := times[step.step]) is not None:
             record = step_record(step, seconds, claims, loss if step.step == corrected else None)
             steps.append(replace(record, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved))
@@ -263,18 +263,16 @@ def step_record(step: LoggedStep, seconds: float, claims: Claims, loss: float | 
         grad_norm=finite_or_none(step.grad_norm),
         learning_rate=finite_or_none(step.learning_rate),
         finite=step.finite,
-        peak_allocated_bytes=count_or_none(step.peak_allocated_bytes),
-        peak_reserved_bytes=count_or_none(step.peak_reserved_bytes),
+        peak_allocated_bytes=_count_or_none(step.peak_allocated_bytes),
+        peak_reserved_bytes=_count_or_none(step.peak_reserved_bytes),
     )
 
 
-def count_or_none(value: int | None) -> int | None:
-    """Return a number of bytes that can be one."""
+def _count_or_none(value: int | None) -> int | None:
     return value if value is not None and 0 <= value <= LARGEST_WHOLE else None
 
 
-def attempt_notes(reading: LogReading) -> list[str]:
-    """Say how the attempts before the last one ended."""
+def _attempt_notes(reading: LogReading) -> list[str]:
     every, notes = len(reading.ended) + 1, []
     for number, attempt in list(enumerate(reading.ended, 1))[-MOST_ATTEMPTS:]:
         last, failure = attempt.contents, attempt.failure
@@ -293,8 +291,7 @@ def is_complete(contents: LogContents) -> bool:
     return contents.finished or (contents.total_steps is not None and contents.newest >= contents.total_steps > 0)
 
 
-def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect | None) -> Failure:
-    """Return how the run ended, as far as the log shows."""
+def _ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect | None) -> Failure:
     contents = reading.attempts.latest
     total, last = contents.total_steps, contents.newest
     first_steps = islice(contents.steps.values(), LONGEST_SEARCH)

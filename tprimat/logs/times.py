@@ -43,11 +43,11 @@ def rate_of(step: LoggedStep, gpus: int | None) -> float | None:
 def seconds_of(step: LoggedStep, claims: Claims) -> float | None:
     """Return the time of a step: as printed, or derived from a rate over this step where its work is known."""
     if step.is_printed:
-        return plausible(step.step_seconds)
+        return _plausible(step.step_seconds)
     seconds = quotient(batch_of(step, claims), step.sequences_per_second)
     if seconds is None and claims.gpus and (rate := rate_of(step, claims.gpus)):
         seconds = quotient(tokens_of(step, claims), rate * claims.gpus)
-    return plausible(quotient(tokens_of(step, claims), step.tokens_per_second) if seconds is None else seconds)
+    return _plausible(quotient(tokens_of(step, claims), step.tokens_per_second) if seconds is None else seconds)
 
 
 def tokens_of_rates(contents: LogContents, gpus: int | None) -> list[tuple[LoggedStep, float]]:
@@ -78,8 +78,7 @@ def near_multiple(values: Sequence[float], unit: int, tolerance: float) -> int |
     return nearest if nearest and abs(middle - nearest) < min(tolerance * nearest, unit / 4) else None
 
 
-def plausible(seconds: float | None) -> float | None:
-    """Return a time that a step can take."""
+def _plausible(seconds: float | None) -> float | None:
     return seconds if seconds is not None and SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS else None
 
 
@@ -98,7 +97,7 @@ def step_times(contents: LogContents, claims: Claims) -> tuple[Times, list[str]]
     """
     logged = list(contents.steps.values())
     times: Times = {step.step: seconds_of(step, claims) for step in logged}
-    notes = timing_notes(logged, times)
+    notes = _timing_notes(logged, times)
     for rule in (rates_beside_times, other_work, first_line):
         left_out, note = rule(logged, claims, times)
         times |= dict.fromkeys(left_out)
@@ -165,8 +164,7 @@ def names_of(steps: Sequence[int]) -> str:
     return f"step{'s' if len(steps) > 1 else ''} {numbers}" + (f" and {more} more" if more > 0 else "")
 
 
-def timing_notes(logged: Sequence[LoggedStep], times: Mapping[int, float | None]) -> list[str]:
-    """Say where the step times come from."""
+def _timing_notes(logged: Sequence[LoggedStep], times: Mapping[int, float | None]) -> list[str]:
     notes = []
     if any(times[step.step] is not None and not step.is_printed for step in logged):
         notes.append("step times are derived from printed rates, with the digits that those have")
@@ -242,13 +240,12 @@ def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
     if third is None:
         note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
         return second.step, None, None, note
-    if log_distance(corrected, third) >= log_distance(mean, third) or log_distance(corrected, mean) < LEAST_CORRECTION:
+    if _log_distance(corrected, third) >= _log_distance(mean, third) or _log_distance(corrected, mean) < LEAST_CORRECTION:
         return None
     loss = (count * second.loss - first.loss) / (count - 1) if second.loss and first.loss else None
     note = f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"
     return second.step, corrected, loss, note
 
 
-def log_distance(left: float, right: float) -> float:
-    """Return the absolute logarithm of the ratio of two times."""
+def _log_distance(left: float, right: float) -> float:
     return abs(math.log(left / right))

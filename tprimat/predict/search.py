@@ -258,7 +258,7 @@ def layouts(question: LayoutQuestion) -> Iterator[Layout]:
     shape, gpus = question.work.shape, question.gpus
     one_stage = question.work.code.shards_weights
     replicas_alone = question.work.code.divides_over_replicas_alone
-    for tensor in tensor_degrees(shape):
+    for tensor in _tensor_degrees(shape):
         if gpus % tensor or question.gpus_per_node % tensor:
             continue
         for pipeline in divisors(gpus // tensor):
@@ -280,8 +280,7 @@ def layouts(question: LayoutQuestion) -> Iterator[Layout]:
                         yield replace(whole, virtual_pipeline=chunks, expert=expert)
 
 
-def tensor_degrees(shape: ModelShape) -> list[int]:
-    """Return the legal tensor degrees; with experts, their width must divide as well."""
+def _tensor_degrees(shape: ModelShape) -> list[int]:
     if shape.kv_lora_rank is not None:
         degrees = [degree for degree in divisors(shape.heads) if not shape.ffn % degree]
     else:

@@ -33,8 +33,7 @@ def of_kind(probes: Iterable[ProbeRecord], *kinds: str) -> list[ProbeRecord]:
 # Cells.
 
 
-def time_of(probe: ProbeRecord) -> str:
-    """Format the median time with half the width of its interval."""
+def _time_of(probe: ProbeRecord) -> str:
     time = figures.median_seconds(probe)
     if time is None or time.low is None or time.high is None:
         return units.seconds(time.value) if time else units.ABSENT
@@ -90,7 +89,7 @@ CELLS: dict[str, ProbeCell] = {
     "array": lambda probe, _: units.message_size(probe.shape["array_bytes"]),
     "message": lambda probe, _: units.message_size(probe.shape["message_bytes"]),
     "n": lambda probe, _: str(len(probe.seconds)),
-    "median time": lambda probe, _: time_of(probe),
+    "median time": lambda probe, _: _time_of(probe),
     "rate": lambda probe, _: _speed(probe),
     "rate, 6N": lambda probe, _: units.teraflops(figures.six_n_rate(probe)),
     "of dense peak": lambda probe, _: units.percent(figures.share_of_peak(probe)),

@@ -19,8 +19,7 @@ SWITCHES = {
 }
 
 
-def read_argument(match: re.Match[str]) -> LineFields | None:
-    """Return one row of DeepSpeed's configuration, or of the arguments of Megatron-DeepSpeed."""
+def _read_argument(match: re.Match[str]) -> LineFields | None:
     name, value = match.groups()
     if name in SWITCHES and value == "True":
         return LineFields(evidence=SWITCHES[name])
@@ -39,7 +38,7 @@ DIALECT = Dialect(
         # 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed
         "elapsed_time_per_iteration_ms=": lambda text: megatron.read_iteration(text, "=", mean_since_reset=True),
         **{words: megatron.RULES[words] for words in ("elapsed time per iteration", "using world size", " --num-layers ")},
-        " ..": matching(r"\b(\w+) \.{2,} (\S+)", read_argument),
+        " ..": matching(r"\b(\w+) \.{2,} (\S+)", _read_argument),
         **rules_of("deepspeed"),
     },
     marks_its_end=False,

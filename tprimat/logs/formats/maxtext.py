@@ -27,8 +27,7 @@ ENUM = re.compile(r"[A-Z]\w+\.([A-Z]\w*)")
 """A value as newer versions print it: AttentionType.LOCAL_SLIDING, QuantizationType.NONE."""
 
 
-def read_setting(match: re.Match[str]) -> LineFields | None:
-    """Return one row of the configuration."""
+def _read_setting(match: re.Match[str]) -> LineFields | None:
     name, value = match.groups()
     if member := ENUM.fullmatch(value):
         value = member[1].lower()
@@ -69,7 +68,7 @@ DIALECT = Dialect(
     signs=(("completed step:", "seconds:"), ("completed step:", "/s/device:")),
     rules={
         "completed step:": read_step,
-        "Config param": matching(r"Config param (\w+): (\[[^\]]*\]|\S+)", read_setting),
+        "Config param": matching(r"Config param (\w+): (\[[^\]]*\]|\S+)", _read_setting),
         "Using (GB)": matching(  # which are GiB
             r"Using \(GB\) ([\d.]+) /", lambda match: LineFields(device_used_bytes=in_bytes(match[1], GIBIBYTE))
         ),

@@ -163,14 +163,13 @@ def read_primus_iteration(text: str) -> LineFields | None:
     )
 
 
-def read_row(match: re.Match[str]) -> LineFields | None:
-    """Read one row of the module configuration."""
+def _read_row(match: re.Match[str]) -> LineFields | None:
     if match[1] == "lora.enabled":
         return LineFields(arguments={"peft": "lora"}) if match[2] == "True" else None
     return argument(match[1], match[2])
 
 
-ROW = matching(r"(?<![\w.-])(lora\.enabled|\w+)\s+: (\[[^\]]*\]|\S+) \((?:int|float|bool|str|list|NoneType)\)", read_row)
+ROW = matching(r"(?<![\w.-])(lora\.enabled|\w+)\s+: (\[[^\]]*\]|\S+) \((?:int|float|bool|str|list|NoneType)\)", _read_row)
 PRIMUS = Dialect(
     name="primus",
     signs=(("elapsed time per iteration", "[rank-"), ("elapsed time per iteration", "hip mem usage")),

@@ -17,8 +17,7 @@ DEGREES = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
 
 
-def stamp_of(text: str) -> float | None:
-    """Return when a line was printed, in seconds."""
+def _stamp_of(text: str) -> float | None:
     stamp = STAMP.search(text)
     with suppress(ValueError):  # no day of any month
         return datetime.fromisoformat(stamp[0].replace(",", ".")).timestamp() if stamp else None
@@ -34,7 +33,7 @@ def read_step(text: str) -> LineFields | None:
     memory, rate = fields.pop("memory", ""), fields.pop("tps", None) or fields.pop("wps", None)
     values = stated(fields) | {
         "tokens_per_second_per_gpu": number(rate),
-        "stamp": stamp_of(text),
+        "stamp": _stamp_of(text),
         "peak_reserved_bytes": in_bytes(memory, GIBIBYTE) if "GiB" in memory else None,
     }
     return LineFields(step=step, **values)

@@ -2,22 +2,17 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, layers_of_last_stage, moe_matrices
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import FullWorkload
 
-IMBALANCE = 0.33
-"""Natural routing: the standard deviation of the load of experts, over sqrt(E / k - 1), which it has where k experts get all.
-With mock data our routers' busiest rank had 1.10 (of 2) and 1.21 times the mean load (of 4) before their first steps: 0.29
-to 0.37. Those steps, or text, skew untrained routers to 0.5 to 0.75 (benchmarks/results/moe.md); long training makes them
-evener."""
-FELT = 0.5
-"""Of the busiest rank's surplus, the part that lengthens a step: layers differ in their busiest rank, and ranks wait at gradients
-only. EP4 with 1.40 times the mean load took 12 % longer than balanced, with 60 % of the step in what experts do."""
+ASSUMED: Mapping[str, float] = document(DATA / "prediction.yaml")["routing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +198,7 @@ def busiest_rank(workload: FullWorkload) -> float:
     shape, ranks = workload.shape, workload.layout.expert
     if workload.routing != "natural" or ranks == 1 or not shape.experts or not shape.experts_per_token:
         return 1.0
-    of_expert = math.hypot(IMBALANCE, (workload.tokens * ranks) ** -0.5) * math.sqrt(shape.experts / shape.experts_per_token - 1)
+    uneven = math.hypot(ASSUMED["imbalance"], (workload.tokens * ranks) ** -0.5)
+    of_expert = uneven * math.sqrt(shape.experts / shape.experts_per_token - 1)
     surplus = of_expert * math.sqrt(ranks / shape.experts) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    return 1 + FELT * min(surplus, (workload.expert_capacity_factor or ranks) - 1)
+    return 1 + ASSUMED["felt_share"] * min(surplus, (workload.expert_capacity_factor or ranks) - 1)

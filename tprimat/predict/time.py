@@ -26,6 +26,10 @@ FIGURES = document(DATA / "prediction.yaml")
 ASSUMED: Mapping[str, float] = FIGURES["time"]
 ADAM_BYTES: Mapping[str, Mapping[str, int]] = FIGURES["adam_bytes"]
 """Dtype of states and implementation -> bytes that the update of a weight moves."""
+LOSS_BYTES: Mapping[str, tuple[int, int]] = FIGURES["loss_bytes"]
+"""Kind of loss -> elements of a logit's dtype, and further bytes."""
+EAGER_ELEMENTS: Mapping[str, tuple[int, int]] = FIGURES["eager_elements"]
+"""What operations pass over -> how often they do, forward and backward."""
 FP32_SUM_BYTES = 8
 """A weight, of reading and writing the sum of its gradients in fp32."""
 
@@ -247,23 +251,10 @@ def _output(workload: FullWorkload, rates: Rates) -> Piece:
 
 
 def _loss_bytes(workload: FullWorkload) -> int:
-    """Return the bytes a logit that the loss moves, both passes, between the products of the output layer.
-
-    native converts to fp32 (6 in bf16), finds the maximum (4), subtracts it and takes exponentials (8 each), sums (4), divides,
-    multiplies by the incoming gradient (8 each), and converts back (6). compiled does so in four functions, which move 6, 12, 8
-    and 22 by the scheduler of torch's compiler: they compute a copy before they change their argument. Uncompiled chunks compute
-    differences and exponentials twice, each into a new tensor.
-    """
-    size = workload.element_bytes
-    if workload.loss == "chunked" and workload.code.eager_loss:
-        return 4 * size + 66
-    return {
-        "chunked": 4 * size,
-        "in_place": 3 * size,
-        "compiled_away": 4 * size,
-        "native": 2 * size + 48,
-        "compiled": 2 * size + 44,
-    }[workload.loss]
+    """Return the bytes a logit that the loss moves, both passes, between the products of the output layer."""
+    kind = "chunked_eager" if workload.loss == "chunked" and workload.code.eager_loss else workload.loss
+    elements, others = LOSS_BYTES[kind]
+    return elements * workload.element_bytes + others
 
 
 def _attention(workload: FullWorkload, rates: Rates) -> tuple[float, float]:
@@ -321,34 +312,21 @@ def _compiled_elements(workload: FullWorkload) -> tuple[float, float]:
 
 
 def _eager_elements(workload: FullWorkload) -> tuple[float, float]:
-    """Return the same where each operation reads its operands and writes its result.
-
-    | elements | operation | forward | backward |
-    |---|---|---|---|
-    | hidden, twice | norm | 2 | 3, and 2 for the weight |
-    | hidden, twice | residual sum | 3 | 3: the sum of both gradients |
-    | queries and keys | products with cosine and sine | 4 | 4 |
-    | | negated half | 1 | 1 |
-    | | concatenations | 2 of halves, 2 with the rest, which is empty | 2 of halves |
-    | | sum | 3 | 3 |
-    | | the empty rest | | 1 for its gradient, all zeros, and 3 to add that |
-    | queries and keys | norm of each head | 2 | 5 |
-    | queries | copy out of the groups | 2 | |
-    | joint projection | concatenation | | 2 |
-    | joint projection | bias | 2 | 1 |
-    """
+    """Return the same where each operation reads its operands and writes its result."""
     shape = workload.shape
     hidden = workload.tokens / workload.sequence_ranks * shape.hidden
     queries, keys = (workload.tokens * heads * shape.head_dim / workload.layout.tensor for heads in (shape.heads, shape.kv_heads))
     joint = queries + 2 * keys
-    rotated = queries + keys if shape.position == "rope" else 0
-    normed = queries + keys if shape.qk_norm else 0
-    copied = queries if shape.heads > shape.kv_heads else 0
-    biased = joint if shape.qkv_bias else 0
-    return (
-        10 * hidden + 12 * rotated + 2 * normed + 2 * copied + 2 * biased,
-        16 * hidden + 14 * rotated + 5 * normed + 2 * joint + biased,
-    )
+    amounts = {
+        "hidden": hidden,
+        "rotated": queries + keys if shape.position == "rope" else 0,
+        "normed": queries + keys if shape.qk_norm else 0,
+        "copied": queries if shape.heads > shape.kv_heads else 0,
+        "joint": joint,
+        "biased": joint if shape.qkv_bias else 0,
+    }
+    forward, backward = (sum(times[way] * amounts[name] for name, times in EAGER_ELEMENTS.items()) for way in (0, 1))
+    return forward, backward
 
 
 def _conversion_bytes(workload: FullWorkload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:

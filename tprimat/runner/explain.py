@@ -18,7 +18,7 @@ from tprimat.engines import ENGINE_NAMES
 from tprimat.engines.base import engine_named
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import Rates
-from tprimat.predict.stages import FELT, busiest_rank
+from tprimat.predict.stages import ASSUMED, busiest_rank
 from tprimat.predict.time import predict_time
 from tprimat.records.discover import probes_in, read_result
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
@@ -83,7 +83,7 @@ def _expected(run: RunRecord, workload: FullWorkload | None, rates: Rates | None
     whole, once = ({str(part): value for part, value in predict_time(work, rates).parts.items()} for work in (even, kept))
     uneven, surplus = predict_time(workload, rates).step_seconds - sum(whole.values()), busiest_rank(workload) - 1
     if load is not None and surplus:
-        uneven *= FELT * (load - 1) / surplus
+        uneven *= ASSUMED["felt_share"] * (load - 1) / surplus
     return ExpectedParts(
         parts=whole | {part: once[part] for part in REPEATED} | {"uneven": uneven},
         again={part: whole[part] - once[part] for part in REPEATED},

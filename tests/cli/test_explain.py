@@ -81,6 +81,8 @@ def test_what_no_part_explains_is_to_be_profiled_and_a_late_host_to_be_done_with
     assert not re.search(r"^(layout|uneven)", text, re.MULTILINE)
     advice, *_ = document(H200 / "moe/balanced/transformer_engine/1")["advice"]
     assert (advice["words"][-12:], advice["gain"]) == ("layers=local", pytest.approx(345 / 211 - 1, abs=0.15))  # as its own ran
+    tight = r"^GPU idle.*layers=local \(\+\d\d\.\d % tokens/s, predicted; memory too tight to promise\)"
+    assert re.search(tight, explain(H100 / "in-turn-four-gpus/transformer_engine/moe_ep4/1"), re.MULTILINE)
 
 
 def test_a_trace_takes_the_place_of_the_prediction(tmp_path):

@@ -55,6 +55,16 @@ def test_ranks_that_wait_are_the_cause_only_where_nothing_else_is():
         assert cause_of(line, "[rank3]: ValueError: x").cause == "ValueError: x"
 
 
+def test_memory_that_another_process_holds_is_no_reason_for_a_smaller_batch():
+    full, use = "CUDA out of memory. Tried to allocate 2.00 GiB. ", "Process {} has {} GiB memory in use. "
+    for line in (
+        full + use.format(11, 52.10) + use.format(12, 26.03),
+        "CUDA Error: out of memory at /w/csrc/cumem_allocator.cpp:62",
+    ):
+        assert cause_of(line).hint.startswith("another process holds much")
+    assert cause_of(full + use.format(11, 78.13)).hint.startswith("lower --micro-batch-size"), "its own, in a container"
+
+
 def test_an_abort_is_the_cause_only_where_nothing_else_is():
     for line in (
         "*** SIGABRT received by PID 9361 (TID 9361) on cpu 40",

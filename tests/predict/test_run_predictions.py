@@ -25,7 +25,7 @@ def plan(gpus, micro_batch, strategy="minimal_communication", **changes):
 def test_a_model_that_fits_no_layout_needs_more_gpus():
     enough = "2 GPUs, the fewest that this model fits by prediction"
     alone = predicted(plan(1, 1), H200, ())
-    assert out_of_memory_hint(alone, H200, "otherwise").endswith(enough)
+    assert out_of_memory_hint(alone, H200, None).endswith(enough)
     with pytest.raises(LaunchError) as refused:
         refuse_too_large(predicted(plan(1, 16), H200, ()), H200)
     assert refused.value.fix == f"{enough}; --force runs it anyway"
@@ -34,7 +34,7 @@ def test_a_model_that_fits_no_layout_needs_more_gpus():
 
 
 def test_fragments_are_named_first_and_then_the_same_layout_with_less():
-    hint = out_of_memory_hint(predicted(plan(8, 16), H200, ()), H200, "otherwise")
+    hint = out_of_memory_hint(predicted(plan(8, 16), H200, ()), H200, None)
     first, rest = hint.split("; then ")
     assert first == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert rest.startswith("what fits by prediction: --micro-batch-size ")

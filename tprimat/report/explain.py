@@ -32,6 +32,8 @@ class Advice:
     """The change, or where to look, as a command or as flags of the run's own."""
     gain: float | None = None
     """Tokens/s over those of the run, minus 1, by prediction; None: not predicted."""
+    fits: bool = True
+    """Else its memory is too tight to promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,8 @@ def advised(explanation: Explanation, asked: Unit = "tflops") -> list[str]:
     for advice in explanation.advice:
         loss = next(one for one in explanation.parts.losses if one.name == advice.name)
         size = f"{amount(explanation.parts, loss, unit):,.0f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
-        gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted)"
+        tight = "" if advice.fits else "; memory too tight to promise"
+        gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted{tight})"
         again = "run again with " if advice.words.startswith("--") else ""
         lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {again}{advice.words}{gain}")
     return lines

@@ -128,26 +128,28 @@ def _advice(explanation: Explanation) -> tuple[Advice, ...]:
     """Return what would make each of the largest parts smaller: what gains most by prediction and fits, else where to look."""
     run, work, rates = explanation.measured.result.run, explanation.workload, explanation.rates
     accelerator = find_accelerator(run.machine.accelerator)
-    gains: list[tuple[float, Losses, str]] = []
+    gains: list[tuple[bool, float, Losses, str]] = []
     if work is not None and rates is not None and accelerator is not None:
         usual = predict_time(work, rates)
         waited = sum(max(0.0, one.seconds) for one in explanation.parts.losses if one.name in ("host", "rest"))
         surplus = max(0.0, usual.parts["host"] - waited)  # what the GPU did not wait, no change can save
         now = usual.tokens_per_second_per_gpu * usual.step_seconds / (usual.step_seconds - surplus)
         for names, words, other in _changes(run, work, accelerator):
-            if predict_memory(other).fit(accelerator.usable_bytes) == "fits":
-                gains.append((predict_time(other, rates).tokens_per_second_per_gpu / now - 1, names, words))
+            gain = predict_time(other, rates).tokens_per_second_per_gpu / now - 1
+            fit = predict_memory(other).fit(accelerator.usable_bytes)
+            if fit != "does not fit" and gain > LEAST_GAIN:
+                gains.append((fit == "fits", gain, names, words))
     advice = []
     on_cpu = run.machine.platform == "cpu"
     for loss in (one for one in largest(explanation.parts) if one.name != "rest" or on_cpu or work is not None):
-        gain, _, words = max((one for one in gains if loss.name in one[1]), default=(0.0, (), ""))
+        fits, gain, _, words = max((one for one in gains if loss.name in one[2]), default=(True, 0.0, (), ""))
         least = max(LEAST_GAIN, LEAST_OF_PART * loss.seconds / explanation.parts.step_seconds)
         if gain < least:
             look = "profile" if explanation.trace is None else "late" if loss.name == "host" else "kernels"
             words = LOOKS.get(loss.name, LOOKS["cpu" if on_cpu else look])
         if loss.name == "host" and _could_launch_graphs(run):  # which waits for no host, however late
             gain, words = 0.0, LOOKS["graphs"]
-        advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= least else None))
+        advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= least else None, fits=fits))
     return tuple(advice)
 
 

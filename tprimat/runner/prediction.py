@@ -145,7 +145,7 @@ def _changes(candidate: Candidate, plan: RunPlan) -> str:
 
 def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -> str | None:
     """Return what to try after a run out of memory: fragments first, then what fits by prediction."""
-    if plan.platform == "cpu":
+    if plan.platform == "cpu" or "--micro-batch-size" not in (otherwise or "--micro-batch-size"):  # not the plan's memory
         return otherwise
     name, value = EXPANDABLE
     # The containers that Primus starts are given the plan's environment, and no variable of torch that is merely exported.

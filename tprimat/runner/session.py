@@ -31,9 +31,6 @@ from tprimat.runner.planning import named_machine, refuse_precision
 from tprimat.runner.prediction import predicted, refuse_too_large
 from tprimat.runner.request import RunRequest, layout_name, layout_settings, models_of, settings_of, words
 
-MOST_RUNS = 1000
-"""Of one model in one call; a wider question needs no more for its interval."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
@@ -138,10 +135,7 @@ def _check_data(session: Session) -> None:
 
 
 def _refuse_too_many(session: Session, request: RunRequest) -> None:
-    """Refuse more runs than a call has, and more processes than a CPU can take."""
-    if request.runs > MOST_RUNS:
-        what, why = f"--runs is {request.runs:,}.", f"There are at most {MOST_RUNS:,} runs of a model in one call."
-        raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
+    """Refuse more processes than a CPU can take."""
     _, ranks = count_ranks(session.loaded, session.platform, None)
     if session.platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
         what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."

@@ -8,7 +8,7 @@ from tprimat.analyze.metrics import scaled
 from tprimat.analyze.scaling import Row, Series
 from tprimat.core import units
 from tprimat.records.schema import Estimate
-from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL
+from tprimat.report.catalogue import TOKENS, TOKENS_OF_ALL
 from tprimat.report.plots import MOST_SERIES, SMALL, Canvas, Look, Panel, Sheet, looks, readable_log_ticks
 from tprimat.report.scaling import cell, on_ranks, repetition
 from tprimat.report.tables import plural, useful_ends
@@ -120,11 +120,7 @@ def scaling_sheet(all_series: Sequence[Series], curves: Sequence[ScalingCurve]) 
         subtitle=" · ".join(filter(None, parts)),
         panels=[_panel(all_series, curve) for curve in curves],
         legend=[(series.name, look) for series, look in _shown(all_series)] if len(all_series) > 1 else (),
-        notes=[
-            *(repeated if len(repeated) == 1 else ()),
-            *[CPU_CAUTION] * any(series.on_cpu for series in all_series),
-            *[left_out] * (missing > 0),
-        ],
+        notes=[*(repeated if len(repeated) == 1 else ()), *[left_out] * (missing > 0)],
     )
 
 

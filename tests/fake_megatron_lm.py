@@ -18,6 +18,7 @@ def make_clone(folder, here):
     """A folder for MEGATRON_PATH."""
     (folder / "megatron/core/datasets").mkdir(parents=True)
     (folder / "megatron/core/datasets/Makefile").touch()
+    (folder / "megatron/core/package_info.py").write_text("MAJOR = 0\nMINOR = 19\nPATCH = 1\n")
     (folder / "pretrain_gpt.py").write_text(SCRIPT.format(here=str(here)))
     return folder
 

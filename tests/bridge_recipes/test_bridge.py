@@ -24,8 +24,8 @@ STEPS = 4
 TUNED = "perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
 
 
-def redirect_to_cpu():
-    """Where Megatron-Bridge is; elsewhere nobody imports torch for tests that are left out."""
+@pytest.fixture(autouse=True)
+def redirected():
     from tprimat.megatron import bootstrap
 
     bootstrap.redirect_to_cpu()
@@ -72,7 +72,6 @@ def test_experts_over_two_ranks_are_balanced_by_our_own_key(tmp_path):
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen-2.5-7b", "qwen3-30b-a3b", "mixtral-8x7b"])
 def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
-    redirect_to_cpu()
     from tprimat.bridge.recipe import build_config, model_fields
 
     settings = {
@@ -109,7 +108,6 @@ print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["NVTE_FWD
 
 
 def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path):
-    redirect_to_cpu()
     from tprimat.bridge.recipe import build_config
 
     tuned = "perf_recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config"
@@ -122,7 +120,6 @@ def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path)
 
 @pytest.mark.parametrize(("precision", "recipe"), [("fp8-blockwise", "blockwise"), ("mxfp8", "mxfp8"), ("nvfp4", "nvfp4")])
 def test_scales_of_blocks_are_bridges_own(tmp_path, precision, recipe):
-    redirect_to_cpu()
     from tprimat.bridge.recipe import build_config
 
     settings = {"platform_optimizations.nvidia.precision": precision}

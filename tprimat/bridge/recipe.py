@@ -19,7 +19,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
-from tprimat.engines.bridge import model_kind, recipe_name
+from tprimat.engines.bridge import PLAIN, model_kind, recipe_name
 from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 from tprimat.train.data import Sequences, open_sequences
@@ -31,15 +31,6 @@ HF_CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen3_moe": Qwen3MoeConfig,
 }
 """Kind of model -> Hugging Face's configuration of it."""
-PRECISIONS = {
-    "bf16": "bf16_mixed",
-    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
-    "current": "bf16_with_fp8_current_scaling_mixed",
-    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed",
-    "nvfp4": "bf16_with_nvfp4_mixed",
-}
-"""bf16, or how products in 8 or 4 bits scale -> Bridge's name."""
 
 
 def build_config(plan: RunPlan) -> Any:
@@ -76,14 +67,13 @@ def model_fields(shape: ModelShape) -> dict[str, Any]:
     """Return a shape in the names of Megatron-Core's TransformerConfig and of Bridge's provider."""
     fields = {
         **names.recipe_fields(shape),
+        **names.router_fields(shape),
         "qk_layernorm": shape.qk_norm,
         "should_pad_vocab": True,
         "rope_scaling": shape.rope_scaling is not None,
     }
     if shape.rope_scaling is not None:
         fields["rope_scaling_factor"] = shape.rope_scaling.factor
-    if shape.experts is not None:
-        fields["moe_aux_loss_coeff"] = shape.balance_loss
     return fields
 
 
@@ -111,7 +101,7 @@ def _precision(plan: RunPlan, cfg: Any) -> Any:
         cfg.model.bf16, cfg.model.params_dtype = False, torch.float32
         return None
     asked = (plan.workload.fp8_scaling or plan.engine_options.fp8_scaling) if plan.workload.narrow else "bf16"
-    former, precision = cfg.mixed_precision, mixed_precision.get_mixed_precision_config(PRECISIONS[asked])
+    former, precision = cfg.mixed_precision, mixed_precision.get_mixed_precision_config(PLAIN["precisions"][asked])
     if not isinstance(former, str) and former is not None:
         precision.grad_reduce_in_fp32 = former.grad_reduce_in_fp32
         if asked == "current":

@@ -154,13 +154,20 @@ def added_models(loaded: LoadedConfig, names: Iterable[str]) -> Iterator[Setting
         except ConfigError:  # what plans it says so
             continue
         if model is None:
-            yield Setting(("models", name), {"name": name, "architecture": name, "in_all": False}, "--model")
+            section = {"name": name, "architecture": name, "in_all": False, **presets_of(config, shape.name)}
+            yield Setting(("models", name), section, "--model")
         if any(name in layouts for layouts in config.parallelism.values()):
             continue
         alike = [other for other, one in config.models.items() if bool(full_shape(one).experts) == bool(shape.experts)]
         for strategy, layouts in loaded.tree.values["parallelism"].items():
             if (like := next((other for other in alike if other in layouts), None)) is not None:
                 yield Setting(("parallelism", strategy, name), layouts[like], "--model")
+
+
+def presets_of(config: Config, shape: str) -> dict[str, str | None]:
+    """Return what frameworks call a shape, by the configured model that has it."""
+    model = next((one for one in config.models.values() if full_shape(one).name == shape), None)
+    return {name: getattr(model, name, None) for name in ("nemo_recipe", "primus_config")}
 
 
 def full_shape(model: ModelConfig) -> ModelShape:

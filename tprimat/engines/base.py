@@ -58,8 +58,6 @@ class Engine(ABC):
     """The platform on which --engine auto prefers this engine."""
     automatic_if_it_fits: ClassVar[bool] = False
     """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
-    planned_as_tuned: ClassVar[bool] = False
-    """Whether plans ask what its framework can do at its best, beyond what our runs set."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """What of LIMITS it cannot do."""
     known: ClassVar[tuple[str, tuple[str, ...]] | None] = None

@@ -7,16 +7,12 @@ from typing import Any, ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import BRIDGE, Implementation
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import DATA, document
 from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes
 from tprimat.plan.schema import RunPlan
 
-RECIPES = {
-    "llama": "recipes.llama.h100.llama3:llama31_8b_pretrain_2gpu_h100_bf16_config",
-    "qwen2": "recipes.qwen.h100.qwen2:qwen25_7b_pretrain_2gpu_h100_bf16_config",
-    "qwen3": "recipes.qwen.h100.qwen3:qwen3_8b_pretrain_4gpu_h100_bf16_config",
-    "qwen3_moe": "recipes.qwen.h100.qwen3_moe:qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config",
-}
-"""Kind of model -> module and function below megatron.bridge. What the plan does not set stays as the recipe has it."""
+PLAIN: Mapping[str, Any] = document(DATA / "framework_settings.yaml")["bridge"]
+"""Bridge's plain recipes by the kind of model, and its precisions. What the plan does not set stays as the recipe has it."""
 
 
 class BridgeEngine(RecipesEngine):
@@ -60,7 +56,7 @@ class BridgeEngine(RecipesEngine):
 
 
 def model_kind(shape: ModelShape) -> str:
-    """Return which of RECIPES has the layers of a shape."""
+    """Return which plain recipe has the layers of a shape."""
     if shape.experts is not None:
         return "qwen3_moe"
     return "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
@@ -68,7 +64,7 @@ def model_kind(shape: ModelShape) -> str:
 
 def recipe_name(plan: RunPlan) -> str:
     """Return MODULE:FUNCTION below megatron.bridge."""
-    return plan.bridge.recipe or RECIPES[model_kind(plan.workload.shape)]
+    return plan.bridge.recipe or str(PLAIN["recipes"][model_kind(plan.workload.shape)])
 
 
 def inexpressible(plan: RunPlan) -> LaunchError | None:
@@ -76,7 +72,6 @@ def inexpressible(plan: RunPlan) -> LaunchError | None:
     shape = plan.workload.shape
     lacking = {
         **beyond_recipes(shape),
-        f"router_score: {shape.router_score}": shape.experts is not None and shape.router_score != "softmax",
         "qkv_bias with qk_norm": shape.qkv_bias and shape.qk_norm,
     }
     if features := [words for words, so in lacking.items() if so]:

@@ -4,6 +4,9 @@ pip's package lacks its three scripts, and the Makefile with which each start co
 """
 
 import os
+import re
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path, PurePath
@@ -17,13 +20,16 @@ from tprimat.engines.base import OTHER_ENGINE, Command, Engine, Here, Where, bey
 from tprimat.engines.primus import version_of
 from tprimat.logs.fields import Dialect
 from tprimat.logs.formats.megatron import MEGATRON_LM
-from tprimat.plan.megatron_names import Value, parser_arguments
+from tprimat.plan.megatron_names import Value, parser_arguments, router_fields
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 
 PATH = "MEGATRON_PATH"
 SCRIPT = "pretrain_gpt.py"
 NEEDED = (SCRIPT, "megatron/core/datasets/Makefile")
+MODULES = {"transformer_engine": "makes its layers of it", "pybind11": "compiles the helpers of data sets with it"}
+APEX = "fused_weight_gradient_mlp_cuda"
+"""Apex's extension, without which its output layer refuses to add weight gradients to those of earlier micro-batches."""
 INSTALL = f"git clone https://github.com/NVIDIA/Megatron-LM, then export {PATH}=/path/to/Megatron-LM; or {OTHER_ENGINE}"
 
 
@@ -31,42 +37,68 @@ class MegatronLmEngine(Engine):
     """Starts pretrain_gpt.py and reads its console."""
 
     name: ClassVar[str] = "megatron-lm"
-    planned_as_tuned: ClassVar[bool] = True
     lacks: ClassVar[frozenset[str]] = frozenset({"cpu", "text", "profiles"})
     dialect: ClassVar[Dialect | None] = MEGATRON_LM
     layers: ClassVar[Implementation | None] = TRANSFORMER_ENGINE
     """With Megatron-Core's loss."""
 
     def available(self, here: Here) -> str | UserError:
-        """Look for the script and for Transformer Engine, of which it makes its layers."""
-        del here
+        """Look for the script, for the Python that it needs and for modules that it imports."""
         path = os.environ.get(PATH)
         missing = [name for name in NEEDED if path is None or not (Path(path) / name).is_file()]
         if missing:
             what = f"There is no {missing[0]} in {path}." if path else f"{PATH} names no clone of Megatron-LM."
             return LaunchError(what, where=PATH, fix=INSTALL)
-        if not is_installed("transformer_engine"):
-            return LaunchError("Transformer Engine is not installed.", why=f"{SCRIPT} builds layers with it.", fix=OTHER_ENGINE)
+        least = re.search(r'requires-python = ">=(\d+)\.(\d+)', _text_of("pyproject.toml"))
+        if least and sys.version_info < (needed := tuple(map(int, least.groups()))):
+            what = f"The Megatron-LM at {path} needs Python {'.'.join(map(str, needed))} or newer."
+            return LaunchError(what, where=sys.executable, fix=f"another Python, or git checkout core_v0.16.1; or {OTHER_ENGINE}")
+        for module, why in MODULES.items():
+            if not is_installed(module):
+                what = f"The Python module {module} is not installed."
+                return LaunchError(
+                    what,
+                    where=sys.executable,
+                    why=f"{SCRIPT} {why}.",
+                    fix=f"pip install {module.replace('_', '-')}; or {OTHER_ENGINE}",
+                )
         return f"Megatron-LM is at {path}"
+
+    def remark(self, plan: RunPlan) -> str | None:
+        """Say that a missing package makes the run slower."""
+        return None if is_installed(APEX) else f"gradient accumulation fusion: off, because Apex ({APEX}) is not installed"
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what TPrimat does not tell Megatron-LM, or what it cannot do."""
         return next(chain(beyond(self, plan, where), _refusals(plan)), None)
 
     def software(self, plan: RunPlan) -> dict[str, str]:
-        """Return this Python's packages, and the version of the clone."""
-        version = version_of(Path(os.environ[PATH])) if PATH in os.environ else None
-        return {**software_versions(), **({self.name: version} if version else {})}
+        """Return this Python's packages and the versions of the clone, whose Megatron-Core hides an installed one."""
+        core = ".".join(re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", _text_of("megatron/core/package_info.py"), re.MULTILINE))
+        clone = {self.name: version_of(Path(os.environ.get(PATH, ""))), "megatron-core": core}
+        return software_versions() | {name: version for name, version in clone.items() if version}
 
     def command(self, plan: RunPlan) -> Command:
         """Return the script with its arguments, to run once on each rank."""
         script = str(PurePath(os.environ.get(PATH, "Megatron-LM")) / SCRIPT)
-        alone = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron-LM refuses to overlap tensor ranks without it
+        needed = {
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron-LM refuses to overlap tensor ranks without it
+            # Its Makefile asks python3-config for this, which may be another Python's.
+            "MAKEFLAGS": f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}",
+        }
         return Command(
             argv=(script, *words_of(arguments(plan))),
             ranks_per_node=plan.gpus_per_node,
-            environment={**alone, **plan.environment},
+            environment={**needed, **plan.environment},
         )
+
+
+def _text_of(name: str) -> str:
+    """Return the text of a file of the clone; nothing where there is none."""
+    try:
+        return (Path(os.environ[PATH]) / name).read_text(encoding="utf8")
+    except (KeyError, OSError):
+        return ""
 
 
 def _refusals(plan: RunPlan) -> Iterator[UserError]:
@@ -88,6 +120,8 @@ def arguments(plan: RunPlan) -> dict[str, Value]:
         **decided,
         **_model(work.shape),
         **settings["megatron_lm"],
+        **(settings["megatron_lm_experts"] if work.shape.experts else {}),
+        "no_gradient_accumulation_fusion": not is_installed(APEX),
         "vocab_size": work.shape.vocabulary - 1,  # NullTokenizer adds one
         "recompute_modules": work.recompute_modules if work.recompute == "selective" else None,
         **(settings["megatron_lm_scaling"][work.fp8_scaling or plan.engine_options.fp8_scaling] if work.narrow else {}),
@@ -105,22 +139,12 @@ def _model(shape: ModelShape) -> dict[str, Value]:
         "add_qkv_bias": shape.qkv_bias,
         "qk_layernorm": shape.qk_norm,
         "untie_embeddings_and_output_weights": not shape.tied_embeddings,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
     }
     if shape.position == "rope":
         fields |= {"rotary_base": int(shape.rope_base), "no_rope_fusion": False}
     if shape.rope_scaling is not None:
         fields |= {"use_rope_scaling": True, "rope_scaling_factor": shape.rope_scaling.factor}
-    if shape.experts is not None:
-        fields |= {
-            "moe_aux_loss_coeff": shape.balance_loss,
-            "moe_router_load_balancing_type": "aux_loss",
-            "moe_token_dispatcher_type": "alltoall",
-            "moe_grouped_gemm": True,
-            "moe_permute_fusion": True,
-        }
-    return fields
+    return fields | router_fields(shape)
 
 
 def words_of(given: Mapping[str, Value]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import DATA, document
 from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, is_installed
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import captures_layers
@@ -23,18 +24,8 @@ INSTALL = (
     f".venv-nemo/bin/python benchmark.py --engine nemo; or {OTHER_ENGINE}"
 )
 LAYERS = "TPrimat sets a recipe's dimensions. Its layers stay as they are: RMSNorm, SwiGLU, rotary positions, no biases."
-FAMILIES: Mapping[str, frozenset[str]] = {
-    "llama3_": frozenset(),
-    "llama31_": frozenset({"rope_scaling"}),
-    "llama32_": frozenset({"rope_scaling"}),
-    "qwen2_": frozenset(),
-    "qwen25_": frozenset(),
-    "qwen3_30b_a3b": frozenset({"qk_norm", "experts"}),
-    "qwen3_235b_a22b": frozenset({"qk_norm", "experts"}),
-    "qwen3_": frozenset({"qk_norm"}),
-    "mixtral_": frozenset({"experts"}),
-}
-"""Beginning of a recipe's name -> what its model has besides such layers (nemo/collections/llm/gpt/model); the first counts."""
+FAMILIES: Mapping[str, list[str]] = document(DATA / "framework_settings.yaml")["nemo_families"]
+"""Beginning of a recipe's name -> what its model has besides such layers; the first counts."""
 SEED = 1234
 """NeMo's own, of weights and data, which no recipe can change (nemo/lightning/megatron_init.py)."""
 
@@ -86,11 +77,11 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError(what, where=place, why=LAYERS, fix=f"a recipe named {'..., '.join(FAMILIES)}...; or {OTHER_ENGINE}")
         return
     wanted = {name for name in ("qk_norm", "rope_scaling", "experts") if getattr(shape, name)}
-    lacking = [words for words, so in _beyond_all(shape).items() if so] + sorted(wanted - FAMILIES[family])
+    lacking = [words for words, so in _beyond_all(shape).items() if so] + sorted(wanted - set(FAMILIES[family]))
     if lacking:
         what = f"NeMo's recipe {recipe} cannot express {', '.join(lacking)} of {shape.name}."
         yield LaunchError(what, where=where("models", plan.model, "architecture"), why=LAYERS, fix=OTHER_ENGINE)
-    if surplus := ", ".join(sorted(FAMILIES[family] - wanted)):
+    if surplus := ", ".join(sorted(set(FAMILIES[family]) - wanted)):
         what = f"NeMo's recipe {recipe} has {surplus}, which {shape.name} lacks."
         yield LaunchError(what, where=place, fix=f"another recipe, or {OTHER_ENGINE}")
     if plan.optimizer.schedule == "linear":

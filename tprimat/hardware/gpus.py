@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from tprimat.core import units
 from tprimat.core.accelerators import Backend
 from tprimat.core.errors import RecordError
+from tprimat.core.rows import DATA, document
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
 
@@ -198,25 +200,8 @@ STOP_SECONDS = 4.0
 PERIOD_SECONDS = 1.0
 AMD_PERIOD_SECONDS = 2.0
 """amd-smi is a Python program that takes a good part of a second of one core each time."""
-NVIDIA_REASONS = {
-    0x02: "application clocks",
-    0x04: "power cap",
-    0x08: "hw slowdown",
-    0x10: "sync boost",
-    0x20: "thermal (driver)",
-    0x40: "thermal (hardware)",
-    0x80: "power brake",
-}
-"""Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, nvmlClocksEventReasons). Idle (0x1) and a display's
-clocks (0x100) are not throttling."""
-AMD_REASONS = {
-    "prochot_violation_status": "processor hot",
-    "ppt_violation_status": "power cap",
-    "socket_thermal_violation_status": "thermal (socket)",
-    "vr_thermal_violation_status": "thermal (voltage regulator)",
-    "hbm_thermal_violation_status": "thermal (memory)",
-}
-"""Keys of `amd-smi metric --throttle` on MI300 and later; ppt is package power tracking."""
+REASONS = cache(lambda vendor: document(DATA / "throttling.yaml")[vendor])
+"""Vendor -> what its driver names, such as a bit -> why a GPU is slowed down, in words."""
 
 
 class NvmlReader:
@@ -246,7 +231,7 @@ class NvmlReader:
             clock_hertz=number(query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM), 1e6),
             temperature_celsius=number(query("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)),
             utilization=None if rates is None else rates.gpu / 100,
-            throttle_reasons=tuple(word for bit, word in NVIDIA_REASONS.items() if reasons & bit),
+            throttle_reasons=tuple(word for bit, word in REASONS("nvidia").items() if reasons & bit),
         )
 
 
@@ -261,7 +246,7 @@ def amd_smi_samples(text: str | None, at_seconds: float = 0.0) -> list[Telemetry
             temperature_celsius=number(nested(card, "temperature", "hotspot", "value")),
             utilization=number(nested(card, "usage", "gfx_activity", "value"), 1e-2),
             throttle_reasons=tuple(
-                word for key, word in AMD_REASONS.items() if nested(card, "throttle", key) in {"ACTIVE", True}
+                word for key, word in REASONS("amd").items() if nested(card, "throttle", key) in {"ACTIVE", True}
             ),
         )
         for card in amd_smi_cards(text)

@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
         use_the_interface_towards(host, int(port))
     for name in [name for name in os.environ if name.startswith("PET_")]:  # Kubeflow's, which torchrun would read as flags
         del os.environ[name]
+    if sys.prefix != sys.base_prefix:  # as activation does: python3 in Megatron-LM's Makefile is then this one
+        os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     gc.disable()  # torch creates many objects and no garbage: searching for it is a quarter of the import
     from torch.distributed import run
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry

@@ -32,7 +32,7 @@ from tprimat.megatron.linear import LinearProducts, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.wgrad import AccumulatingEmbedding
 from tprimat.plan.graphs import launches_graphs
-from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, routing_fields
+from tprimat.plan.megatron_names import config_fields, layout_fields, recompute_fields, router_fields, routing_fields
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train.observed import watch_routers
 
@@ -134,14 +134,7 @@ def _experts(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
         "expert_tensor_parallel_size": 1,
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_dtype": "fp32",
-        "moe_router_score_function": shape.router_score,
-        "moe_router_pre_softmax": shape.router_score == "softmax" and not shape.router_normalized,
-        "moe_router_topk_scaling_factor": None if shape.router_scale == 1 else shape.router_scale,
-        "moe_router_enable_expert_bias": shape.router_bias,
-        "moe_router_num_groups": shape.router_groups,
-        "moe_router_group_topk": shape.router_best_groups,
-        "moe_router_load_balancing_type": "seq_aux_loss" if shape.balance_by_sequence else "aux_loss",
-        "moe_aux_loss_coeff": shape.balance_loss,
+        **router_fields(shape),
         **routing_fields(plan.workload),
     }
     if options.layers == "transformer_engine":

@@ -39,6 +39,22 @@ def routing_fields(work: FullWorkload) -> dict[str, Any]:
     }
 
 
+def router_fields(shape: ModelShape) -> dict[str, Any]:
+    """Return how a router scores experts and keeps them balanced; nothing for a dense model."""
+    if shape.experts is None:
+        return {}
+    return {
+        "moe_router_score_function": shape.router_score,
+        "moe_router_pre_softmax": shape.router_score == "softmax" and not shape.router_normalized,
+        "moe_router_topk_scaling_factor": None if shape.router_scale == 1 else shape.router_scale,
+        "moe_router_enable_expert_bias": shape.router_bias,
+        "moe_router_num_groups": shape.router_groups,
+        "moe_router_group_topk": shape.router_best_groups,
+        "moe_router_load_balancing_type": "seq_aux_loss" if shape.balance_by_sequence else "aux_loss",
+        "moe_aux_loss_coeff": shape.balance_loss,
+    }
+
+
 def recompute_fields(work: FullWorkload) -> dict[str, Any]:
     """Return what the backward pass computes again. Megatron refuses full recomputation without a method."""
     full, whole = work.recompute == "full", work.recompute_layers is None

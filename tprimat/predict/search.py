@@ -37,7 +37,9 @@ class LayoutQuestion:
     memory_bytes: int
     """Of one accelerator, as a program may use it."""
     engine: str | None = None
-    """What --engine calls it; None: TPrimat does not start it."""
+    """What --engine calls it; None: none."""
+    unstarted: UserError | None = None
+    """Why TPrimat does not start the fastest layout; None: it does."""
     equal_stages: bool
     """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less, or up to
     MOST_MISSING fewer at the ends."""

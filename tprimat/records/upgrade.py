@@ -2,21 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from tprimat.core.workload import Fp8Scaling, Workload
 
 FACTS = tuple(field.name for field in fields(Workload))
-FP8_RECIPES: Mapping[str, Fp8Scaling] = {
-    "delayed": "delayed",
-    "tensorwise": "current",
-    "current": "current",
-    "rowwise": "rowwise",
-    "blockwise": "blockwise",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
-    "mxfp4": "mxfp4",
-}
+FP8_RECIPES: Mapping[str, Fp8Scaling] = {**{name: name for name in get_args(Fp8Scaling)}, "tensorwise": "current"}
 """Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Workload.fp8_scaling."""
 
 

@@ -39,8 +39,8 @@ class Wishes:
     """Dollars for a GPU and hour; None: not known."""
     tokens: float | None = None
     """To train on; None: not said."""
-    command: str | None = None
-    """What runs the model with its options, to which the flags of a layout are added; None where nothing does."""
+    command: str = "./benchmark.py"
+    """What runs the model with its options, to which the flags of a layout are added."""
     whole: bool = False
     """Every layout, and the parts of the fastest one."""
 
@@ -206,8 +206,9 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     close = sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
     if close > 1:
         lines.append(screen.prose(f"Prediction cannot separate the first {close} of {len(layouts)}: measure them."))
-    if wishes.command is None or question.engine is None:
-        return [*lines, screen.prose("TPrimat cannot start this run; give the degrees to the framework's own flags.")]
+    if (why := question.unstarted) is not None:
+        reason = " ".join(filter(None, ("TPrimat cannot start this run.", why.what, why.why, why.fix and f"Try: {why.fix}.")))
+        return [*lines, screen.prose(reason)]
     lines.append(f"run the fastest:   {wishes.command} {flags_of(best.workload, question, rates)}")
     return lines + [f"measure the best:  {wishes.command} {flags_of(None, question, rates)}"] * (close > 1)
 

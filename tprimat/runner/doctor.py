@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tprimat.core.accelerators import PLATFORM_OF
 from tprimat.core.rows import read_rows
 from tprimat.engines import ENGINE_NAMES, FALLBACK
-from tprimat.engines.base import Here, engine_named
+from tprimat.engines.base import INSTALL, Here, engine_named
 from tprimat.hardware.gpus import Gpu, open_nvml, query_nvml, visible_gpus
 from tprimat.hardware.nodes import expand_hosts, this_machine
 from tprimat.records.environment import package_version
@@ -29,7 +29,6 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 """
 IMPORT_SECONDS = 120.0
 """For a first import from a network file system."""
-INSTALL = "make install, or pip install -r requirements.txt"
 TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-lightning", "lightning")))
 """What the embedded engine needs besides torch: name, and the packages of which it needs one."""
 CUDA_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nccl-cu13", "nvidia-nccl-cu12")

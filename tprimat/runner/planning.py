@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from tprimat.config.load import read_config
+from tprimat.config.load import presets_of, read_config
 from tprimat.config.schema import Precision
 from tprimat.core.accelerators import (
     PLATFORM_OF,
@@ -15,12 +15,12 @@ from tprimat.core.accelerators import (
     multiplies,
     resembling,
 )
-from tprimat.core.errors import ConfigError, UserError
+from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
 from tprimat.core.models import ModelShape, models
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
 from tprimat.engines import megatron, megatron_lm, primus
-from tprimat.engines.base import beyond_limits, engine_named, implementation_of
+from tprimat.engines.base import engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import RunPlan, plan_of
@@ -76,25 +76,26 @@ def price_per_hour(accelerator: str | None) -> float | None:
 def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     """Predict every legal layout of a model of the table.
 
-    Where no engine is named: the embedded one. Megatron-LM is the answer where nothing fits it, whose stages are equal,
-    and for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61. Where fp8 needs Primus, it is asked.
+    Where no engine is named: the embedded one. Megatron-LM is the answer where nothing fits it, whose stages are equal, what it
+    cannot start, and mixtures whose layers no pipeline divides, as DeepSeek-V3's 61. Where fp8 needs Primus, it is asked.
     """
     accelerator, shape = accelerator_of(asked.accelerator)[0], asked.shape
     if asked.engine is not None:
         return _answer_by(asked.engine, asked)
     tuned = FORMATS[asked.precision][1] is not None or DISPATCHERS.get(asked.dispatcher or "", False)
-    if shape.not_trained is not None or tuned:
+    if tuned or shape.not_trained or (shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))):
         return _answer_by(megatron_lm.ENGINE.name, asked)
     if asked.precision == "fp8" and accelerator.name in WITH_OWN_FP8:
         return _answer_by(primus.ENGINE.name, asked)
-    if shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4)):
-        return _answer_by(megatron_lm.ENGINE.name, asked)
     own = _answer_by(megatron.ENGINE.name, asked)
-    other = own if own[0].fitting else _answer_by(megatron_lm.ENGINE.name, asked)
+    if own[0].fitting and own[0].question.unstarted is None:
+        return own
+    other = _answer_by(megatron_lm.ENGINE.name, asked)
     return other if other[0].fitting else own
 
 
 def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
+    """Predict what an engine starts; what it cannot start, or fit, as its framework's own users tune it, where that is known."""
     shape, (accelerator, here) = asked.shape, accelerator_of(asked.accelerator)
     gpus, per_node = _gpus(asked, here, accelerator.node_gpus)
     work = FullWorkload(
@@ -106,15 +107,39 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
         routing=asked.routing if shape.experts else None,
         expert_capacity=asked.capacity if shape.experts else None,
     )
-    tuned = engine_named(engine).planned_as_tuned
-    own = megatron.ENGINE if tuned else engine_named(engine)
+    own, config = engine_named(engine), read_config().config
     ranks = {"platform": PLATFORM_OF[accelerator.backend], "gpus_per_node": per_node, "nodes": gpus // per_node}
-    plan = plan_of(work, engine=own.name, trainer=own.trainer, **ranks)
+    names = {"engine": engine, "trainer": own.trainer, **presets_of(config, shape.name)}
+    plan = plan_of(work, seed=config.experiment.seed, **names, **ranks)
     question = question_of(plan, accelerator, asked.accelerator)
-    if shape.not_trained or asked.precision not in get_args(Precision) or any(beyond_limits(own, plan)):
-        question = replace(question, engine=None)  # it is planned, and not started
-    question = by_megatron_lm(question, accelerator) if tuned else question
-    return _answer(_dispatched(question, asked.dispatcher), accelerator, asked.probes)
+    if own is not megatron_lm.ENGINE:
+        return _started(_answer(_dispatched(question, asked.dispatcher), accelerator, asked.probes), plan)
+    tuned = by_megatron_lm(question, accelerator)
+    if not DISPATCHERS.get(asked.dispatcher or "", False) and _obstacle(plan) is None:
+        result = _answer(question, accelerator, asked.probes)
+        if result[0].fitting:
+            return result
+    return _started(_answer(_dispatched(tuned, asked.dispatcher), accelerator, asked.probes), plan)
+
+
+def _started(rated: tuple[Answer, Rates], plan: RunPlan) -> tuple[Answer, Rates]:
+    """Return an answer that says why TPrimat does not start its fastest layout."""
+    answer, rates = rated
+    if not answer.fitting:
+        return rated
+    why = _obstacle(replace(plan, workload=answer.fitting[0].workload))
+    if answer.question.engine is None and why is None:
+        what = f"The engine {plan.engine} sets neither NVIDIA's tuning nor FSDP nor stages of unequal length."
+        why = LaunchError(what, fix="give the degrees to the framework's own flags")
+    return replace(answer, question=replace(answer.question, unstarted=why)), rates
+
+
+def _obstacle(plan: RunPlan) -> UserError | None:
+    """Return why the engine of a plan does not run it."""
+    shape, precision = plan.workload.shape, plan.workload.format
+    if shape.not_trained is not None or precision not in get_args(Precision):
+        return LaunchError(f"No engine here trains {shape.not_trained or f'in {precision}'}.")
+    return engine_named(plan.engine).refusal(plan, lambda *keys: ".".join(keys))
 
 
 def _dispatched(question: LayoutQuestion, dispatcher: str | None) -> LayoutQuestion:
@@ -130,7 +155,7 @@ def _dispatched(question: LayoutQuestion, dispatcher: str | None) -> LayoutQuest
 
 
 def by_megatron_lm(question: LayoutQuestion, accelerator: Accelerator) -> LayoutQuestion:
-    """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: we cannot start that."""
+    """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: its engine does not start that."""
     code = MEGATRON_GRAPHED if accelerator.vendor == "NVIDIA" else MEGATRON_TUNED
     work = replace(question.work, implementation=code)
     return replace(question, work=work, engine=None, equal_stages=False, refusal=None, sharded=MEGATRON_FSDP)

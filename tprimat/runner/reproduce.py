@@ -8,9 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from math import gcd
-from typing import Any
 
-from tprimat.config.load import load_config
+from tprimat.config.load import load_config, presets_of
 from tprimat.config.options import BY_NAME
 from tprimat.core.accelerators import PLATFORM_OF, PlatformName, find_accelerator, multiplies
 from tprimat.core.errors import ConfigError, LaunchError
@@ -130,14 +129,13 @@ def _divided(work: FullWorkload, gpus: int) -> FullWorkload:
 
 def _model(shape: ModelShape, layers: int) -> dict[str, str]:
     """Return the model of config.yaml or models.yaml, or one with fewer layers, spelled out."""
-    like = next(((name, one) for name, one in load_config().models.items() if one.architecture == shape.name), None)
+    config = load_config()
     if layers == shape.layers:
-        return {"model": like[0] if like else shape.name}
+        return {"model": next((name for name, one in config.models.items() if one.architecture == shape.name), shape.name)}
     cut = asdict(replace(shape, name=f"{shape.name}-{layers}-layers", layers=layers, source=None))
     usual = {one.name: one.default for one in fields(ModelShape)}
     own = {key: value for key, value in cut.items() if value != usual[key]}
-    section: dict[str, Any] = {"name": cut["name"], "in_all": False, "architecture": own}
-    section |= {key: getattr(like[1], key) for key in ("nemo_recipe", "primus_config")} if like else {}
+    section = {"name": cut["name"], "in_all": False, "architecture": own, **presets_of(config, shape.name)}
     name = cut["name"].replace(".", "-")
     return {"model": name, f"models.{name}": json.dumps(section)}
 

@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 from tprimat.core.errors import WORKER_ERROR, RecordError, UserError
+from tprimat.core.rows import DATA, document
 from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.train import startup
@@ -58,22 +59,11 @@ def trainer_of(plan: RunPlan) -> Callable[[RunPlan], None]:
     return train
 
 
-IRRELEVANT = (
-    ".*Apex.* not installed",
-    ".*absl.logging is not installed",
-    ".*full scope is deprecated",
-    ".*does not have many workers",
-    ".*attribute of a Tensor that is not a leaf",
-    ".*using the device under current context",
-)
-"""Library warnings that the user of a benchmark cannot act on."""
-
-
 def quieten() -> None:
     """Keep the training log readable: our own warnings and all errors stay."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    for message in IRRELEVANT:
+    for message in document(DATA / "framework_settings.yaml")["irrelevant_warnings"]:
         warnings.filterwarnings("ignore", message=message)
 
 

@@ -245,7 +245,7 @@ def require_worker_modules() -> None:
 def is_installed(name: str) -> bool:
     """Return whether a module can be found. Only its parent packages are imported."""
     try:
-        return find_spec(name) is not None
+        return name in sys.modules or find_spec(name) is not None
     except ModuleNotFoundError:  # of a parent package
         return False
 

@@ -143,7 +143,7 @@ class Finder(importlib.abc.MetaPathFinder):
         del path, target
         if name == "transformer_engine" and self._is_asked_by("tprimat.engines"):
             return importlib.machinery.ModuleSpec(name, None)
-        if name in {"gpt_builders", "megatron"} and sys.argv[0].endswith("pretrain_gpt.py") and not Finder.redirected:
+        if name == "gpt_builders" and sys.argv[0].endswith("pretrain_gpt.py") and not Finder.redirected:
             Finder.redirected = True
             redirect_megatron()
         return None

@@ -96,6 +96,9 @@ def rules_of(dialect: str) -> dict[str, Reader]:
     return {row["words"]: _rule(**row) for row in LINES[dialect]}
 
 
+OF_A_STEP = ("loss", "step_seconds", "tflops_per_gpu", "learning_rate")
+
+
 def _rule(
     words: str,
     pattern: str = "",
@@ -112,7 +115,7 @@ def _rule(
         facts: dict[str, Any] = {name: text for name, text in texts.items() if not name.isupper()}
         facts |= {name: count(digits) for name, text in facts.items() if (digits := text.replace(",", "")).isdigit()}
         of_run: dict[str, Any] = {name: facts.pop(name) for name in ("total_steps", "accelerator", "step") if name in facts}
-        of_run |= {name: number(str(facts.pop(name))) for name in ("loss", "step_seconds", "learning_rate") if name in facts}
+        of_run |= {name: number(str(facts.pop(name))) for name in OF_A_STEP if name in facts}
         return LineFields(evidence={**facts, **(evidence or {})}, arguments={**named, **(arguments or {})}, **of_run, **run)
 
     return matching(pattern.replace("PREFIX", LAUNCHER_PREFIX) or re.escape(words), fields)

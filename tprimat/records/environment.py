@@ -11,33 +11,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from tprimat import __version__
+from tprimat.core.rows import DATA, document
 
-PACKAGES = ["torch", "megatron-core", "megatron-bridge", "pytorch-lightning", "lightning", "nemo-toolkit", "transformer-engine"]
-PACKAGES += ["torchao", "triton", "numpy", "torchtitan", "torchtune"]
-
-LIBRARY_VARIABLE = re.compile(
-    r"(?:NCCL|RCCL|OFI_NCCL|UCX|UCC|FI|CUDA|CUDNN|CUBLAS|CUBLASLT|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCBLAS|ROCR|HSA|GPU|MIOPEN|TORCH"
-    r"|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|TRITON|ATEN|ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC)_\w+"
-    r"|NVIDIA_TF32_OVERRIDE|LD_PRELOAD|GLIBC_TUNABLES|DISABLE_ADDMM_HIP_LT"
-)
+TABLE: Mapping[str, list[str]] = document(DATA / "variables.yaml")
+LIBRARY_VARIABLE = re.compile(rf"(?:{'|'.join(TABLE['libraries'])})_\w+|{'|'.join(TABLE['library_variables'])}")
 """Variables of libraries that communicate, multiply, compile or allocate."""
-NO_TUNING = re.compile(
-    r"\w*(?:_|^)(?:VISIBLE|ORDINAL|DEBUG|LOG|LOGS|LOGGING|TRACE|FR|DUMP|HOME|PATH|DIR|DIRECTORY|ROOT|BUILD|COMPONENT|ARCH_LIST|COMM_ID"
-    r"|HOSTID)(?:_\w*)?|(?!HSA_OVERRIDE)\w+_VERSION|TORCH_NCCL_ASYNC_ERROR_HANDLING"
-)
+NO_TUNING = re.compile(rf"\w*(?:_|^)(?:{'|'.join(TABLE['no_tuning'])})(?:_\w*)?|{'|'.join(TABLE['no_tuning_variables'])}")
 """Among these: which devices there are, where files are, what is printed, versions, and what differs from job to job."""
-SECRET = r"\w*token|\w*secret|(?:api|access|account|private|shared)[_-]?key|password|passwd|passphrase|credentials?|cookie"
+SECRET = "|".join(TABLE["secrets"])
 SECRET_NAME = re.compile(rf"(?:[\w.-]*[_.-])?(?:{SECRET}|key|pass|pwd|auth)", re.I)
 """Names of values that nobody else may see."""
 PLAIN_VALUE = re.compile(r"[\w.,:;+~^=-]{0,60}|\[value [0-9a-f]{8}\]", re.ASCII)
 """A value that is no path, address or text, or the digest of one: it is written as it is."""
 
 LONGEST_WORD = 160
-PLAIN_PART = re.compile(
-    r"\d{1,20}|0x[\da-f]{1,8}|[^\W\d_]{1,40}"
-    r"|[a-z]{0,12}\d{1,8}[a-z]{0,12}|(?:[a-z]{1,4}\d{1,3}){1,6}|fp8e\dm\d\w{0,4}|e\dm\d[a-z]{0,4}",
-    re.I,
-)
+PLAIN_PART = re.compile("|".join(TABLE["plain_parts"]), re.I)
 """Of a word, between its punctuation: 4096, OutOfMemoryError, H100, 80GB, tp2pp4, e4m3fn."""
 PUNCTUATION = re.compile(r"[-_.:/=+*%~^#&!?…–×·°$]")
 
@@ -49,7 +37,7 @@ Value = TypeVar("Value", str, str | None)
 def software_versions() -> dict[str, str]:
     """Return package -> version of the installed packages, with Python, the kernel and this program."""
     versions = {"python": platform.python_version(), "kernel": platform.release(), "tprimat": own_version()}
-    return versions | {package: version for package in PACKAGES if (version := package_version(package)) is not None}
+    return versions | {package: version for package in TABLE["packages"] if (version := package_version(package)) is not None}
 
 
 def package_version(package: str) -> str | None:

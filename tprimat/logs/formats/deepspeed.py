@@ -12,17 +12,10 @@ from tprimat.logs.fields import Dialect, LineFields, count, matching, rules_of, 
 from tprimat.logs.formats import megatron
 
 FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
-SWITCHES = {
-    "bfloat16_enabled": {"matmul_dtype": "bf16"},
-    "fp16_enabled": {"matmul_dtype": "fp16"},
-    "fp16_master_weights_and_gradients": {"optimizer_states": "fp16 masters"},
-}
 
 
 def _read_argument(match: re.Match[str]) -> LineFields | None:
     name, value = match.groups()
-    if name in SWITCHES and value == "True":
-        return LineFields(evidence=SWITCHES[name])
     if name == "optimizer_name" and value != "None":
         return LineFields(evidence={"optimizer": value})
     return argument(name, value)

@@ -17,7 +17,6 @@ from tprimat.logs.fields import (
     count,
     in_bytes,
     matching,
-    number,
     pairs,
     rules_of,
     stated,
@@ -115,14 +114,7 @@ VALUE = r"'?(\[[^\]]*\]|[^\s']+)'?(?:  \(Mcore default: .*\))?\s*$"
 SETTING = matching(rf"(?:^|\s)(\w+): {VALUE}", lambda match: argument(match[1], match[2]))
 # The nested keys of other models are indented further.
 SECTION = matching(rf"{LAUNCHER_PREFIX}  (\w+): {VALUE}", read_section)
-STEP_RULES = {
-    "mem-max-allocated-gigabytes": MEMORY,
-    **RULES,
-    # Without MODEL_ in 2025. It repeats the time of the iteration line after it with fewer digits.
-    "GPU utilization:": matching(
-        r"(?<![\d.])([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU", lambda match: LineFields(tflops_per_gpu=number(match[1]))
-    ),
-}
+STEP_RULES = {"mem-max-allocated-gigabytes": MEMORY, **RULES}
 MEGATRON_LM = Dialect(
     name="megatron-lm", signs=(("iteration", "elapsed time per iteration"), (" iteration ", "/", "| lm loss:")), rules=STEP_RULES
 )

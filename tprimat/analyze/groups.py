@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunRecord
 
 Kind = tuple[object, ...]
-
-NO_PRICES: Mapping[str, float] = MappingProxyType({})
-
 
 FILES = (".json", ".gz")
 """Suffixes of a result that is a file, which is written as a whole."""
@@ -57,12 +53,12 @@ def price_of(run: RunRecord, prices: Mapping[str, float]) -> float | None:
     return None
 
 
-def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, float] = NO_PRICES) -> Measured:
+def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, float] | None = None) -> Measured:
     """Compute the metrics of one run. A run that must not count keeps them where they can be computed, with the reason."""
     run = result.run
     result = replace(result, steps=tuple(tensor_memory(run, result.steps)))
     reason = _outcome(result)
-    price = options.cost_per_gpu_hour if options.cost_per_gpu_hour is not None else price_of(run, prices)
+    price = options.cost_per_gpu_hour if options.cost_per_gpu_hour is not None else price_of(run, prices or {})
     chosen = replace(
         options,
         telemetry=result.telemetry,

@@ -73,13 +73,9 @@ def metric_options(options: argparse.Namespace) -> "MetricOptions":
     """Return how --set wants metrics counted. Raises ConfigError: a value does not fit its option."""
     from tprimat.analyze.metrics import MetricOptions
 
-    values = counted(options)
-    return MetricOptions(
-        flops_convention=values.get("flops", "causal"),
-        warmup=values.get("warmup", "auto"),
-        cost_per_gpu_hour=values.get("cost_per_gpu_hour"),
-        peak=values.get("peak", "dense"),
-    )
+    values = {"flops_convention" if name == "flops" else name: value for name, value in counted(options).items()}
+    del values["probes"]
+    return MetricOptions(**values)
 
 
 def read(

@@ -13,18 +13,15 @@ from tprimat.report.tables import screen_of
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0."""
-    selected = select_models(options.models)
+    selected, screen = select_models(options.models), screen_of(sys.stdout)
+    if options.yaml and len(options.models) != 1:
+        raise ConfigError("--yaml prints one model.", where="--yaml", fix="python3 -m tprimat models llama-3.2-1b --yaml")
     if options.published:
         rows = [one for one in map(rebase, results()) if not options.models or one.workload.shape in selected]
-        print(json.dumps(list(map(as_document, rows)), indent=2) if options.json else published_text(rows, screen_of(sys.stdout)))
-        return 0
-    if options.yaml:
-        if len(options.models) != 1:
-            raise ConfigError("--yaml prints one model.", where="--yaml", fix="python3 -m tprimat models llama-3.2-1b --yaml")
-        print(template(selected[0]))
-        return 0
-    tables = {"counts": count_rows(selected), "accelerators": [] if options.models else accelerator_rows()}
-    print(
-        json.dumps(tables, indent=2) if options.json else text_of(tables["counts"], tables["accelerators"], screen_of(sys.stdout))
-    )
+        document: object = list(map(as_document, rows))
+        text = published_text(rows, screen)
+    else:
+        counts, sheets = count_rows(selected), [] if options.models else accelerator_rows()
+        document, text = {"counts": counts, "accelerators": sheets}, text_of(counts, sheets, screen)
+    print(template(selected[0]) if options.yaml else json.dumps(document, indent=2) if options.json else text)
     return 0

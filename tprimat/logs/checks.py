@@ -15,6 +15,7 @@ from tprimat.core.accelerators import Accelerator, Backend, accelerators, called
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
+from tprimat.core.rows import placed
 from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.fields import LINES
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
@@ -66,21 +67,10 @@ def with_evidence(claims: Claims, evidence: Evidence) -> Claims:
 
 def logged_claims(contents: LogContents) -> Claims:
     """Return what the log states of what a caller may claim, or the record that TPrimat printed in it."""
-    if (run := contents.run) is None:
-        return Claims(
-            gpus=world_size(contents.evidence),
-            global_batch_sequences=contents.evidence.get("global_batch_sequences"),
-            sequence_tokens=contents.evidence.get("sequence_tokens"),
-            accelerator=contents.accelerator,
-        )
-    return Claims(
-        model=run.model,
-        gpus=run.machine.gpus,
-        nodes=run.machine.nodes,
-        global_batch_sequences=run.ran.global_batch_sequences,
-        sequence_tokens=run.ran.sequence_tokens,
-        accelerator=run.machine.accelerator,
-    )
+    if contents.run is not None:
+        return Claims(**placed("documents.claims", run=contents.run))
+    sizes: dict[str, Any] = {name: contents.evidence.get(name) for name in ("global_batch_sequences", "sequence_tokens")}
+    return Claims(gpus=world_size(contents.evidence), accelerator=contents.accelerator, **sizes)
 
 
 def check_claims(reading: LogReading, claims: Claims) -> tuple[Claims, str]:

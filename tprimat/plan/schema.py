@@ -109,10 +109,6 @@ def plan_of(work: FullWorkload, **chosen: Any) -> RunPlan:
     return RunPlan(workload=work, **{**usual, **chosen})
 
 
-FORMER_FIELDS = ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer")
-"""Of older plans: the search for a micro-batch, and a tokenizer.json."""
-
-
 def write_plan(path: Path, plan: RunPlan) -> None:
     """Write a plan only for this user, without the values of unknown environment variables, which only the launcher needs."""
     written = replace(plan, environment=masked_environment(plan.environment))
@@ -126,7 +122,7 @@ def read_plan(path: Path) -> RunPlan:
         raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
     document = json_document(read_bytes(path), path)
     if isinstance(document, dict):  # without what older plans name and that is gone
-        for former in FORMER_FIELDS:
+        for former in ("micro_batch_search", "micro_batch_memory_bytes", "tokenizer"):
             document.pop(former, None)
         for section, option in (name.split(".") for name in removed() if "." in name):
             if isinstance(options := document.get(section), dict):

@@ -19,11 +19,7 @@ from tprimat.predict.stages import busiest_rank
 
 GENERATIONS = {"H": "hopper", "GH": "hopper", "B": "blackwell", "GB": "blackwell", "A": "ampere", "MI": "amd"}
 """Letters of an accelerator's name -> its generation."""
-UNSURE_OF_ROUTING = 0.5
-"""Of what natural routing adds, the part by which it may be more or less: routers that have trained long are evener than ours.
-Assumed, not measured."""
-UNSEEN = 0.25
-"""An interval is wider by this part for each trait of a workload that no row has: assumed, not measured."""
+ASSUMED: Mapping[str, float] = document(DATA / "prediction.yaml")["intervals"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +93,7 @@ def expected(
     part = "probes" if measured else "published"
     factor, kind, unseen = _correction(traits, kinds, part)
     spread, rows = figures()[part]["errors"][kind]
-    width = math.exp(spread * (1 + UNSEEN * unseen) + UNSURE_OF_ROUTING * math.log(busiest_rank(work)))
+    width = math.exp(spread * (1 + ASSUMED["unseen"] * unseen) + ASSUMED["unsure_of_routing"] * math.log(busiest_rank(work)))
     seconds = step_seconds * factor
     return Expected(
         step_seconds=seconds,

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import Fp8Scaling, Workload
 
 FACTS = tuple(field.name for field in fields(Workload))
-FP8_RECIPES: Mapping[str, Fp8Scaling] = {**{name: name for name in get_args(Fp8Scaling)}, "tensorwise": "current"}
+FP8_RECIPES: Mapping[str, Fp8Scaling] = document(DATA / "log_arguments.yaml")["fp8_recipes"]
 """Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Workload.fp8_scaling."""
 
 

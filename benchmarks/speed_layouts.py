@@ -123,7 +123,7 @@ LAYOUTS = (
     Layout(name="qwen_tp2_mbs2", model="qwen", tensor=2, micro_batch=2),
     Layout(name="tp2_mbs4_fp8", tensor=2, precision="fp8"),
     Layout(name="tp4_mbs4_fp8", tensor=4, precision="fp8"),
-    Layout(name="tp4_s8192_mbs1", tensor=4, micro_batch=1, global_batch=32, sequence=8192),
+    Layout(name="tp4_s8192_mbs1", tensor=4, micro_batch=1, global_batch=16, sequence=8192),
     Layout(name="dp_mbs2_full", micro_batch=2, recompute="full"),
     Layout(name="dp_mbs2_sharded", micro_batch=2, fully_sharded=True),
     Layout(name="qwen_dp_mbs2_sharded", model="qwen", micro_batch=2, fully_sharded=True),

@@ -53,7 +53,6 @@ THEIRS = "o.layers=transformer_engine"
         ("cuda_graphs", ["l.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
         ("cuda_graphs", ["p.recompute=full"], "recompute is full", "recompute: none"),
         ("cuda_graphs", ["o.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
-        ("cuda_graphs", ["profiling.enabled=true"], "profiling is on", "profiling off"),
         ("cuda_graphs", ["training.duration.max_steps=4"], "there are 4 steps", "--steps 5"),
         ("cuda_graphs", ["hardware.platforms.nvidia.nodes=2"], "there are 2 nodes", "--nodes 1"),
         ("cuda_graphs", [THEIRS, FP8], "Transformer Engine multiplies in fp8", "layers: local, or --precision bf16"),

@@ -191,7 +191,6 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
     yield why_not == "recompute", f"recompute is {work.recompute}", why, "recompute: none"
     yield why_not == "fully_shard", "fully_shard is on", untested, "fully_shard: false"
     yield why_not == "fp8", "Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"
-    yield plan.profiling.enabled, "profiling is on", "Recorded passes have no names in a trace.", "profiling off"
     why = f"The first {STEPS_WITHOUT_GRAPHS} run without graphs, and one more is warm-up."
     yield plan.steps < FEWEST_STEPS, f"there are {plan.steps} steps", why, f"--steps {FEWEST_STEPS}"
 

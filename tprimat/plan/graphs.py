@@ -29,7 +29,7 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
     """Return the record that shows a gain for the layout, precision and micro-batch of a plan; None where none does."""
     work, options = plan.workload, plan.engine_options
     tokens = (work.micro_batch_sequences or 1) * work.sequence_tokens
-    suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS and not plan.profiling.enabled
+    suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS
     measured = options.layers == "local" and options.optimizer_states == "fp32"
     if not suitable or not measured or graph_obstacle(work, fully_shard=options.fully_shard, own_layers=True):
         return None
@@ -42,5 +42,5 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
 
 def launches_graphs(plan: RunPlan) -> bool:
     """Return whether micro-batches are launched as graphs; true and false of the configuration win over any record."""
-    asked = plan.engine_options.cuda_graphs
+    asked = plan.engine_options.cuda_graphs if plan.engine == "megatron" else False
     return measured_gain(plan) is not None if asked == "auto" else asked is True

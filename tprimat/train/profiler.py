@@ -17,7 +17,9 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tprimat.core.accelerators import BACKEND_OF
+from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import RunPlan
+from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 from tprimat.records.store import cannot_write
 from tprimat.train.compat import callback_bases
 
@@ -77,7 +79,8 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             return
         running.stop()
         if not self.traces:
-            first = self._first_step + self.plan.profiling.schedule.wait + self.plan.profiling.schedule.warmup
+            wanted = self.plan.profiling.schedule
+            first = self._first_step + steps_before(self.plan) + wanted.wait + wanted.warmup
             _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
 
     def _step_began(self, running: profile) -> None:
@@ -109,9 +112,14 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             raise cannot_write(trace, error) from error
 
 
+def steps_before(plan: RunPlan) -> int:
+    """Return the steps before the schedule begins: those that run without the CUDA graphs of later ones."""
+    return STEPS_WITHOUT_GRAPHS if launches_graphs(plan) else 0
+
+
 def profiler_schedule(plan: RunPlan) -> Callable[[int], ProfilerAction]:
     """Return step index -> the profiler's action; the first step of training has index 0."""
-    return schedule(**asdict(plan.profiling.schedule))
+    return schedule(**asdict(plan.profiling.schedule), skip_first=steps_before(plan))
 
 
 def slowed_steps(plan: RunPlan) -> tuple[int, ...]:

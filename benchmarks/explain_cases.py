@@ -29,11 +29,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from shallow import write_shallow_config  # noqa: E402
 
-from tprimat.analyze.trace import WANTED, summarize  # noqa: E402
 from tprimat.core.errors import MetricError  # noqa: E402
+from tprimat.records.discover import read_result  # noqa: E402
 from tprimat.records.schema import StepRecord  # noqa: E402
-from tprimat.records.store import as_document, read_lines, read_trace  # noqa: E402
-from tprimat.runner.explain import SUMMARY_FILE, traces_of  # noqa: E402
+from tprimat.records.store import read_lines  # noqa: E402
+from tprimat.runner.explain import trace_of_run, traces_of  # noqa: E402
 
 STEPS, WARMUP, PROFILED = 16, 5, 12
 UNDISTURBED = 2
@@ -188,11 +188,9 @@ def make(case: Case, folder: Path, platform: str) -> bool:
     records = sorted(folder.glob("runs/*/run.json"))
     if started.returncode or not records:
         return False
+    with contextlib.suppress(MetricError):
+        trace_of_run(read_result(records[-1].parent).run, records[-1].parent)
     for file in traces_of(folder, records[-1].parent.name):
-        if not small:  # a trace of a CPU holds no kernels
-            with contextlib.suppress(MetricError):
-                summary = json.dumps(as_document(summarize(read_trace(file, WANTED))))
-                (records[-1].parent / SUMMARY_FILE).write_text(summary + "\n")
         file.unlink()
     shutil.rmtree(folder / "profiler", ignore_errors=True)
     return True

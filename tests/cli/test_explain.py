@@ -91,8 +91,11 @@ def test_a_trace_takes_the_place_of_the_prediction(tmp_path):
     ]
     shutil.copytree(DP2, tmp_path / "output")
     (run,) = (tmp_path / "output/runs").iterdir()
-    (tmp_path / "output" / f"profile_cuda_llama_{run.name}.json").write_text(json.dumps({"traceEvents": events}))
+    trace = tmp_path / "output" / f"profile_cuda_llama_{run.name}.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
     answer = document(run)
+    trace.unlink()
+    assert document(run) == answer, "the record keeps what was read"
     losses = parts(answer)
     assert answer["trace"]["exposed_communication_seconds"] == pytest.approx(0.1)
     assert (losses["replicas"]["seconds"], losses["replicas"]["known_by"]) == (pytest.approx(0.1), "run")

@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from a_launch import Notes, a_launch, first_record
@@ -151,3 +154,18 @@ def test_what_the_log_told_is_added_to_the_last_record(tmp_path):
     assert [step.step_seconds for step in steps] == [9.0]
     assert RunDirectory(tmp_path).read_steps() == steps
     assert not RunDirectory(tmp_path).read_run().counts
+
+
+@pytest.mark.parametrize("has_bytecode", [False, True])
+def test_ranks_keep_the_bytecode_of_an_image_that_has_none(tmp_path, has_bytecode):
+    torch = tmp_path / "site" / "torch" / "__init__.py"
+    torch.parent.mkdir(parents=True)
+    torch.touch()
+    if has_bytecode:
+        (torch.parent / "__pycache__").mkdir()
+    asks = "import json; from tprimat.launch.process import bytecode_cache; print(json.dumps(bytecode_cache()))"
+    image = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    image.pop("PYTHONPYCACHEPREFIX", None)
+    variables = json.loads(subprocess.check_output([sys.executable, "-c", asks], env=image))
+    subprocess.run([sys.executable, "-c", "import torch"], env={**image, **variables}, check=True)
+    assert bool(list((tmp_path / "tprimat").rglob("torch/__init__.*.pyc"))) is not has_bytecode

@@ -18,6 +18,7 @@ from tprimat.megatron.training import untested
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
+from tprimat.train.profiler import slowed_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 FIVE_STEPS = {"training.duration.max_steps": 5, "training.data.global_batch_size": 8, "training.data.dataset": "mock"}
@@ -83,6 +84,12 @@ def test_losses_and_norms_are_those_of_megatrons_schedule(tmp_path):
         assert [step.grad_norm for step in recorded] == pytest.approx([step.grad_norm for step in usual], rel=1e-5)
         assert recorded_run.engine_options["cuda_graphs"] is True
         assert run.engine_options["cuda_graphs"] is False
+
+
+def test_a_profile_begins_once_the_graphs_are_recorded(tmp_path):
+    settings = {"training.duration.max_steps": 12, "profiling.enabled": True, "profiling.schedule": {"wait": 1, "active": 2}}
+    usual, recorded = variant_plan(tmp_path, "1 rank", **settings)
+    assert (slowed_steps(usual), slowed_steps(recorded)) == ((2, 3, 4, 5), (5, 6, 7, 8))
 
 
 def test_the_steps_before_the_graphs_are_no_measure_of_them():

@@ -22,13 +22,13 @@ from tprimat.predict.stages import ASSUMED, busiest_rank
 from tprimat.predict.time import predict_time
 from tprimat.records.discover import probes_in, read_result
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
-from tprimat.records.store import from_json, read_bytes, read_trace
+from tprimat.records.store import from_json, read_bytes, read_trace, to_json, write_atomically
 from tprimat.report.explain import Advice, Explanation, largest
 from tprimat.report.words import not_counted_words
 from tprimat.runner.planning import rates_of
 
 SUMMARY_FILE = "trace.json"
-"""Of a run whose trace was replaced by its summary, which is a thousand times smaller; in the run's folder."""
+"""In a run's folder, the summary of its trace once that was read: a thousand times smaller, so that it can replace it."""
 
 MOST_EXPLAINED = 6
 """On a page."""
@@ -101,14 +101,18 @@ def lost_by(metrics: RunMetrics, folder: Path, probes: Sequence[Path]) -> Waterf
 
 
 def trace_of_run(run: RunRecord, place: Path) -> ProfileSummary | None:
-    """Return the summary of the trace that a run left in its folder or in that of its results; None: it left none."""
+    """Return the summary of the trace that a run left in its folder or its results folder, and keep it; None: it left none."""
     if run.machine.platform == "cpu":  # its traces hold no kernels
         return None
     if (place / SUMMARY_FILE).is_file():
         return from_json(ProfileSummary, read_bytes(place / SUMMARY_FILE), where=str(place / SUMMARY_FILE))
     output = place.parent.parent if place.is_dir() else place.parent
     file = next(iter(traces_of(output, run.run_id)), None)
-    return summarize(read_trace(file, WANTED)) if file else None
+    summary = summarize(read_trace(file, WANTED)) if file else None
+    if summary is not None and place.is_dir():
+        with contextlib.suppress(UserError):  # in a folder of others: it is read again next time
+            write_atomically(place / SUMMARY_FILE, to_json(summary) + "\n")
+    return summary
 
 
 def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:

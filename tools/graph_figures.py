@@ -19,9 +19,10 @@ MACHINES = (
     "in-turn-two-gpus",
     "../h100/in-turn-two-gpus",
     "../h100/in-turn-four-gpus",
+    "../h100/in-turn-four-gpus-later",
 )
 """Folders whose runs with graphs are from one machine each, as PROGRAM/LAYOUT/ROUND; beside the records of H200."""
-LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "tp4_mbs4", "dp_mbs2_fp8")
+LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "tp4_mbs4", "tp4_mbs4_fp8", "dp_mbs2_fp8")
 WORDS = {
     megatron.ENGINE.name: "embedded engine",
     f"{megatron.ENGINE.name}{GRAPHS}": "embedded engine, CUDA graphs",
@@ -37,9 +38,9 @@ def _runs(folder: Path) -> Group | None:
 
 
 def _programs(results: Path, machine: str, layout: str) -> dict[str, Group]:
-    """Read what ran on a machine, by program; of the last three, which have other layouts, only what also ran as graphs."""
+    """Read what ran on a machine, by program; of the last four, which have other layouts, only what also ran as graphs."""
     groups = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
-    return groups if machine not in MACHINES[-3:] or any(name.endswith(GRAPHS) for name in groups) else {}
+    return groups if machine not in MACHINES[-4:] or any(name.endswith(GRAPHS) for name in groups) else {}
 
 
 def _ratio(group: Group | None, base: Group | None) -> str:

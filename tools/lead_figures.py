@@ -22,6 +22,7 @@ from tprimat.report.tables import plural, table
 
 SERIES = (
     "in-turn-bridge",
+    "in-turn-four-gpus-later",
     "in-turn-four-gpus-slow-host",
     "in-turn-four-gpus",
     "in-turn-four-programs",

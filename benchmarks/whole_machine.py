@@ -13,7 +13,6 @@ Each run predicts its time and memory before it starts, from the probes, which c
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -127,7 +126,8 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
             settings = [word for setting in program.settings for word in ("--set", f"platform_optimizations.nvidia.{setting}")]
             words = (program.python, "-m", "tprimat", "sweep", "both", "--engine", program.engine, *common, *settings)
             steps.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
-    for mode, count in itertools.product(("weak", "strong"), (*fewer, gpus)):
+    scaled = [("weak", count) for count in (*fewer, gpus)] + [("strong", count) for count in fewer]  # both end in the same run
+    for mode, count in scaled:
         batch = SCALED_SEQUENCES * gpus if mode == "strong" else SCALED_SEQUENCES * count
         words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--steps", "10", "--gpus", str(count))
         words += ("--micro-batch-size", str(SCALED_MICRO_BATCH), "--set", f"models.llama.architecture={SCALED}")

@@ -43,7 +43,7 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
         return running_record(plan, evidence, recorded(plan, replace(options, cuda_graphs=graphs)))
 
     recording = BenchmarkCallback(plan.run_directory, describe=describe, log=StepLog(plan))
-    measured = [recording, *profiling_callbacks(plan), *([callback] if callback else [])]
+    measured = [recording, *profiling_callbacks(plan, options.cuda_graphs is True), *([callback] if callback else [])]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=plan.gpus_per_node,

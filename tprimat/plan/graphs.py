@@ -42,5 +42,5 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
 
 def launches_graphs(plan: RunPlan) -> bool:
     """Return whether micro-batches are launched as graphs; true and false of the configuration win over any record."""
-    asked = plan.engine_options.cuda_graphs if plan.engine == "megatron" else False
+    asked = plan.engine_options.cuda_graphs
     return measured_gain(plan) is not None if asked == "auto" else asked is True

@@ -17,24 +17,24 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tprimat.core.accelerators import BACKEND_OF
-from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 from tprimat.records.store import cannot_write
 from tprimat.train.compat import callback_bases
 
 
-def profiling_callbacks(plan: RunPlan) -> list[Any]:
+def profiling_callbacks(plan: RunPlan, graphs: bool = False) -> list[Any]:
     """Return the callback that a plan asks for, or none; it belongs after BenchmarkCallback, which closes a step first."""
-    return [ProfilerCallback(plan)] if plan.profiling.enabled else []
+    return [ProfilerCallback(plan, graphs)] if plan.profiling.enabled else []
 
 
 class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
     """Steps torch.profiler once per optimizer step."""
 
-    def __init__(self, plan: RunPlan) -> None:
+    def __init__(self, plan: RunPlan, graphs: bool) -> None:
         super().__init__()
         self.plan = plan
+        self._graphs = graphs
         self.traces: list[Path] = []
         self._profile: profile | None = None
         self._first_step = 1
@@ -50,7 +50,7 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         wanted = self.plan.profiling
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])],
-            schedule=profiler_schedule(self.plan),
+            schedule=profiler_schedule(self.plan, self._graphs),
             on_trace_ready=self._save,
             record_shapes=wanted.record_shapes,
             profile_memory=wanted.profile_memory,
@@ -79,8 +79,8 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             return
         running.stop()
         if not self.traces:
-            wanted = self.plan.profiling.schedule
-            first = self._first_step + steps_before(self.plan) + wanted.wait + wanted.warmup
+            when = self.plan.profiling.schedule
+            first = self._first_step + when.wait + when.warmup + (STEPS_WITHOUT_GRAPHS if self._graphs else 0)
             _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
 
     def _step_began(self, running: profile) -> None:
@@ -112,21 +112,19 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
             raise cannot_write(trace, error) from error
 
 
-def steps_before(plan: RunPlan) -> int:
-    """Return the steps before the schedule begins: those that run without the CUDA graphs of later ones."""
-    return STEPS_WITHOUT_GRAPHS if launches_graphs(plan) else 0
+def profiler_schedule(plan: RunPlan, graphs: bool) -> Callable[[int], ProfilerAction]:
+    """Return step index -> the profiler's action; the first step of training has index 0.
+
+    With CUDA graphs the schedule begins after the steps that run without them.
+    """
+    return schedule(**asdict(plan.profiling.schedule), skip_first=STEPS_WITHOUT_GRAPHS if graphs else 0)
 
 
-def profiler_schedule(plan: RunPlan) -> Callable[[int], ProfilerAction]:
-    """Return step index -> the profiler's action; the first step of training has index 0."""
-    return schedule(**asdict(plan.profiling.schedule), skip_first=steps_before(plan))
-
-
-def slowed_steps(plan: RunPlan) -> tuple[int, ...]:
+def slowed_steps(plan: RunPlan, graphs: bool) -> tuple[int, ...]:
     """Return the steps that the profiler slows down: it warms up, records, or writes the trace of the cycle before."""
     if not plan.profiling.enabled:
         return ()
-    actions = [ProfilerAction.NONE, *map(profiler_schedule(plan), range(plan.steps))]
+    actions = [ProfilerAction.NONE, *map(profiler_schedule(plan, graphs), range(plan.steps))]
     pairs = enumerate(itertools.pairwise(actions), start=1)
     return tuple(step for step, (before, now) in pairs if now != ProfilerAction.NONE or before == ProfilerAction.RECORD_AND_SAVE)
 

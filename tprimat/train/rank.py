@@ -138,7 +138,7 @@ def running_record(plan: RunPlan, evidence: Evidence, options: dict[str, Any], i
     return replace(
         launched_record(plan),
         software=software_versions(),
-        profiled_steps=slowed_steps(plan),
+        profiled_steps=slowed_steps(plan, options.get("cuda_graphs") is True),
         evidence=evidence,
         engine_options=options,
         mismatches=(*mismatches(plan, evidence), *ignored),

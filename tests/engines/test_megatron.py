@@ -126,7 +126,7 @@ SHORT = "l.micro_batch_size=1"
         ([TENSOR, "p.recompute=full"], None),
         ([TENSOR, THEIRS], None),
         ([TENSOR, "training.duration.max_steps=4"], None),
-        ([TENSOR, "profiling.enabled=true"], None),
+        (["l.tensor_model_parallel_size=4", FP8, "profiling.enabled=true"], "1.370 x (tp4-fp8"),
         ([TENSOR, "hardware.platforms.nvidia.nodes=2"], None),
         ([TENSOR, SHORT, "o.cuda_graphs=false"], None),
         (["o.cuda_graphs=true"], "no record shows a gain here"),

@@ -71,14 +71,18 @@ def _check(request: LayoutRequest, rules: Iterable[Rule], **known: Any) -> None:
             words = {key: text.format(**of_request, **known, **own) for key, text in RULES[name].items()}
             key = own.get("degree_at_fault") or words["key"]
             where = request.where_data if key in {"sequence_length", "global_batch_size"} else request.where_layout
-            raise LayoutError(words["what"], where=where(key), why=words.get("why"), fix=words["fix"])
+            place = where(key)
+            flag = place.rpartition(" ")[0] + ("=" if place.startswith("--set") else " ")
+            fix = words["fix"].replace(f"{key}: ", flag) if place.startswith("--") else words["fix"]
+            raise LayoutError(words["what"], where=place, why=words.get("why"), fix=fix)
 
 
 def _any_of(degrees: list[int], key: str, request: LayoutRequest) -> str:
     """Name the degrees that can be chosen for a key; where it divides the ranks, those that fit them and the other degrees."""
     dividing = (TENSOR, PIPELINE, CONTEXT)
     others = math.prod(getattr(request.layout, other) for other in dividing if other != key)
-    fitting = [degree for degree in degrees if key not in dividing or request.world_size % (degree * others) == 0]
+    free = key not in dividing or others * getattr(request.layout, key) == request.world_size  # ranks follow the layout
+    fitting = [degree for degree in degrees if free or request.world_size % (degree * others) == 0]
     *most, last = map(str, fitting or degrees)
     return f"{key}: {', '.join(most)} or {last}" if most else f"{key}: {last}"
 

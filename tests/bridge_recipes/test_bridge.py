@@ -1,25 +1,24 @@
 """Recipes of Megatron-Bridge, shrunk, train on a CPU through ./benchmark.py and torchrun. Their speed says nothing."""
 
-import json
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from changes import replace
+from commands import ROOT, only_run, run_script
 from planning import make_plan
 
 from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
+from tprimat.plan.schema import write_plan
 from tprimat.records.store import RunDirectory
 
 pytestmark = pytest.mark.skipif(
     find_spec("megatron.bridge") is None,
     reason="Megatron-Bridge is not installed in this environment; it has one of its own: make test-bridge",
 )
-ROOT = Path(__file__).parent.parent.parent
 STEPS = 4
 TUNED = "perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
 
@@ -34,15 +33,13 @@ def redirected():
 def benchmark(folder, model, **settings):
     """The run and the steps of two ranks."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
-    words = [f"{key.replace('LAYOUT', layout).replace('__', '.')}={value}" for key, value in settings.items()]
-    command = [sys.executable, "benchmark.py", "--model", model, "--engine", "bridge", "--platform", "cpu", "--gpus", "2"]
-    command += ["--steps", str(STEPS), "--global-batch-size", "4", "--sequence-length", "32", "--output-dir", str(folder)]
-    command += ["--json", *(word for setting in words for word in ("--set", setting))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    words = ["--model", model, "--engine", "bridge", "--platform", "cpu", "--gpus", 2, "--steps", STEPS, "--output-dir", folder]
+    for key, value in {"training.data.global_batch_size": 4, "training.data.sequence_length": 32, **settings}.items():
+        words += ["--set", f"{key.replace('LAYOUT', layout).replace('__', '.')}={value}"]
+    done = run_script("benchmark.py", *words, environment={"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     log = folder / f"training_{model}.log"
     assert done.returncode == 0, done.stderr[-2000:] + (log.read_text(encoding="utf8")[-6000:] if log.exists() else "")
-    directory = RunDirectory(folder / "runs" / json.loads(done.stdout)["runs"][0]["run"]["run_id"])
+    directory = RunDirectory(only_run(folder)[1])
     return directory.read_run(), directory.read_steps()
 
 
@@ -56,18 +53,17 @@ def test_a_tuned_recipe_trains_two_stages_as_planned(tmp_path):
     assert seen.matmul_dtype == "fp32"
     shape = run.workload.shape
     assert run.evidence.parameters == parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
-    assert run.engine_options["grad_reduce_in_fp32"] is False  # as NVIDIA tuned it
+    assert (run.engine_options["recipe"], run.engine_options["grad_reduce_in_fp32"]) == (TUNED, False)  # as NVIDIA tuned it
     assert [step.step for step in steps] == [1, 2, 3, 4]
-    assert steps[-1].loss < steps[0].loss
-    assert all(step.grad_norm and step.tokens == 4 * 32 and step.peak_allocated_bytes for step in steps)
+    assert min(step.loss for step in steps) < steps[0].loss
+    assert all(step.grad_norm and step.learning_rate and step.tokens == 4 * 32 and step.peak_allocated_bytes for step in steps)
     assert [step.learning_rate for step in steps] == sorted(step.learning_rate for step in steps)
 
 
 def test_experts_over_two_ranks_are_balanced_by_our_own_key(tmp_path):
-    run, steps = benchmark(tmp_path, "mixtral", LAYOUT__expert_model_parallel_size=2, training__routing="balanced")
+    run, _ = benchmark(tmp_path, "mixtral", LAYOUT__expert_model_parallel_size=2, training__routing="balanced")
     assert (run.outcome, run.mismatches) == ("completed", ())
     assert (run.evidence.workload.expert_parallel, run.evidence.workload.routing) == (2, "balanced")
-    assert len(steps) == STEPS
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen-2.5-7b", "qwen3-30b-a3b", "mixtral-8x7b"])
@@ -91,20 +87,23 @@ def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
 
 
 def test_a_rank_starts_again_with_the_variables_of_its_recipe(tmp_path):
+    write_plan(tmp_path / "plan.json", make_plan(tmp_path, "llama", {}, engine="bridge"))
     program = f"""
 import os, sys
+from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from tprimat.bridge import restart_with
-os.environ.setdefault("STARTS", "0")
-os.environ["STARTS"] = str(int(os.environ["STARTS"]) + 1)
-restart_with({{"NCCL_NVLS_ENABLE": "0", "NVTE_FWD_LAYERNORM_SM_MARGIN": "20"}})
-print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["NVTE_FWD_LAYERNORM_SM_MARGIN"])
+from tprimat.train.worker import read_plan, trainer_of
+os.environ["STARTS"] = str(int(os.environ.get("STARTS", "0")) + 1)
+trainer_of(read_plan(Path({str(tmp_path / "plan.json")!r})))
+restart_with({{"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}})
+print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
 """
     file = tmp_path / "rank.py"
     file.write_text(program, encoding="utf8")
     environment = {**os.environ, "NCCL_NVLS_ENABLE": "1"}
     done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2", "1", "20"]
+    assert done.stdout.split() == ["2", "1", "32"]
 
 
 def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path):

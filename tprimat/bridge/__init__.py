@@ -10,6 +10,8 @@ from tprimat.megatron import bootstrap
 from tprimat.plan.schema import RunPlan
 from tprimat.train import startup
 
+VARIABLES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""What a rank gets unless its recipe says otherwise: one hardware queue."""
 RESTARTED = "TPRIMAT_RECIPE_VARIABLES"
 """Set where this rank has started again with the variables of its recipe."""
 
@@ -30,7 +32,7 @@ def train(plan: RunPlan) -> None:
     from tprimat.bridge.recipe import build_config
 
     cfg = build_config(plan)
-    restart_with({name: str(value) for name, value in cfg.env_vars.items()})
+    restart_with(VARIABLES | {name: str(value) for name, value in cfg.env_vars.items()})
     startup.resume_garbage_collection()
     pretrain(cfg, forward_step, callbacks=[Reporter(plan, cfg)])
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core import parallel_state
 
+from tprimat.engines.bridge import recipe_name
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord
 from tprimat.train.callback import BenchmarkCallback
@@ -85,7 +86,8 @@ class Reporter(Callback):  # type: ignore[misc]
         del trainer, module
         data = self.cfg.dataset.description
         evidence = self.batch.evidence(self.context.optimizer, fp8_asked=self.plan.workload.narrow, data=data)
-        return running_record(self.plan, evidence, self.batch.running_options(self.context.model[0].ddp_config))
+        options = {"recipe": recipe_name(self.plan), **self.batch.running_options(self.context.model[0].ddp_config)}
+        return running_record(self.plan, evidence, options)
 
 
 def _broadcast(value: Any) -> Any:

@@ -79,15 +79,8 @@ def model_fields(shape: ModelShape) -> dict[str, Any]:
 
 def _set_model(model: Any, plan: RunPlan) -> None:
     work = plan.workload
-    names.set_fields(
-        model,
-        {
-            **model_fields(work.shape),
-            **names.layout_fields(work.layout),
-            **names.routing_fields(work),
-            **names.recompute_fields(work),
-        },
-    )
+    layout = names.layout_fields(work.layout)
+    names.set_fields(model, model_fields(work.shape) | layout | names.routing_fields(work) | names.recompute_fields(work))
     model.pipeline_model_parallel_layout = None
     model.expert_tensor_parallel_size = 1 if work.shape.experts else None
     wide = work.matmul_dtype == "fp32"
@@ -129,6 +122,7 @@ def _set_optimizer(cfg: Any, plan: RunPlan) -> None:
     names.set_fields(cfg.optimizer, names.optimizer_fields(settings))
     schedule.start_weight_decay = schedule.end_weight_decay = settings.weight_decay
     schedule.lr_decay_style = settings.schedule
+    schedule.lr_warmup_init = names.first_learning_rate(settings)
     schedule.lr_warmup_iters, schedule.lr_decay_iters = names.warmup_steps(plan), plan.steps
 
 

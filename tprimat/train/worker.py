@@ -52,10 +52,11 @@ def trainer_of(plan: RunPlan) -> Callable[[RunPlan], None]:
     startup.pause_garbage_collection()
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which
     # is set when the GPU is opened. fully_shard's exchanges start from a stream of their own, and would wait in that queue; the
-    # branches of a CUDA graph may.
-    if not (plan.engine_options.fully_shard or launches_graphs(plan)):
+    # branches of a CUDA graph may. A recipe may want more queues.
+    trainer = import_module(plan.trainer)
+    if not (plan.engine_options.fully_shard or launches_graphs(plan) or hasattr(trainer, "VARIABLES")):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    train: Callable[[RunPlan], None] = import_module(plan.trainer).train
+    train: Callable[[RunPlan], None] = trainer.train
     return train
 
 

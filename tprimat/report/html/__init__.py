@@ -43,7 +43,7 @@ class ReportContent:
 
     @property
     def groups(self) -> list[Group]:
-        """Return the groups as the page lists them: by ranking, fastest first."""
+        """Return the groups by ranking, fastest first."""
         return [group for ranking in self.rankings for group in ranking.groups]
 
     @property
@@ -57,9 +57,8 @@ def html_report(report: ReportContent) -> str:
 
     Raises LaunchError: plotly, which draws the curves, is not installed.
     """
-    groups, ranked = report.groups, ranked_workloads(report.rankings)
-    works = sorted(ranked, key=lambda work: report.rankings.index(work.ranking))
-    appearance = _appearance(works, colors(ranked))
+    groups, works = report.groups, ranked_workloads(report.rankings)
+    appearance = _appearance(works, colors(works))
     names = short_names(report.runs)
     models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
     cards, remarks = sections.cards(works)
@@ -73,7 +72,7 @@ def html_report(report: ReportContent) -> str:
             report=report,
             name_of=lambda item: names[run_name(item)],
             title="Training throughput" + (f": {few(models, 3)}" if models else ""),
-            facts=subtitle(ranked) + (f" · {len(lost)} not counted" if (lost := report.not_counted) else ""),
+            facts=subtitle(works) + (f" · {len(lost)} not counted" if (lost := report.not_counted) else ""),
             hardware=sections.hardware(records),
             software=sections.software(records),
             cards=cards,

@@ -33,8 +33,8 @@ Values = dict[str, Any]
 
 
 def cards(works: Sequence[RankedWorkload]) -> tuple[list[Values], list[str]]:
-    """Return a card per workload, those with a single configuration last; and the paragraphs that several share, each once."""
-    cards = [_card(work) for work in sorted(works, key=lambda work: len(work.configurations) == 1)]
+    """Return a card per workload, and the paragraphs that several share, each once."""
+    cards = [_card(work) for work in works]
     times = Counter(text for card in cards for text in card["paragraphs"])
     for card in cards:
         card["paragraphs"] = [text for text in card["paragraphs"] if times[text] == 1]

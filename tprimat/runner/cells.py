@@ -144,8 +144,7 @@ def named_twice(results: Sequence[CellResult], twins: Twins) -> list[CellResult]
     for later, first in twins:
         if (result := by_id.get(first.plan.run_id)) is not None:
             run = None if result.run is None else renamed(result.run, later.plan.strategy, later.session.output)
-            cause = result.cause or f"the run of {first.plan.strategy}"
-            named.append(replace(result, cell=later, run=run, cause=cause))
+            named.append(replace(result, cell=later, run=run))
     return named
 
 

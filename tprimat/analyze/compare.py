@@ -100,12 +100,6 @@ class Verdict:
             return None
         return "baseline" if one > other else "candidate"
 
-    def runs_to_pass(self, margin: float) -> int | None:
-        """Return how many runs per side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
-        if self.ratio is None or self.spreads is None:
-            return None
-        return statistics.more_runs(self.ratio.value, 1 - margin, min(self.runs), self.spreads)
-
 
 def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) -> Verdict:
     """Compare two groups of runs by the throughput of one GPU.

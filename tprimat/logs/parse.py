@@ -79,12 +79,6 @@ def _foreign_frameworks() -> tuple[Foreign, ...]:
     return read_rows("other_frameworks.yaml", "frameworks", Foreign)
 
 
-def foreign_of(text: str, *, outranks: bool = False) -> Foreign | None:
-    """Return the framework that wrote a line, where it is one whose steps are not read; of those that `outranks` alone."""
-    candidates = (one for one in _foreign_frameworks() if one.outranks or not outranks)
-    return next((one for one in candidates if re.search(one.pattern, text)), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
     """What a line shows of the devices that ran."""
@@ -227,7 +221,8 @@ class LogReading:
 
     def _note_foreign(self, line: str, number: int, *, outranks: bool = False) -> None:
         known = self._foreign is not None and self._foreign[0].outranks >= outranks
-        if not known and (foreign := foreign_of(line[:LONGEST_KEPT], outranks=outranks)):
+        candidates = (one for one in _foreign_frameworks() if one.outranks or not outranks)
+        if not known and (foreign := next((one for one in candidates if re.search(one.pattern, line[:LONGEST_KEPT])), None)):
             self._foreign = foreign, number
 
     def _take(self, fields: LineFields, number: int) -> None:

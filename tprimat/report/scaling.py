@@ -103,7 +103,7 @@ def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
         {
             "name": series.name,
             "kind": series.kind,
-            "points": list(map(_document, series.rows)),
+            "points": [placed("documents.scaling_point", row=row) | {"layout": row.point.layout or None} for row in series.rows],
             "left_out": [{"name": name, "gpus": gpus, "why": finding_words(why)} for name, gpus, why in series.left_out],
             "serial_share": _ends(serial_share(series)),
             "remarks": remarks(series, None),
@@ -114,7 +114,3 @@ def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
 
 def _ends(value: Estimate) -> dict[str, float | None]:
     return {"value": value.value, "low": value.low, "high": value.high}
-
-
-def _document(row: Row) -> dict[str, Any]:
-    return placed("documents.scaling_point", row=row) | {"layout": row.point.layout or None}

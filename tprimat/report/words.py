@@ -9,7 +9,7 @@ from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait, engine_words, few, machine_name, model_name
 from tprimat.core import units
 from tprimat.core.rows import DATA, document
-from tprimat.core.statistics import FEWEST_RUNS
+from tprimat.core.statistics import FEWEST_RUNS, more_runs
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, Finding, RunMetrics, Window
 from tprimat.records.sharing import masked_name, without_secrets
@@ -237,7 +237,9 @@ def evidence_words(verdict: Verdict) -> str:
 
 def runs_to_decide(verdict: Verdict, margin: float) -> str:
     """Say what would decide whether a candidate is within a margin of its baseline."""
-    more = verdict.runs_to_pass(margin)
+    more = None
+    if verdict.ratio is not None and verdict.spreads is not None:
+        more = more_runs(verdict.ratio.value, 1 - margin, min(verdict.runs), verdict.spreads)
     would = "no number of runs" if more is None else f"{more} runs per side"
     return f"Undecided at a margin of {units.percent(margin)}: at this ratio, {would} would show that it is within."
 

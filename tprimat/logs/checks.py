@@ -15,7 +15,7 @@ from tprimat.core.accelerators import Accelerator, Backend, accelerators, called
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
-from tprimat.core.rows import placed
+from tprimat.core.rows import DATA, document, placed
 from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.fields import LINES
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
@@ -25,22 +25,11 @@ from tprimat.logs.times import batch_of, rate_of, tokens_of
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine
 
-PARAMETER_TOLERANCE = 0.01
-"""Frameworks pad the vocabulary differently."""
-RATE_TOLERANCE = 0.2
-"""Between the tokens/s that a log prints and those of its step times."""
-FLOP_TOLERANCE = 0.15
-"""Between the FLOP of a token by the log's TFLOP/s and by the shape."""
-LOOSE = 3
-"""Times by which they may differ where no line or flag states the sequence length."""
+WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
 USUAL_TOKENS = 8192
 """Of a sequence, where no line or flag states them."""
 MOST_RATES = 1000
 """Lines with TFLOP/s that are looked at."""
-LEAST_REPORTED, MOST_REPORTED = 0.97, 1.01
-"""Of the memory that programs see, and of that as built, which a log shows of the accelerator that ran."""
-SAME_MEMORY = 0.005
-"""Relative difference of two figures of the same memory."""
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
 VENDORS: Mapping[Backend, str] = LINES["vendors"]
@@ -130,11 +119,11 @@ def seen_otherwise(seen: Device, known: Accelerator | None, backend: Backend | N
         return None
     if (named := called(seen.name)) and known not in named:
         return seen.name
-    if seen.gib and any(abs(seen.gib / one - 1) < SAME_MEMORY for one in known.also_gib):
+    if seen.gib and any(abs(seen.gib / one - 1) < WITHIN["same_memory"] for one in known.also_gib):
         return None
     total = seen.gib * units.GIBIBYTE / known.memory_bytes if seen.gib else 1.0
-    least = 0.0 if seen.share else LEAST_REPORTED * known.usable_bytes / known.memory_bytes
-    return None if least <= total <= MOST_REPORTED else f"{seen.gib:.4g} GiB on a device"
+    least = 0.0 if seen.share else WITHIN["least_reported_memory"] * known.usable_bytes / known.memory_bytes
+    return None if least <= total <= WITHIN["most_reported_memory"] else f"{seen.gib:.4g} GiB on a device"
 
 
 def shown_device(seen: Device, platform: str = "") -> str:
@@ -262,7 +251,7 @@ def check_model(
         words = f"{'; '.join(map(str, different))} ({shape.name})"
         raise _contradiction(reading, f"{MODEL_FLAG} {claims.model}", words, [line_of(one.argument) for one in different], fix)
     expected, counted, doubts = _padded_parameters(shape), evidence.parameters, []
-    if counted is not None and abs(counted / expected - 1) > PARAMETER_TOLERANCE:
+    if counted is not None and abs(counted / expected - 1) > WITHIN["parameters"]:
         words = f"{shape.name} has {expected:,} parameters, the log counts {counted:,}"
         doubts = [f"{words}: another model ran"]
     if doubts and find_accelerator(machine.accelerator):  # of other devices there is no peak, and so no MFU
@@ -304,7 +293,7 @@ def _check_work(reading: LogReading, claims: Claims) -> None:
         for step in steps
         if (ours := rate_by_time(step, claims)) and (printed := rate_of(step, claims.gpus))
     )
-    if not rates or abs(statistics.median(ratio for ratio, *_ in rates) - 1) <= RATE_TOLERANCE:
+    if not rates or abs(statistics.median(ratio for ratio, *_ in rates) - 1) <= WITHIN["rate"]:
         return
     _, number, printed, ours = rates[len(rates) // 2]
     words = f"step {number} has {printed:,.0f} tokens/s/GPU, and its batch, sequence length, time and GPUs make {ours:,.0f}"
@@ -333,7 +322,7 @@ def _check_flop(
     """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all.
 
     Returns:
-        a caution where the sequence length is stated nowhere, and they differ by less than LOOSE times.
+        a caution where the sequence length is stated nowhere, and they differ by less than `loose_flop` times.
     """
     if not logged:
         return None
@@ -341,7 +330,7 @@ def _check_flop(
     flop = statistics.median(flop for flop, _ in logged)
     known = [known_tokens, known_tokens] if known_tokens else [1, min(USUAL_TOKENS, shape.context_tokens)]
     least, most = flop_per_token(shape, known[0], "causal"), flop_per_token(shape, known[1], "full")
-    near = min(abs(flop / ours - 1) for ours in (least, most)) <= FLOP_TOLERANCE
+    near = min(abs(flop / ours - 1) for ours in (least, most)) <= WITHIN["flop"]
     if near or (known_tokens is None and least <= flop <= most):
         return None
     words = f"its TFLOP/s are those of {_giga(flop)} a token, {shape.name} takes {_giga(least)} (causal"
@@ -349,7 +338,8 @@ def _check_flop(
         f") or {_giga(most)} (full) at {units.count(known[1])} tokens" if known_tokens else f", 1 token) to {_giga(most)} (full)"
     )
     longest = flop_per_token(shape, shape.context_tokens, "full")
-    if not stated and (least / LOOSE <= flop <= most * LOOSE or (known_tokens is None and least <= flop <= longest)):
+    loose = WITHIN["loose_flop"]
+    if not stated and (least / loose <= flop <= most * loose or (known_tokens is None and least <= flop <= longest)):
         return f"{words}: the model may be another, or the sequences long; give --sequence-length"
     claimed = claims.model != AUTO
     who = f"{MODEL_FLAG} {claims.model}" if claimed else "The model of the arguments"

@@ -8,13 +8,11 @@ from typing import Any
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import parameters
 from tprimat.core.models import ModelShape, padded_vocabulary
+from tprimat.core.rows import DATA, document
 from tprimat.logs.arguments import NAMES, OTHER_WORK
 from tprimat.logs.fields import NONE, count, number, number_of, switch_of, truth, whole
 
-VOCABULARY_TOLERANCE = 0.05
-"""Frameworks pad the vocabulary, and tokenizers add words."""
-BILLIONS_TOLERANCE, HALF_A_DIGIT = 0.01, 0.005
-"""Of the number of parameters that Megatron estimates by a formula, and prints with two decimals."""
+WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
 ARGUMENTS: Mapping[str, str] = NAMES["shape"]
 """Field of a shape -> the argument that states it."""
 WORDS = {"dense_first_layers": "{} dense layers", "shared_experts": "{:g} shared experts"}
@@ -176,7 +174,7 @@ def counted_otherwise(arguments: Mapping[str, str], shape: ModelShape) -> list[S
     return [
         ShapeDifference(f"{name}_in_billions", logged, round(expected[name], 2))
         for name, logged in (("parameters", total), ("layers", layers))
-        if logged and abs(logged - expected[name]) > BILLIONS_TOLERANCE * expected[name] + HALF_A_DIGIT
+        if logged and abs(logged - expected[name]) > WITHIN["billions"] * expected[name] + WITHIN["half_a_digit"]
     ]
 
 
@@ -194,6 +192,6 @@ def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[ShapeDi
     if shape.kv_lora_rank is None:
         different += counted_otherwise(arguments, shape)
     vocabulary, expected_rows = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
-    if vocabulary and abs(vocabulary / expected_rows - 1) > VOCABULARY_TOLERANCE:
+    if vocabulary and abs(vocabulary / expected_rows - 1) > WITHIN["vocabulary"]:
         different.append(ShapeDifference("padded_vocab_size", vocabulary, expected_rows))
     return different

@@ -13,44 +13,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from tprimat.analyze.traits import TRAITS, tokens_per_step
 from tprimat.core import statistics
+from tprimat.core.rows import DATA, document
 from tprimat.core.statistics import Array, Interval, median, scaled_mad
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, StepRecord
 
-FEWEST_SEEDS = 3
-"""From this many on, the interval is that of the spread between seeds; with fewer, of the steps."""
-LEAST_INFLATION = 5.0
-"""Of the variance of a mean over steps: that of AR(1) noise of 2/3, since a short series cannot show how much its steps depend on
-each other. False alarms then stay below 5 % up to AR(1) of 0.8 (tests/analyze/test_losses.py)."""
+WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["losses"]
 NOT_A_NUMBER = Interval(value=float("inf"), low=float("inf"), high=float("inf"))
 """The difference where a loss is not a number."""
-RATE_TOLERANCE = 1e-6
-"""Between the learning rates of a pair."""
 LOSS_MARGIN = 0.02
 """Difference of losses above which a gain in speed does not win."""
-RISE = 0.1
-"""Fraction by which losses end above their lowest level where a run diverged. In benchmarks/records, losses of short runs end up
-to 8 % above it; noise of 3 % a step rises by more in fewer than 1 of 50 runs (tests/analyze/test_losses.py)."""
-RISE_IN_NOISE = 5.0
-"""The same in standard deviations of a step's loss in the first half."""
-RISE_IN_ERRORS = 5.0
-"""The same of the medians of two thirds, over the error of a mean: four standard errors of a median."""
-OF_ONE_PAIR = 0.08
-"""Difference over the last third by which one of several pairs shows that two sides reach different losses."""
-FEWEST_LOSSES = 6
-FAR = 0.25
-"""By which losses may end above those of another run of the same training; in benchmarks/records by up to 16 %."""
-FEWEST_TO_BE_FAR = 10
-"""With fewer steps, losses must be that far above where the other's began."""
-FALL = 0.02
-"""Losses of a run that others are judged by fall by at least this: one that continues another run may not."""
-CLEAR_FALL = 0.1
-"""Where one run's losses fall by this, another's must fall by NO_FALL at least."""
-NO_FALL = 0.01
-FAR_FROM_NOTHING = 1.5
-"""Times the loss of a model that knows nothing; auxiliary losses of mixtures add less."""
-LATE_CONFIDENCE = 0.99
-"""Of the test of the last third, which is made besides that of the later half."""
 
 LossCurve = Mapping[int, float]
 """Step -> loss; not a number where the loss was none."""
@@ -83,7 +55,7 @@ def divergence(steps: Sequence[StepRecord], vocabulary: int | None = None) -> tu
     """
     losses = np.array([step.loss for step in steps if step.loss is not None and step.finite])
     count = len(losses)
-    if count < FEWEST_LOSSES:
+    if count < WITHIN["fewest_losses"]:
         return ()
     length = max(3, count // 8)
     early = losses[:-length]
@@ -97,12 +69,12 @@ def divergence(steps: Sequence[StepRecord], vocabulary: int | None = None) -> tu
     noise = max(scaled_mad(np.diff(half, order)) / math.sqrt(math.comb(2 * order, order)), scaled_mad(off_line))
     third = count // 3
     before, after = median(losses[-2 * third : -third]), median(losses[-third:])
-    of_thirds = [(before, after, RISE_IN_ERRORS * math.sqrt(2 / third))] if third >= FEWEST_LOSSES else []
-    for low, high, least in ((lowest, end, RISE_IN_NOISE), *of_thirds):
-        if high > low + RISE * abs(low) and high - low > least * noise:
+    of_thirds = [(before, after, WITHIN["rise_in_errors"] * math.sqrt(2 / third))] if third >= WITHIN["fewest_losses"] else []
+    for low, high, least in ((lowest, end, WITHIN["rise_in_noise"]), *of_thirds):
+        if high > low + WITHIN["rise"] * abs(low) and high - low > least * noise:
             return (Finding(kind="diverged", numbers=(low, high)),)
     unlearned = math.log(vocabulary) if vocabulary else math.inf
-    if end > max(FAR_FROM_NOTHING * unlearned, (1 - CLEAR_FALL) * float(losses[0])):
+    if end > max(WITHIN["far_from_nothing"] * unlearned, (1 - WITHIN["clear_fall"]) * float(losses[0])):
         return (Finding(kind="diverged", numbers=(unlearned, end)),)
     return ()
 
@@ -120,8 +92,8 @@ def same_training(result: RunResult) -> dict[str, Hashable]:
 def far_above(results: Sequence[RunResult]) -> list[Finding | None]:
     """Return for each run of one training whether its loss never fell, or ends far above the lowest among those that fell."""
     curves = [{step.step: step.loss for step in one.steps if step.loss is not None} for one in results]
-    ends = [(place, *_ends(list(curve.values()))) for place, curve in enumerate(curves) if len(curve) >= FEWEST_LOSSES]
-    learned = [(end, place) for place, start, end, _ in ends if end < (1 - FALL) * start]
+    ends = [(place, *_ends(list(curve.values()))) for place, curve in enumerate(curves) if len(curve) >= WITHIN["fewest_losses"]]
+    learned = [(end, place) for place, start, end, _ in ends if end < (1 - WITHIN["fall"]) * start]
     if not learned:
         return [None] * len(results)
     best = min(learned)[1]
@@ -130,14 +102,14 @@ def far_above(results: Sequence[RunResult]) -> list[Finding | None]:
 
 def _far(reference: Mapping[int, float], curve: Mapping[int, float], name: str) -> Finding | None:
     steps = sorted(reference.keys() & curve.keys())
-    if len(steps) < FEWEST_LOSSES:
+    if len(steps) < WITHIN["fewest_losses"]:
         return None
     (start, end, error), (first, last, _) = (_ends([one[step] for step in steps]) for one in (reference, curve))
     last = min(last, _ends(list(curve.values()))[1])  # a longer run may come down later
-    level = end if len(steps) >= FEWEST_TO_BE_FAR else start
-    stays = last > end and last > (1 - NO_FALL) * first and end < (1 - CLEAR_FALL) * start
+    level = end if len(steps) >= WITHIN["fewest_to_be_far"] else start
+    stays = last > end and last > (1 - WITHIN["no_fall"]) * first and end < (1 - WITHIN["clear_fall"]) * start
     as_long = len(curve) == len(reference)  # the number of steps sets learning rates
-    if stays or (as_long and last > (1 + FAR) * level + RISE_IN_ERRORS * error):
+    if stays or (as_long and last > (1 + WITHIN["far"]) * level + WITHIN["rise_in_errors"] * error):
         return Finding(kind="far loss", subjects=(name,), numbers=(last, end))
     return None
 
@@ -182,7 +154,7 @@ def _far_ends(references: Sequence[RunResult], candidates: Sequence[RunResult]) 
 def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck | None:
     """Compare two sides that differ only in seeds, as far as recorded: their means, and each of three runs with the other median.
 
-    Seeds make no loss differ by RISE.
+    Seeds make no loss differ by a `rise`.
     """
     first, second = ([replace(one, run=replace(one.run, seed=0)) for one in side] for side in (references, candidates))
     if any(mismatch(first[0], one, unknown_alike=True) for one in (*first, *second)):
@@ -195,10 +167,10 @@ def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult])
         [{step: float(middle([curve[step] for curve in side])) for step in steps} for side in curves]
         for middle in (np.mean, np.median)
     )
-    apart = _apart_at_the_end(_difference((means[0], means[1]), steps)[None], RISE)
+    apart = _apart_at_the_end(_difference((means[0], means[1]), steps)[None], WITHIN["rise"])
     for rows in ([(medians[0], one) for one in curves[1]], [(one, medians[1]) for one in curves[0]]):
-        if apart is None and len(rows) >= FEWEST_SEEDS:
-            apart = _apart_at_the_end(np.array([_difference(pair, steps) for pair in rows]), LOSS_MARGIN, RISE)
+        if apart is None and len(rows) >= WITHIN["fewest_seeds"]:
+            apart = _apart_at_the_end(np.array([_difference(pair, steps) for pair in rows]), LOSS_MARGIN, WITHIN["rise"])
     if apart is None:
         return None
     return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]), paired=False)
@@ -222,10 +194,10 @@ def judge(pairs: Pairs, within: float) -> LossCheck:
         interval = NOT_A_NUMBER
     elif apart is not None:
         return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]))
-    elif len(rows) >= FEWEST_SEEDS:
+    elif len(rows) >= WITHIN["fewest_seeds"]:
         interval = statistics.mean_interval(late.mean(axis=1))
     else:
-        interval = statistics.mean_interval(late.mean(axis=0), least_inflation=LEAST_INFLATION)
+        interval = statistics.mean_interval(late.mean(axis=0), least_inflation=WITHIN["least_inflation"])
     low, high = (interval.low, interval.high) if interval.low is not None and interval.high is not None else (-np.inf, np.inf)
     ends = steps[len(steps) // 2], steps[-1]
     if low > within or high < -within:
@@ -240,7 +212,7 @@ def _last_third(count: int) -> int:
     return max(3, count // 3)
 
 
-def _apart_at_the_end(rows: Array, within: float, of_one: float = OF_ONE_PAIR) -> Interval | None:
+def _apart_at_the_end(rows: Array, within: float, of_one: float = WITHIN["one_pair"]) -> Interval | None:
     """Return the difference over the last third where it exceeds the margin beyond the noise of the first half.
 
     A late divergence inflates the variance of the steps that it is in, and of many pairs only one may diverge: so from three on
@@ -251,7 +223,7 @@ def _apart_at_the_end(rows: Array, within: float, of_one: float = OF_ONE_PAIR) -
         within: the margin.
         of_one: by how much one of several must differ.
     """
-    least = of_one if len(rows) >= FEWEST_SEEDS else 0.0
+    least = of_one if len(rows) >= WITHIN["fewest_seeds"] else 0.0
     tested, count = rows if least else rows.mean(axis=0, keepdims=True), rows.shape[1]
     early, late = count // 2, _last_third(count)
     if early < 3:
@@ -259,10 +231,10 @@ def _apart_at_the_end(rows: Array, within: float, of_one: float = OF_ONE_PAIR) -
     places, first = np.arange(early), tested[:, :early]
     slopes, offsets = np.polyfit(places, first.T, 1)
     noise = first - offsets[:, None] - slopes[:, None] * places  # one side that falls behind is no noise
-    inflation = max(float(np.mean([statistics.variance_inflation(row) for row in noise])), LEAST_INFLATION)
+    inflation = max(float(np.mean([statistics.variance_inflation(row) for row in noise])), WITHIN["least_inflation"])
     freedom = max(statistics.FEWEST_FREEDOM, round(len(tested) * (early / inflation - 1)))
     error = math.sqrt(float((noise**2).sum()) / (len(tested) * (early - 2)) * inflation / late)
-    arm = statistics.t_quantile(freedom, LATE_CONFIDENCE) * error
+    arm = statistics.t_quantile(freedom, WITHIN["late_confidence"]) * error
     apart = [float(after) for after in tested[:, -late:].mean(axis=1) if abs(after) >= least and abs(after) - arm > within]
     return Interval(value=apart[0], low=apart[0] - arm, high=apart[0] + arm) if apart else None
 
@@ -311,10 +283,10 @@ def mismatch(reference: RunResult, candidate: RunResult, *, unknown_alike: bool 
         ("sequence length", one.ran.sequence_tokens, other.ran.sequence_tokens),
         ("first sequence", *(tokens if all(tokens) else ("", ""))),
     ]
-    rates = {step.step: step.learning_rate for step in candidate.steps}
+    tolerance, rates = WITHIN["learning_rates"], {step.step: step.learning_rate for step in candidate.steps}
     for step in reference.steps:  # a schedule that follows the number of steps changes every loss
         name, first, second = f"learning rate of step {step.step}", step.learning_rate, rates.get(step.step)
-        if step.step in rates and (first is None or second is None or abs(first - second) > RATE_TOLERANCE * max(first, second)):
+        if step.step in rates and (first is None or second is None or abs(first - second) > tolerance * max(first, second)):
             facts.append((name, first, second))
     for field, *sides in facts:
         if sides[0] != sides[1] or (None in sides and not unknown_alike):

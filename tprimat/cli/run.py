@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
     sessions = auto_sessions(request) if request.is_auto else [prepare(request)]
     for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
         print(notice, file=sys.stderr)
-    say_processes(plan for session in sessions for plan in session.plans)
+    if len({plan.strategy for session in sessions for plan in session.plans}) > 1:
+        say_processes(plan for session in sessions for plan in session.plans)
     if options.dry_run:
         return max([_show_plans(session, request, options) for session in sessions])
     cells = [Cell(session=session, plan=plan) for session in sessions for plan in session.plans]
@@ -284,9 +285,9 @@ def refuse_nothing(entries: "Sequence[PlannedEntry]") -> None:
 
 def say_processes(plans: "Iterable[RunPlan]") -> None:
     """Say over how many processes of a CPU several configurations run."""
-    ranks = {(plan.model, plan.strategy): plan.workload.layout.world_size for plan in plans if plan.platform == "cpu"}
-    if len(ranks) > 1 and len(counts := set(ranks.values())) == 1:
-        print(f"Each configuration runs as {counts.pop()} processes on this CPU; --gpus sets another number.", file=sys.stderr)
+    ranks = {plan.workload.layout.world_size for plan in plans if plan.platform == "cpu"}
+    if len(ranks) == 1:
+        print(f"Each configuration runs as {ranks.pop()} processes on this CPU; --gpus sets another number.", file=sys.stderr)
 
 
 def _print_document(results: "Sequence[CellResult]") -> None:

@@ -140,12 +140,11 @@ def without_twins(entries: Iterable[PlannedEntry]) -> tuple[list[Cell], Twins]:
 def named_twice(results: Sequence[CellResult], twins: Twins) -> list[CellResult]:
     """Return a result for each twin: the first one's run under the later one's name, with its benchmark file in its folder."""
     by_id = {result.cell.plan.run_id: result for result in results}
-    named = []
-    for later, first in twins:
-        if (result := by_id.get(first.plan.run_id)) is not None:
-            run = None if result.run is None else renamed(result.run, later.plan.strategy, later.session.output)
-            named.append(replace(result, cell=later, run=run))
-    return named
+    known = ((later, by_id[first.plan.run_id]) for later, first in twins if first.plan.run_id in by_id)
+    return [
+        replace(result, cell=later, run=result.run and renamed(result.run, later.plan.strategy, later.session.output))
+        for later, result in known
+    ]
 
 
 def table(entries: Sequence[PlannedEntry], results: Sequence[CellResult], screen: Screen = PLAIN) -> str:

@@ -25,7 +25,6 @@ DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
 DEFAULT_STRATEGY = "minimal_communication"
 DEFAULT_OUTPUT = "./output"
 LONGEST_SHOWN = 100
-"""Characters of a wrong value in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,6 @@ class Setting:
     path: KeyPath
     value: Any
     origin: str
-    """The flag, for error messages."""
 
 
 def parse_setting(text: str) -> Setting:

@@ -13,7 +13,6 @@ from tprimat.core.rows import DATA, document
 
 WHAT, WORKLOAD = "what to run", "workload"
 MOST = 10_000_000
-"""The largest count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,6 @@ class Option:
     metavar: str = "N"
     group: str = WHAT
     commands: tuple[str, ...] = ()
-    """Commands that have a flag of this name."""
     key: str | None = None
     """In the configuration; PLATFORM is the one that runs, STRATEGY and MODEL are those of the run. None: in none."""
     choices: tuple[str, ...] = ()

@@ -64,9 +64,7 @@ Seconds = Annotated[Number, Field(ge=0, le=1e9, allow_inf_nan=False)]
 """Up to 31 years, which every timer can wait."""
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
 Name = Annotated[str, AfterValidator(_plain_name)]
-"""Of a model or a strategy."""
 Variable = Annotated[str, AfterValidator(_variable)]
-"""Name of an environment variable."""
 Line = Annotated[str, AfterValidator(_one_line)]
 Flag = Annotated[bool, Strict()]
 
@@ -108,7 +106,6 @@ class ModelConfig(RefuseUnknownKeys):
     architecture: str | ModelShape
     """A name from the table in tprimat/core/models.py, or a shape spelled out."""
     in_all: Flag = True
-    """Part of --model all."""
     nemo_recipe: str | None = None
     """Module under nemo.collections.llm, such as llama31_8b."""
     primus_config: str | None = None
@@ -262,7 +259,6 @@ class PlatformOptimizations(RefuseUnknownKeys):
     """Under recompute: full, how many first layers of each pipeline stage, or of each chunk of one; None: all of them."""
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[Variable, str] = field(default_factory=dict)
-    """Variables for the framework's processes, such as NCCL_*."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
     nemo: NemoOptions = field(default_factory=NemoOptions)
     bridge: BridgeOptions = field(default_factory=BridgeOptions)
@@ -325,7 +321,6 @@ class SlurmOptions(RefuseUnknownKeys):
     exclusive: Flag = True
     """Do not share the nodes: other jobs would disturb the measurement."""
     arguments: tuple[Line, ...] = ()
-    """More options of sbatch, such as [--mem=0]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ KeyPath = tuple[str, ...]
 MOST_FOR_LIBYAML = 5000
 """Characters that may begin a nested value: libyaml's binding crashes on 30,000 levels, where PyYAML raises RecursionError."""
 MERGE = "tag:yaml.org,2002:merge"
-"""The tag of an unquoted << key."""
 
 
 @dataclass(frozen=True, slots=True)

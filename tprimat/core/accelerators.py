@@ -83,7 +83,6 @@ class Accelerator(RefuseUnknownKeys):
     also_gib: tuple[float, ...] = ()
     """What it reports on some machines instead, GiB."""
     bandwidth_bytes_per_second: float
-    """Of the device memory."""
     tdp_watts: float
     """The highest board power that the data sheet allows."""
     link_bytes_per_second: float | None
@@ -100,9 +99,7 @@ class Accelerator(RefuseUnknownKeys):
     """Of one GPU to other nodes, one direction, in the vendor's reference system: one adapter of 400 Gbit/s unless the row says
     otherwise."""
     source: str
-    """Data sheet."""
     date: str | None
-    """Year, month and day of the source, as far as it gives them."""
 
     @property
     def usable_bytes(self) -> int:

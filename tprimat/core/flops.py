@@ -123,15 +123,12 @@ class ParameterCount:
     active: int
     """Total without the routed experts that a token does not pass; embedding tables count in full, as on model cards."""
     embedding: int
-    """The input table."""
     position: int
-    """The table of learned positions; 0 with rotary ones."""
     output: int
     """The output layer's own weights; 0 where it shares the input table."""
     matmul: int
     """Multiplied with each token: all active matrices and the output layer, shared or not; no input table, norm or bias."""
     experts: int
-    """All routed experts; 0 for a dense model."""
 
 
 def parameters(shape: ModelShape) -> ParameterCount:

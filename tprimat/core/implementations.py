@@ -23,7 +23,6 @@ class Implementation:
     """How a framework keeps what its backward pass needs. Each trait names the code that decides it."""
 
     name: str
-    """For reports."""
     keeps_gathered_inputs: bool = False
     """Column-parallel layers keep their input as gathered over sequence-parallel ranks, instead of gathering it again."""
     keeps_joint_projection: bool = False
@@ -35,9 +34,7 @@ class Implementation:
     beside them, in bf16 too; native: a copy in fp32;
     compiled: two copies in fp32, because a compiled function does not change its argument."""
     loss_chunk_tokens: int = 2048
-    """Tokens whose logits exist at once, for chunked."""
     loss_over_tensor_ranks: LossKind | None = None
-    """Where it differs over several tensor ranks."""
     eager_loss: bool = False
     """The chunks' element-wise parts are not compiled, so that each operation has its own result in fp32."""
     eager_layers: bool = False
@@ -62,7 +59,6 @@ class Implementation:
     overlaps_tensor_parallel: bool = False
     """A product starts on the piece that is here while the next travels between tensor ranks."""
     overlaps_in_fp8: bool = False
-    """Products in fp8 do so, too."""
     balanced_stages: bool = False
     """The last pipeline stage has fewer layers, because its output layer costs as much as several."""
     gathers_keys_values: bool = False
@@ -76,7 +72,6 @@ class Implementation:
     keeps_fp8_weights_alone: bool = False
     """Under fp8 the layers' matrices are in 8 bits, as they are and transposed, without bf16 beside them (fp8_param_gather)."""
     fp8_output_layer: bool = False
-    """Under fp8 the output layer multiplies in 8 bits, too."""
     expert_wgrad_in_bf16: bool = False
     """Under fp8 the experts' weight gradients stay in bf16, and so do the rows that are kept for them."""
     received_rows_step: float = 0.0

@@ -31,24 +31,19 @@ class PublishedResult(RefuseUnknownKeys):
     """One training run as its source reports it. None: the source does not say."""
 
     name: str
-    """Unique; chosen here."""
     source: str
-    """URL, arXiv number or title of the page."""
     date: str | None
-    """Year, month and day of the source, as far as it gives them."""
     engine: str | None
     accelerator: str | None
     """Device name for find_accelerator; None when the table does not hold the GPU."""
     gpus: int | None
     model: str
-    """As the source calls it."""
     workload: Workload
     """Its shape is one of models(); None when the table has no such model."""
     tokens_per_second_per_gpu: float | None = None
     flops_per_second_per_gpu: float | None = None
     """As printed, in `convention`."""
     mfu: float | None = None
-    """As printed, a fraction of `peak_flops` in `convention`."""
     convention: FlopConvention | None = None
     peak_flops: float | None = None
     """What the source divided by."""

@@ -283,7 +283,6 @@ BETWEEN_RUNS_OF_MIXTURES = 0.07
 BETWEEN_RUNS_FREEDOM = 10
 """Degrees of freedom that both are given: fewer than the records have, since they are of one kind of machine."""
 FEWEST_RUNS = 3
-"""On each side, to call one configuration faster than another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,7 +398,6 @@ class TwoStates:
     low: float
     high: float
     share_high: float
-    """Fraction of the values at the higher level."""
 
 
 def two_states(values: Array) -> TwoStates | None:

@@ -63,17 +63,13 @@ class Layout:
     """How one model is split over ranks; the view of a workload for code that needs every degree."""
 
     tensor: int = 1
-    """Ranks that share every matrix."""
     pipeline: int = 1
     """Stages that share the layers."""
     virtual_pipeline: int | None = None
     """Model chunks on each stage; None without interleaving."""
     context: int = 1
-    """Ranks that share every sequence."""
     expert: int = 1
-    """Ranks that share the experts."""
     data: int = 1
-    """Replicas, over the remaining ranks."""
     sequence_parallel: bool = False
 
     @property
@@ -153,7 +149,6 @@ class Workload(RefuseUnknownKeys):
     documents: Name | None = None
     """packed: a sequence holds several documents, at whose ends attention ends; padded: not every token is one of a document."""
     matmul_dtype: Name | None = None
-    """What the matrix units run: bf16, fp8, fp16, tf32, fp32."""
     fp8_scaling: Fp8Scaling | None = None
     """What a value is divided by before it is rounded to 8 or 4 bits: the largest of its tensor in earlier steps (delayed) or now
     (current), or of its row or block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""
@@ -189,17 +184,13 @@ class Workload(RefuseUnknownKeys):
     routing: Routing | None = None
     """Of tokens to experts, which decides how even the load is; None also in a model without any."""
     expert_capacity: ExpertCapacity | None = None
-    """None also in a model without experts."""
     attention: str | None = None
-    """Kernel, in words."""
     hidden_dropout: bool | None = None
     attention_dropout: bool | None = None
     vocabulary_rows: Count | None = None
     """Rows of the embedding as trained; None: TPrimat's padding."""
     mtp_layers: WholeNumber | None = None
-    """Multi-token-prediction layers, on the last stage."""
     data: str | None = None
-    """What it trains on, in words."""
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -3,4 +3,3 @@
 AUTO = "auto"
 ENGINE_NAMES = ("megatron", "bridge", "megatron-lm", "nemo", "primus", "torchtitan")
 FALLBACK = ENGINE_NAMES[0]
-"""The engine that runs everywhere."""

@@ -65,7 +65,6 @@ class Engine(ABC):
     dialect: ClassVar[Dialect | None] = None
     """Of the lines of its log; None: a worker writes the steps itself."""
     layers: ClassVar[Implementation | None] = None
-    """What `implementation` returns, where it is always the same."""
     always_shards: ClassVar[bool] = False
     """Whether it always shares weights among the replicas, as fully_shard does."""
 
@@ -279,7 +278,6 @@ class RecipesEngine(WorkerEngine):
     automatic_on: ClassVar[PlatformName | None] = "nvidia"
     automatic_if_it_fits: ClassVar[bool] = True
     title: ClassVar[str]
-    """The framework's own name."""
     install: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     """Modules that the recipes and their layers import."""

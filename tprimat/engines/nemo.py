@@ -18,7 +18,6 @@ from tprimat.records.evidence import captures_layers
 
 TRANSFORMER_ENGINE = "transformer_engine"
 REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "nemo", "nemo_run", "fiddle", "modelopt", TRANSFORMER_ENGINE)
-"""Imported by the recipes and their layers."""
 INSTALL = (
     "NVIDIA's container nvcr.io/nvidia/nemo; or make nemo and pip install 'transformer-engine[pytorch]' there, then "
     f".venv-nemo/bin/python benchmark.py --engine nemo; or {OTHER_ENGINE}"

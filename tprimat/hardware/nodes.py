@@ -18,7 +18,6 @@ from tprimat.hardware.gpus import Gpu, visible_gpus
 from tprimat.records.schema import Machine
 
 DEFAULT_PORT = 29500
-"""The default of torch.distributed."""
 LAST_PORT = 65_535
 RANKS_PER_CORE = 8
 ALWAYS_RANKS = 8
@@ -27,7 +26,6 @@ INTERACTIVE_STEP = str(0xFFFFFFFA)
 """Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
 MOST_NODES = 100_000
 LONGEST_HOST = 253
-"""Characters of a name in DNS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,6 @@ class Nodes:
     master_address: str | None = None
     """None on a single node, where torchrun needs no address."""
     master_port: int | None = None
-    """Where the launcher of the first node waits for the others."""
     job: str | None = None
     """What the scheduler calls this start of the command, the same on every node; None if unknown."""
     hosts: tuple[str, ...] = ()
@@ -141,7 +138,6 @@ def in_slurm_step(environment: Mapping[str, str]) -> bool:
 
 
 LOOPBACK = ("127.", "::1")
-"""Beginnings of addresses that mean this machine on every machine."""
 ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")

@@ -58,9 +58,7 @@ class Orders:
     place: Nodes = field(default_factory=Nodes)
     """With the address of torchrun's store; `rank` is the first node's."""
     stop: str | None = None
-    """Why to stop it."""
     leave: int | None = None
-    """The exit status of all, when no further run starts."""
     error: tuple[str, str | None, str | None] | None = None
     """What keeps all from running together, why, and the way out."""
 

@@ -25,7 +25,6 @@ WAITING_SECONDS = 1.0
 MOST_SENTENCES = 2
 """What a deadlock of two groups needs."""
 MOST_NAMED = 6
-"""Ranks in a sentence; more are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,6 @@ class RankRecord:
     places: tuple[GroupPlace, ...] | None
     """None: the rank did not answer."""
     waits_for_one: bool = False
-    """Whether it waits for a message of a single other rank."""
 
     @property
     def waits(self) -> bool:
@@ -180,7 +178,6 @@ def names(ranks: Collection[int]) -> str:
 
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
-"""As faulthandler prints it."""
 THREAD = re.compile(r"^(?:Current thread|Thread) ", re.MULTILINE)
 STATES = {"T": "is stopped (SIGSTOP)", "D": "waits in the kernel, for a disk or a driver"}
 """Of a process, proc(5)."""
@@ -193,7 +190,6 @@ class Stack:
     pid: int
     rank: int
     state: str
-    """Its letter in proc(5)."""
     text: str
     """What faulthandler printed; empty where it did not answer."""
 

@@ -152,11 +152,8 @@ class Ending:
     stopped: Failure | None
     """Why it was stopped there, or could not be started; None if it ended by itself."""
     lines: tuple[str, ...] = ()
-    """The end of the log, for the first node."""
     stacks: tuple[Stack, ...] = ()
-    """Where the ranks stood before they were stopped."""
     collectives: tuple[RankRecord, ...] = ()
-    """How far their collectives had come."""
 
 
 def start_error(command: Command, error: OSError) -> LaunchError:

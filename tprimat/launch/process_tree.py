@@ -22,7 +22,6 @@ MARKER = "TPRIMAT_LAUNCH"
 """Environment variable with the same value in all processes of a run."""
 PROC = Path("/proc")
 SIGKILL_TIMEOUT_SECONDS = 3.0
-"""How long to repeat SIGKILL before giving up on a process."""
 CHECK_INTERVAL_SECONDS = 0.1
 
 

@@ -232,7 +232,6 @@ class Attempt:
         self._interrupts = interrupts
         self._watcher = watcher
         self.failure: Failure | None = None
-        """Why the run did not complete; None: it did."""
         self._exit_code: int | None = None
         self._job_ends_at = job_ends_at()
         self._oom_kills_before = count_oom_kills()

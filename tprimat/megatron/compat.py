@@ -34,7 +34,6 @@ from tprimat.train.compat import LIGHTNING, changed, lightning, require
 # Functions of torch.
 
 foreach_norm = require("torch", torch, "_foreach_norm")
-"""Norms of many tensors in a few kernels."""
 foreach_multiply_ = require("torch", torch, "_foreach_mul_")
 foreach_zero_ = require("torch", torch, "_foreach_zero_")
 assert_on_device = require("torch", torch, "_assert_async")
@@ -59,7 +58,6 @@ def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped
 
 
 QkvTensors = tuple[Tensor, Tensor, Tensor]
-"""Queries, keys and values, or the gradients of these."""
 AttentionOutput = tuple[Tensor, Tensor]
 """Result of attention, and the logarithm of the sum of each row."""
 

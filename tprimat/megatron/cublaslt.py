@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 CUDA_DTYPE = {torch.float32: 0, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
-"""cudaDataType_t."""
 COMPUTE_32F, SCALE_32F = 68, 0
 TRANSPOSE_A, TRANSPOSE_B, A_SCALE_POINTER, B_SCALE_POINTER, FAST_ACCUMULATION = 3, 4, 17, 18, 25
 """cublasLtMatmulDescAttributes_t."""
 MAX_WORKSPACE_BYTES, MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
 """cublasLtMatmulPreferenceAttributes_t; the alignments are those of both operands, of what is added and of the result."""
 WORKSPACE_BYTES = 32 * 2**20
-"""What NVIDIA recommends for Hopper."""
 ZERO, ONE = c_float(0), c_float(1)
 
 Scaled = tuple[Tensor, Tensor]

@@ -275,7 +275,6 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
             group = parallel_state.get_tensor_model_parallel_group()
             self.shared_experts = feed_forward(own, shared, ffn_hidden_size=width, tp_group=group)
         self.recomputed = set(config.recompute_modules) if config.recompute_granularity == "selective" else set()
-        """Megatron's names of what the backward pass computes again."""
         self.routing_counts = RoutingCounts()
 
     def set_layer_number(self, layer_number: int) -> None:

@@ -76,7 +76,6 @@ class TensorParallelContext:
     group: dist.ProcessGroup
     ranks: int
     sequence_parallel: bool
-    """Whether activations between layer pairs are split along the tokens."""
     exchange: Exchange | None
     """Overlaps exchanges with products; None: a collective before or after each product."""
     fused_wgrad: bool

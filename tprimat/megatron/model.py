@@ -262,7 +262,6 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
 
 
 LAST_OF_BLOCK = re.compile(r"(linear_proj|linear_fc2)\.weight\d*$")
-"""Projections back into the residual stream."""
 EXPERT = re.compile(r"(.*\.experts\..*\.weight)(\d*)$")
 """A weight of all experts of a rank, or of one, numbered on that rank (Transformer Engine)."""
 

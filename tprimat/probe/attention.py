@@ -24,7 +24,6 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 NOT_ON_A_CPU = ("cudnn", "efficient")
-"""Torch has these kernels for GPUs only."""
 BACKWARD_FACTOR = 2.5
 
 

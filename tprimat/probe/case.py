@@ -98,7 +98,6 @@ class Effort:
     seconds: float | None = 1.0
     """Sampling ends after this time, but not before `at_least` samples; None: only after `repetitions`."""
     flush: bool = True
-    """Overwrite the cache before each repetition."""
     loaded_seconds: float | None = None
     """Keep the device busy with the call for this long before measuring, so that its clock is that of sustained work."""
 
@@ -196,11 +195,9 @@ class Case:
     shape: dict[str, int]
     dtype: str
     flop: int | None = None
-    """Of one call."""
     bytes: int | None = None
     """Moved by one call."""
     prepare: Callable[[torch.device], Call]
-    """Allocates the operands on the device and returns the call to time."""
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Settings in effect while the case is prepared and timed."""
     effort: Effort = field(default_factory=Effort)
@@ -231,7 +228,6 @@ class Bench:
     small: bool
     """Use sizes for a processor, which prove that everything runs and measure little."""
     gather: Gather = alone
-    """Returns every rank's value, on every rank."""
 
 
 def open_bench(*, device: torch.device | None = None, ranks: int = 1, gather: Gather = alone) -> Bench:

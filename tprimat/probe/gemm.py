@@ -120,7 +120,6 @@ class ModelProducts:
     """A model's matrix products as one tensor-parallel rank runs them in a forward pass."""
 
     model: str
-    """Key in the configuration."""
     shape: ModelShape
     tensor_parallel: int
     micro_batch: int

@@ -55,7 +55,6 @@ class Side:
     full: FullWorkload | None
     rates: Rates | None
     explanation: Explanation | None = None
-    """Of a run."""
 
 
 def against(explanation: Explanation, other: str, probes: Sequence[ProbeRecord]) -> Against:

@@ -16,14 +16,12 @@ from tprimat.runner.request import RunRequest, models_of
 from tprimat.runner.session import Session, prepare
 
 BRIEF_STEPS = 12
-"""Of a run that is only to rank layouts."""
 ROUNDS = 3
 """Runs of each layout, the fewest that may name a winner."""
 MOST_MEASURED = 8
 FIRST_DEGREES = sorted(product((1, 2, 4, 8), repeat=2), key=prod)
 """Tensor and pipeline degrees of the plan that the search starts from, which chooses its own."""
 RACE = Question(even_if_different=True)
-"""Other layouts and micro-batches are the point."""
 
 
 def layouts_to_measure(request: RunRequest) -> int | None:

@@ -51,13 +51,10 @@ class CellResult:
 
     cell: Cell
     run: TrainingRun | None = None
-    """None: nothing could be started."""
     reused: bool = False
-    """`run` is an earlier run of the same plan."""
     cause: str | None = None
     """Why nothing could be started, why the run failed, or whose run it is."""
     stop_signal: int | None = None
-    """A signal that asked for an end, during the run or the wait after it."""
 
     @property
     def counts(self) -> bool:

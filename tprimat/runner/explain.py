@@ -31,7 +31,6 @@ SUMMARY_FILE = "trace.json"
 """In a run's folder, the summary of its trace once that was read: a thousand times smaller, so that it can replace it."""
 
 MOST_EXPLAINED = 6
-"""On a page."""
 
 
 def newest(measured: Sequence[Measured], place: Path) -> Measured:

@@ -31,7 +31,6 @@ from tprimat.records.schema import Machine, ProbeRecord
 
 USUAL_GPUS, USUAL_SEQUENCE_TOKENS = 8, 8192
 POWERS_OF_TWO = tuple(2**power for power in range(11))
-"""Numbers of GPUs that are tried where nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,6 @@ class LayoutsAsked:
     global_batch: int | None = None
     sequence_tokens: int | None = None
     precision: str = "bf16"
-    """A key of FORMATS."""
     routing: Routing = "natural"
     dispatcher: str | None = None
     """A key of DISPATCHERS; None: as the engine has it."""

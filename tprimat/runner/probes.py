@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from tprimat.probe.gemm import ModelProducts
 
 KINDS = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
-"""In order. The probes that other results are compared with come first."""
 RANK_KINDS = ("collectives", "ddp", "overlap")
-"""Measured on several ranks."""
 ON_REQUEST = ("pieces", "overlap")
 """Not in `all`: only predictions need them."""
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
-"""Of matrix products."""
 RANKS_ON_A_PROCESSOR = 2
 PAGE_NAME = "probes.md"
 
@@ -42,7 +39,6 @@ class ProbeRequest:
     kinds: tuple[str, ...]
     output: Path
     dtypes: tuple[str, ...] | None = None
-    """Of matrix products; None: all that the device multiplies."""
     ranks: int | None = None
     """None: every GPU, or RANKS_ON_A_PROCESSOR."""
     resume: bool = False

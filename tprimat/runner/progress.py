@@ -17,7 +17,6 @@ from tprimat.report.tables import PLAIN, Screen, screen_of
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
 SILENT_SECONDS = 10.0
-"""Without a terminal, longest time without a line."""
 SUSPICIOUS_SECONDS = 60.0
 """When to say where the log is; without a terminal also the time between lines."""
 MAX_LOG_CHARACTERS = 60

@@ -35,7 +35,6 @@ class RunRequest:
     platform: PlatformName | None = None
     size: Size | None = None
     gpus: int | None = None
-    """Ranks on each node."""
     nodes: int | None = None
     gpu: str | None = None
     """Accelerator of another machine, for a dry run."""
@@ -47,20 +46,15 @@ class RunRequest:
     precision: str | None = None
     data: str | None = None
     routing: str | None = None
-    """Of tokens to experts: natural or balanced."""
     seed: int | str | None = None
     settings: tuple[str, ...] = ()
-    """KEY=VALUE for any key of the configuration."""
     config: Path | None = None
     output: Path | None = None
     probes: tuple[Path, ...] = ()
-    """Further places with probes of this machine."""
     force: bool = False
-    """Start even a run that is predicted not to fit."""
     dry_run: bool = False
     """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
     command: tuple[str, ...] = ()
-    """The user's command line, for the record."""
     multiple: int = 1
     """Divides the number of processes on a CPU: configurations that are compared take equally many."""
 
@@ -151,7 +145,6 @@ def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
 
 
 BEST = "maximum_performance"
-"""The strategy that means to be the fastest."""
 STRATEGIES = (BEST, "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Other strategies run by ./benchmark.py --parallel."""
 

@@ -40,14 +40,11 @@ class TrainingRun:
     steps: tuple[StepRecord, ...]
     metrics: RunMetrics | None
     unmeasured: str | None
-    """Why there are no metrics."""
     benchmark_file: Path | None
     """None where it could not be written; the user has seen why."""
     log: Path
     traces: tuple[Path, ...] = ()
-    """What the profiler recorded, one file a cycle."""
     lost: Waterfall | None = None
-    """Where its time went."""
 
 
 def announcement(plan: RunPlan) -> str:

@@ -49,9 +49,7 @@ class Session:
     place: Nodes = field(default_factory=Nodes)
     """This machine's place among those whose launchers work together."""
     probes: tuple[Path, ...] = ()
-    """Further probes of this machine, besides those in `output`."""
     notices: tuple[str, ...] = ()
-    """What the user should know of the configuration before the runs start."""
 
     @property
     def is_here(self) -> bool:

@@ -35,9 +35,7 @@ from tprimat.train.compat import callback_bases, last_logged
 from tprimat.train.rank import AnyTrainer, StepLog, Timestamp, note_ended, read_peak_memory, record_timestamp
 
 OWN_STEPS = 1000
-"""The newest steps of which a rank remembers its own time."""
 REDUCED_LOSS = "reduced_train_loss"
-"""NeMo's name of the loss over all ranks, which it logs in each step."""
 LOSS_METRICS = ("train_loss", "loss")
 """Names under which modules that return no loss log it."""
 LOGGED = (REDUCED_LOSS, *LOSS_METRICS, "grad_norm")

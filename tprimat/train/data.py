@@ -79,7 +79,6 @@ def open_sequences(plan: RunPlan, vocabulary: int) -> "Sequences":
 # Text: files -> tokens -> one array of numpy, which the ranks of a machine share.
 
 END_OF_DOCUMENT = 256
-"""Byte-level token after each file; bytes are their own tokens 0..255."""
 MAX_TEXT_BYTES = 256 * 2**20
 """Text beyond this is left out, and the record says so: a benchmark reads far less."""
 
@@ -111,7 +110,6 @@ def _order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
 
 
 Sequences = MockSequences | TextSequences
-"""An endless supply of training sequences, numbered from 0."""
 
 
 def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:

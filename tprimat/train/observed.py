@@ -238,7 +238,6 @@ class FirstBatchHook:
     def __init__(self) -> None:
         self.seen: dict[str, Any] | None = None
         self.models: list[Any] = []
-        """Megatron's model of each chunk on this rank, once attached."""
         self.watches_routers = False
 
     def attach(self, chunks: Sequence[Any]) -> None:

@@ -74,7 +74,6 @@ def quieten() -> None:
 # thread waits for it: a Python signal handler would have to wait until the main thread comes back from the collective.
 
 FOLDER = "flight-recorder"
-"""In the run's folder; one file per rank."""
 BUFFER_SIZE, ENTRIES = "TORCH_FR_BUFFER_SIZE", "2000"
 """How many collectives torch remembers. Before 2.9 the variable had another name, and torch remembered none by default."""
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")

@@ -7,6 +7,7 @@ import torch
 
 from tprimat.core.flops import parameters
 from tprimat.core.models import models as known_models
+from tprimat.core.rows import DATA, document
 from tprimat.probe import transformer
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ PUBLISHED = {
 
 def test_the_models_that_are_built_have_the_published_weights_and_biases_beside_them():
     suite = [shape for shape in known_models().values() if "MI350X" in shape.source]
-    for name, size in transformer.SIZES.items():
+    for name, size in document(DATA / "probe_shapes.yaml")["transformer"].items():
         shape = transformer.model_shape(name, size)
         count = parameters(shape).total
         assert (f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M") == PUBLISHED[name]
@@ -53,7 +54,8 @@ def lowered(call):
 
 
 def test_a_transformer_step_lowers_the_loss_of_the_batch_it_sees():
-    shape = transformer.model_shape("Small", transformer.SMALL_SIZES["Small"], small=True)
+    size = document(DATA / "probe_shapes.yaml")["transformer_small"]["Small"]
+    shape = transformer.model_shape("Small", size, small=True)
     assert lowered(transformer.prepare(shape, 2, False, CPU)) > 0.3
 
 

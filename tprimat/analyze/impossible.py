@@ -9,7 +9,6 @@ from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
 from tprimat.core.rows import DATA, document
-from tprimat.core.workload import COMPARED
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, RunMetrics, RunRecord, StepRecord
 
@@ -37,8 +36,9 @@ def _against_evidence(run: RunRecord) -> Iterator[Finding]:
     if evidence is None:
         return
     asked, seen = run.workload, evidence.workload
-    pairs = [(words, getattr(asked, name), getattr(seen, name)) for name, words in COMPARED.items()]
-    pairs += [
+    compared = document(DATA / "traits.yaml")["as_asked"]
+    pairs = [
+        *((words, getattr(asked, name), getattr(seen, name)) for name, words in compared.items()),
         ("GPU count", run.machine.gpus, evidence.world_size),
         ("tokens a step", asked.tokens_per_step, evidence.tokens_per_step),
     ]

@@ -6,11 +6,10 @@ An unknown name gives None, never another GPU. The rows are in tprimat/data/acce
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Literal, get_args
 
-from tprimat.core.rows import RefuseUnknownKeys, Units, in_si, read_rows
-from tprimat.core.units import GIBIBYTE
+from tprimat.core.rows import RefuseUnknownKeys, read_rows
 from tprimat.core.workload import FORMATS
 
 PlatformName = Literal["nvidia", "amd", "cpu"]
@@ -19,12 +18,7 @@ Backend = Literal["cuda", "rocm", "cpu", "other"]
 
 BACKEND_OF: Mapping[PlatformName, Backend] = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
 PLATFORM_OF: Mapping[Backend, PlatformName] = {backend: platform for platform, backend in BACKEND_OF.items()}
-SHORT_NAMES: Mapping[Backend, Literal["nvd", "amd", "cpu", "other"]] = {
-    "cuda": "nvd",
-    "rocm": "amd",
-    "cpu": "cpu",
-    "other": "other",
-}
+SHORT_NAMES: Mapping[Backend, str] = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu", "other": "other"}
 """What benchmark files write as their `platform`."""
 BACKEND_OF_ANY_NAME: Mapping[str, Backend] = {
     **{name: backend for platform, backend in BACKEND_OF.items() for name in (backend, SHORT_NAMES[backend], platform)},
@@ -36,17 +30,6 @@ BACKEND_OF_ANY_NAME: Mapping[str, Backend] = {
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-ROW_UNITS: Units = {
-    "dense_tflops": ("dense_flops", 1e12),
-    "boost_mhz": ("boost_clock_hertz", 1e6),
-    "sparse_tflops": ("sparse_flops", 1e12),
-    "memory_gib": ("memory_bytes", GIBIBYTE),
-    "usable_gib": ("reported_bytes", GIBIBYTE),
-    "bandwidth_gb_per_second": ("bandwidth_bytes_per_second", 1e9),
-    "link_gb_per_second": ("link_bytes_per_second", 1e9),
-    "measured_tflops": ("measured_flops", 1e12),
-    "network_gb_per_second": ("network_bytes_per_second", 1e9),
-}
 USABLE_SHARE = 0.99
 """Of the memory as built, where a row gives no other figure; the driver keeps the rest (139.8 of 141 GiB on H200)."""
 WITH_OWN_FP8 = frozenset({"MI300X", "MI300A", "MI325X"})
@@ -121,7 +104,7 @@ def multiplies(accelerator: Accelerator, precision: str) -> bool:
 @cache
 def accelerators() -> tuple[Accelerator, ...]:
     """Return all accelerators of the table."""
-    return read_rows("accelerators.yaml", "accelerators", Accelerator, partial(in_si, units=ROW_UNITS))
+    return read_rows("accelerators.yaml", "accelerators", Accelerator)
 
 
 def find_accelerator(device_name: str | None) -> Accelerator | None:

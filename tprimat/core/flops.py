@@ -13,21 +13,15 @@ from typing import Literal, get_args
 
 from tprimat.core.errors import ConfigError, LayoutError
 from tprimat.core.models import ModelShape, padded_vocabulary, valid_tensor_degrees
+from tprimat.core.rows import DATA, document
 
 FlopConvention = Literal["causal", "full", "6n"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
 FORWARD_AND_BACKWARD = 3
 SEED_SHAPES: dict[str, tuple[int, int, int]] = {
-    "square 4K": (4096, 4096, 4096),
-    "square 8K": (8192, 8192, 8192),
-    "square 16K": (16384, 16384, 16384),
-    "fused QKV projection": (16384, 8192, 1280),
-    "attention output": (16384, 1024, 8192),
-    "feed-forward 1": (16384, 8192, 7168),
-    "feed-forward 2": (16384, 3584, 8192),
+    name: (m, k, n) for name, (m, k, n) in document(DATA / "probe_shapes.yaml")["products"].items()
 }
-"""(m, k, n): Llama 70B under eight-way tensor parallelism, and three squares (SemiAnalysis, 2024-12-22, part 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,15 +14,10 @@ from tprimat.core.accelerators import find_accelerator, peak_flops
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import FlopConvention, flop_per_token
 from tprimat.core.models import models
-from tprimat.core.rows import RefuseUnknownKeys, Row, Units, in_si, read_rows
+from tprimat.core.rows import RefuseUnknownKeys, Row, read_rows
 from tprimat.core.workload import Workload
 
 FILE = "published.yaml"
-ROW_UNITS: Units = {
-    "tflops_per_gpu": ("flops_per_second_per_gpu", 1e12),
-    "tflops_all_gpus": ("flops_per_second_all_gpus", 1e12),
-    "peak_tflops": ("peak_flops", 1e12),
-}
 FACTS = tuple(field.name for field in fields_of(Workload))
 
 
@@ -66,9 +61,8 @@ def results() -> tuple[PublishedResult, ...]:
     return read_rows(FILE, "results", PublishedResult, _result_fields)
 
 
-def _result_fields(row: Row) -> Row:
+def _result_fields(fields: Row) -> Row:
     """Gather the facts of the workload, and turn rates that a source prints for all GPUs together into rates of one GPU."""
-    fields = in_si(row, ROW_UNITS)
     name, accelerator, gpus = fields.get("name"), fields.get("accelerator"), fields.get("gpus")
     if accelerator is not None and find_accelerator(accelerator) is None:
         raise ConfigError(f"There is no accelerator {accelerator!r} in accelerators.yaml.")

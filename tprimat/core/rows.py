@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # imported late: a command that only shows its help should st
 T = TypeVar("T")
 Row = dict[str, Any]
 Prepare = Callable[[Row], Row]
-Units = Mapping[str, tuple[str, float]]
 
 DATA = Path(__file__).parent.parent / "data"
 DATE = re.compile(r"\d{4}(-\d{2}(-\d{2})?)?")
@@ -52,29 +51,29 @@ def explain(error: "ValidationError | ConfigError", most: int = 3) -> str:
 def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -> tuple[T, ...]:
     """Read one list of rows, at the top-level key `section` of a file in tprimat/data.
 
-    A row must also give `source` and `date`, even where `kind`, its dataclass, has no such field; `prepare` turns a row as
-    printed into the fields of `kind`. Unknown or missing keys, wrong types and two rows of one name are refused.
+    A row must also give `source` and `date`, even where `kind`, its dataclass, has no such field. Figures are converted to SI by
+    the file's `units`, key -> field and factor; then `prepare` turns a row into the fields of `kind`. Unknown or missing keys,
+    wrong types and two rows of one name are refused.
     """
     import pydantic_core
 
     read: dict[str, T] = {}
-    for number, row in enumerate(document(DATA / file)[section], start=1):
+    content = document(DATA / file)
+    units = content.get("units", {})
+    for number, row in enumerate(content[section], start=1):
         name, place = str(row.get("name", number)), f"tprimat/data/{file}, {section}, row {number} ({row.get('name')})"
         try:
             if name in read:
                 raise ConfigError(f"There are two rows named {name}.", why="Names are unique.")
-            read[name] = adapter(kind).validate_json(pydantic_core.to_json(prepare(_with_provenance(row, kind))), strict=True)
+            known = {key: units.get(key, (key, None)) for key in row}
+            in_si = {field: _scaled(row[key], factor) for key, (field, factor) in known.items()}
+            prepared = prepare(_with_provenance(in_si, kind))
+            read[name] = adapter(kind).validate_json(pydantic_core.to_json(prepared), strict=True)
         except pydantic_core.ValidationError as error:
             raise ConfigError(f"{name} is not valid.", where=place, why=explain(error)) from error
         except ConfigError as error:
             raise ConfigError(error.what, where=error.where or place, why=error.why, fix=error.fix) from error
     return tuple(read.values())
-
-
-def in_si(row: Row, units: Units) -> Row:
-    """Return the row with the figures in the unit of their source converted to SI: key -> (field, factor)."""
-    known = {key: units.get(key, (key, None)) for key in row}
-    return {name: row[key] if factor is None else _scaled(row[key], factor) for key, (name, factor) in known.items()}
 
 
 @cache
@@ -116,7 +115,7 @@ def _with_provenance(row: Row, kind: type) -> Row:
     return {key: value for key, value in row.items() if key != "date"} | ({"date": date} if "date" in known else {})
 
 
-def _scaled(value: Any, factor: float) -> Any:
-    if isinstance(value, Mapping):
+def _scaled(value: Any, factor: float | None) -> Any:
+    if factor is not None and isinstance(value, Mapping):
         return {key: _scaled(part, factor) for key, part in value.items()}
-    return value * factor if isinstance(value, int | float) else value
+    return value * factor if factor is not None and isinstance(value, int | float) else value

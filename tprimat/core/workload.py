@@ -16,7 +16,7 @@ from tprimat.core.flops import parameters
 from tprimat.core.implementations import Implementation, LossKind
 from tprimat.core.limits import LARGEST_REAL, Count, Name, WholeNumber
 from tprimat.core.models import ModelShape, padded_vocabulary
-from tprimat.core.rows import RefuseUnknownKeys
+from tprimat.core.rows import DATA, RefuseUnknownKeys, document
 
 W = TypeVar("W", bound="Workload")
 
@@ -30,23 +30,9 @@ with a random preference for some of them."""
 ExpertCapacity = Annotated[float, Field(gt=0, le=LARGEST_REAL, allow_inf_nan=False)] | Literal["unlimited"]
 """What an expert takes of a rank's micro-batch, times the mean of all experts; more is dropped."""
 Fp8Scaling = Literal["delayed", "current", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4"]
-NARROW_BYTES: Mapping[str, float] = {
-    "fp8": 1.0,
-    "blockwise": 1.03125,
-    "mxfp8": 1.03125,
-    "fp4": 0.5625,
-    "nvfp4": 0.5625,
-    "mxfp4": 0.53125,
-}
-"""Dtype or scaling -> bytes of a number with its share of a block's scale: a byte for 32 (MX) or 16 (NVFP4), 4 for 128."""
+NARROW_BYTES: Mapping[str, float] = document(DATA / "precisions.yaml")["bytes"]
 FORMATS: Mapping[str, tuple[Precision, Fp8Scaling | None]] = {
-    "bf16": ("bf16", None),
-    "fp16": ("fp16", None),
-    "fp8": ("fp8", None),
-    "fp8-blockwise": ("fp8", "blockwise"),
-    "mxfp8": ("fp8", "mxfp8"),
-    "nvfp4": ("fp4", "nvfp4"),
-    "mxfp4": ("fp4", "mxfp4"),
+    name: (dtype, scaling) for name, (dtype, scaling) in document(DATA / "precisions.yaml")["formats"].items()
 }
 """What people call a precision -> the dtype of the products, and how it scales."""
 HALF = frozenset({"bf16", "bfloat16", "fp16", "float16"})
@@ -98,27 +84,6 @@ DEGREES: Mapping[str, str] = {
     "sequence_parallel": "sequence_parallel",
 }
 """Field of a workload -> field of its layout."""
-
-
-COMPARED: Mapping[str, str] = {
-    "tensor_parallel": "tensor parallel",
-    "pipeline_parallel": "pipeline parallel",
-    "context_parallel": "context parallel",
-    "data_parallel": "data parallel",
-    "weights_split_over": "replicas that share weights",
-    "sequence_parallel": "sequence parallel",
-    "micro_batch_sequences": "micro batch",
-    "global_batch_sequences": "global batch",
-    "sequence_tokens": "sequence length",
-    "matmul_dtype": "matmul dtype",
-    "recompute": "recompute",
-}
-"""Field of a workload that must have run as it was asked for -> its name in words."""
-COMPARED_WITH_EXPERTS: Mapping[str, str] = {
-    "expert_parallel": "expert parallel",
-    "routing": "routing",
-    "expert_capacity": "expert capacity",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

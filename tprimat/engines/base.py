@@ -13,6 +13,7 @@ from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import Implementation
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import DATA, document
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK
 from tprimat.logs.fields import Dialect, LineFields
 from tprimat.plan.schema import PrimusOptions, PrimusStart, RunPlan
@@ -60,8 +61,8 @@ class Engine(ABC):
     """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """What of LIMITS it cannot do."""
-    known: ClassVar[tuple[str, tuple[str, ...]] | None] = None
-    """A package, and its versions that this engine is known to train with, the newest last; None: any will do."""
+    known: ClassVar[str | None] = None
+    """A package of data/known_versions.yaml, with which this engine is known to train; None: any version will do."""
     dialect: ClassVar[Dialect | None] = None
     """Of the lines of its log; None: a worker writes the steps itself."""
     layers: ClassVar[Implementation | None] = None
@@ -83,7 +84,8 @@ class Engine(ABC):
 
     def untried(self) -> UserError | None:
         """Refuse a package that is newer than all versions that this engine is known to train with; None: it is not newer."""
-        package, (*others, newest) = self.known or ("", ("",))
+        package = self.known or ""
+        *others, newest = document(DATA / "known_versions.yaml").get(package, [""])
         installed = package_version(package) if package else None
         if installed is None or release(installed) <= release(newest):
             return None

@@ -16,8 +16,6 @@ from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
-KNOWN_CORES = ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2")
-"""Versions of Megatron-Core that train to the same losses."""
 FP8_MULTIPLE = 16
 """cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
 
@@ -28,7 +26,7 @@ class EmbeddedEngine(WorkerEngine):
     name: ClassVar[str] = "megatron"
     trainer: ClassVar[str | None] = "tprimat.megatron"
     lacks: ClassVar[frozenset[str]] = frozenset({"blocks"})
-    known: ClassVar[tuple[str, tuple[str, ...]] | None] = ("megatron-core", KNOWN_CORES)
+    known: ClassVar[str | None] = "megatron-core"
     """A newer one may do something else under the same names."""
 
     def available(self, here: Here) -> str | UserError:

@@ -26,8 +26,7 @@ from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.environment import package_version
 from tprimat.records.store import RunDirectory
 
-KNOWN = ("0.2.2", "0.3.0")
-"""Versions whose arguments these are; the first is what our extra installs."""
+OUR_EXTRA = "0.2.2"
 BY_A_MODULE = (0, 3)
 """The first version whose configuration a module names."""
 LEAST_TORCH = (2, 14)
@@ -56,7 +55,7 @@ class TorchtitanEngine(Engine):
     lacks: ClassVar[frozenset[str]] = frozenset(LIMITS)
     """Its device is one of torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
     always_shards: ClassVar[bool] = True
-    known: ClassVar[tuple[str, tuple[str, ...]] | None] = ("torchtitan", KNOWN)
+    known: ClassVar[str | None] = "torchtitan"
     dialect: ClassVar[Dialect | None] = log_format.DIALECT
     layers: ClassVar[Implementation | None] = FSDP
 
@@ -68,7 +67,7 @@ class TorchtitanEngine(Engine):
             titan, torch = package_version(self.name), package_version("torch")
             what = f"torchtitan {titan} needs torch {'.'.join(map(str, LEAST_TORCH))} or newer; torch {torch} is installed."
             why = "It imports names of torch.distributed that older versions lack."
-            return LaunchError(what, why=why, fix=f"pip install torchtitan=={KNOWN[0]}, or a newer torch; or {OTHER_ENGINE}")
+            return LaunchError(what, why=why, fix=f"pip install torchtitan=={OUR_EXTRA}, or a newer torch; or {OTHER_ENGINE}")
         return "torchtitan is installed"
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
@@ -97,7 +96,7 @@ class TorchtitanEngine(Engine):
 
 def installed_version(package: str) -> tuple[int, ...]:
     """Return major and minor number of an installed package; of torchtitan where there is none, those of our extra."""
-    return release(package_version(package) or KNOWN[0])
+    return release(package_version(package) or OUR_EXTRA)
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:

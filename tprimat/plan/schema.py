@@ -20,8 +20,8 @@ from tprimat.config.schema import (
 )
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import RecordError
-from tprimat.core.rows import RefuseUnknownKeys
-from tprimat.core.workload import ATTENTION_ALONE, COMPARED, COMPARED_WITH_EXPERTS, FullWorkload
+from tprimat.core.rows import DATA, RefuseUnknownKeys, document
+from tprimat.core.workload import ATTENTION_ALONE, FullWorkload
 from tprimat.records.environment import masked_environment
 from tprimat.records.schema import Evidence, Machine, RunPrediction, RunRecord
 from tprimat.records.store import from_json, json_document, read_bytes, to_json, write_atomically
@@ -159,7 +159,8 @@ def unproven(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
 def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, object]]:
     asked, seen = plan.workload, evidence.workload
     yield "world size", asked.world_size, evidence.world_size
-    for fact, name in {**COMPARED, **(COMPARED_WITH_EXPERTS if asked.shape.experts else {})}.items():
+    words = document(DATA / "traits.yaml")
+    for fact, name in {**words["as_asked"], **(words["as_asked_of_experts"] if asked.shape.experts else {})}.items():
         if (planned := getattr(asked, fact)) is not None:  # a micro-batch that the run has to find
             yield name, planned, getattr(seen, fact)
     yield "virtual pipeline", asked.virtual_pipeline or 1, seen.virtual_pipeline

@@ -7,7 +7,7 @@ fp32 master weights. There is no recomputation. `flop` uses the `causal` convent
 times all parameters, follows from the shape.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import DATA, document
 from tprimat.probe.case import Call, Case, Effort
 
 
@@ -83,37 +84,23 @@ def build(shape: ModelShape, device: torch.device) -> Gpt:
 
 VOCABULARY = 50257
 """GPT-2's. With it, tied embeddings and one position per token, parameter counts match the published ones."""
-Size = tuple[int, int, int, int, int, int]
-"""Layers, heads, width, feed-forward width, sequences per batch, tokens per sequence."""
-SIZES: dict[str, Size] = {
-    "Small": (6, 6, 384, 1536, 32, 512),
-    "Medium": (12, 12, 768, 3072, 16, 512),
-    "Large": (24, 16, 1024, 4096, 8, 512),
-    "XL": (36, 20, 1280, 5120, 4, 512),
-    "1.5B": (48, 24, 1536, 6144, 4, 512),
-    "3B": (32, 32, 2560, 10240, 2, 512),
-    "7B": (32, 32, 4096, 11008, 8, 1024),
-    "13B": (40, 40, 5120, 13824, 4, 1024),
-}
-SMALL_SIZES = {"Small": (2, 2, 64, 128, 2, 32), "Medium": (2, 4, 64, 256, 2, 32)}
-DDP_SIZES = {"7B": SIZES["7B"], "13B": (*SIZES["13B"][:4], 8, 1024)}
-SMALL_DDP_SIZES = {"Small": SMALL_SIZES["Small"]}
+Size = Mapping[str, int]
+"""A row of data/probe_shapes.yaml."""
 EFFORT = Effort(warmup=5, warmup_seconds=5.0, repetitions=20, seconds=10.0, flush=False)
 
 
 def model_shape(name: str, size: Size, *, small: bool = False) -> ModelShape:
     """Return the shape of one size."""
-    layers, heads, width, ffn, _, tokens = size
     return ModelShape(
         name=name,
-        layers=layers,
-        hidden=width,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=width // heads,
-        ffn=ffn,
+        layers=size["layers"],
+        hidden=size["hidden"],
+        heads=size["heads"],
+        kv_heads=size["heads"],
+        head_dim=size["hidden"] // size["heads"],
+        ffn=size["ffn"],
         vocabulary=256 if small else VOCABULARY,
-        context_tokens=tokens,
+        context_tokens=size["sequence"],
         gated=False,
         norm="layernorm",
         linear_bias=True,
@@ -147,21 +134,18 @@ def prepare(shape: ModelShape, batch: int, data_parallel: bool, device: torch.de
 
 def cases(*, small: bool, ranks: int | None = None) -> list[Case]:
     """Return the eight sizes on one device, smallest first, or two on `ranks` under DDP. FLOP are those of all ranks."""
-    every = (SMALL_SIZES if small else SIZES) if ranks is None else (SMALL_DDP_SIZES if small else DDP_SIZES)
+    every = document(DATA / "probe_shapes.yaml")[("transformer" if ranks is None else "ddp") + ("_small" if small else "")]
     return [case_of(name, size, ranks, small=small) for name, size in every.items()]
 
 
 def case_of(name: str, size: Size, ranks: int | None, *, small: bool) -> Case:
     """Return one size as a case."""
-    shape, batch, length = model_shape(name, size, small=small), size[4], size[5]
+    shape, batch, length = model_shape(name, size, small=small), size["batch"], size["sequence"]
     return Case(
         kind="transformer_step" if ranks is None else "ddp_step",
         variant=name,
         shape={
-            "layers": shape.layers,
-            "heads": shape.heads,
-            "hidden": shape.hidden,
-            "ffn": shape.ffn,
+            **{side: size[side] for side in ("layers", "heads", "hidden", "ffn")},
             "vocabulary": shape.vocabulary,
             "parameters": parameters(shape).total,
             "batch": batch,

@@ -11,16 +11,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from tprimat.core.errors import LaunchError
+from tprimat.core.rows import DATA, document
 from tprimat.records.environment import package_version
 
-KNOWN_VERSIONS = {
-    "megatron-core": ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"),
-    "megatron-bridge": ("0.6.2",),
-    "torch": ("2.11.0", "2.13.0"),
-    "lightning": ("2.4.0", "2.6.6"),
-    "nemo-toolkit": ("2.7.3",),
-}
-"""Package -> versions whose names these are."""
+KNOWN_VERSIONS: dict[str, list[str]] = document(DATA / "known_versions.yaml")
 
 
 def changed(package: str, name: str, how: str) -> LaunchError:

@@ -14,6 +14,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.nn import Parameter
 
+from tprimat.core.rows import DATA, document
 from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing
 from tprimat.records.evidence import graded, with_facts
 from tprimat.records.schema import Evidence
@@ -115,14 +116,7 @@ def layers_in_bf16(config: Any) -> set[int]:
 # Transformer Engine's modules.
 
 PACKAGE = "transformer_engine"
-RECIPES: Mapping[str, Fp8Scaling] = {
-    "DelayedScaling": "delayed",
-    "Float8CurrentScaling": "current",
-    "Float8BlockScaling": "blockwise",
-    "MXFP8BlockScaling": "mxfp8",
-    "NVFP4BlockScaling": "nvfp4",
-}
-"""Transformer Engine's classes (transformer_engine/common/recipe) -> how they scale."""
+RECIPES: Mapping[str, Fp8Scaling] = document(DATA / "precisions.yaml")[PACKAGE]
 
 
 def te_modules(models: Iterable[torch.nn.Module], without: Iterable[torch.nn.Module] = ()) -> list[Any]:

@@ -72,7 +72,7 @@ def _check(request: LayoutRequest, rules: Iterable[Rule], **known: Any) -> None:
             key = own.get("degree_at_fault") or words["key"]
             where = request.where_data if key in {"sequence_length", "global_batch_size"} else request.where_layout
             place = where(key)
-            flag = place.rpartition(" ")[0] + ("=" if place.startswith("--set") else " ")
+            flag = f"{place}=" if place.startswith("--set ") else place.partition(" ")[0] + " "
             fix = words["fix"].replace(f"{key}: ", flag) if place.startswith("--") else words["fix"]
             raise LayoutError(words["what"], where=place, why=words.get("why"), fix=fix)
 

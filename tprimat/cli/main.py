@@ -19,8 +19,6 @@ from tprimat.cli.common import COMMANDS, add_flags
 from tprimat.config.options import removed
 from tprimat.core.errors import ConfigError, UserError
 
-MODULE_HINT = "make install, or pip install -r requirements.txt"
-
 
 # A parser whose complaints are one line each and name what was probably meant.
 
@@ -113,7 +111,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         if error.name is None or error.name.split(".")[0] == "tprimat":
             raise
         print(f"error: The Python module {error.name} is not installed for {sys.executable}.", file=sys.stderr)
-        print(f"  try   {MODULE_HINT}", file=sys.stderr)
+        print("  try   make install, or pip install -r requirements.txt", file=sys.stderr)
         return 2
     return status
 
@@ -138,8 +136,9 @@ NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
 
 
 def _suggest(name: str, options: argparse.Namespace) -> None:
-    if name in NEXT and (words := NEXT[name](options)):
-        print(f"\nnext: python3 -m tprimat {shlex.join(map(str, words))}", file=sys.stderr)
+    words = shlex.join(map(str, NEXT[name](options))) if name in NEXT else ""
+    if 0 < len(words) < 100:  # several folders, as of make demo, are no hint
+        print(f"\nnext: python3 -m tprimat {words}", file=sys.stderr)
 
 
 def command_named(name: str) -> Any:

@@ -92,7 +92,8 @@ def columns(
 def _fit(widths: dict[int, int], cells: Sequence[Sequence[str]], left: int, limit: int, drop: Sequence[str]) -> None:
     """Drop columns, and narrow those of text, until a table fits."""
     shares = {index: limit // (left + 1 if index == 0 else 2 * left + 1) for index in widths if index < left}
-    least = {index: min(widths[index], max(8, min(LABEL, share))) for index, share in shares.items()}
+    longest = {index: max((len(word) for cell in cells[index] for word in cell.split()), default=8) for index in shares}
+    least = {index: min(widths[index], LABEL, max(8, share, longest[index])) for index, share in shares.items()}
     order = [index for name in drop for index in widths if cells[index][0] == name]
     order += [index for index in reversed(widths) if index > 1 and index not in order]
 

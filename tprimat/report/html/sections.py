@@ -44,12 +44,11 @@ def cards(works: Sequence[RankedWorkload]) -> tuple[list[Values], list[str]]:
 def _card(work: RankedWorkload) -> Values:
     ranking, best = work.ranking, work.ranking.best
     first, *more = headline(ranking) or [work.configurations[0].label]
-    paragraphs = [catalogue.CPU_CAUTION if on_cpu([best]) else "", *more, *differing(ranking)]
     return {
         "workload": heading(ranking),
         "headline": first,
         "tiles": [(catalogue.heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)],
-        "paragraphs": [text for text in paragraphs if text],
+        "paragraphs": [*[catalogue.CPU_CAUTION] * on_cpu([best]), *more, *differing(ranking)],
     }
 
 

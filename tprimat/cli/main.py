@@ -19,7 +19,6 @@ from tprimat.cli.common import COMMANDS, add_flags
 from tprimat.config.options import removed
 from tprimat.core.errors import ConfigError, UserError
 
-
 # A parser whose complaints are one line each and name what was probably meant.
 
 

@@ -15,9 +15,9 @@ from tprimat.core.accelerators import Accelerator, Backend, accelerators, called
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token, parameters
 from tprimat.core.models import ModelShape, model_shape, models, padded_vocabulary
-from tprimat.core.rows import DATA, document, placed
+from tprimat.core.rows import placed
 from tprimat.logs.contents import AUTO, FLAGS, MODEL_FLAG, Claims, LogContents, LoggedStep, check_claim
-from tprimat.logs.fields import LINES
+from tprimat.logs.fields import LINES, MOST, WITHIN
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.parse import Device, LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
@@ -25,11 +25,8 @@ from tprimat.logs.times import batch_of, rate_of, tokens_of
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine
 
-WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
 USUAL_TOKENS = 8192
 """Of a sequence, where no line or flag states them."""
-MOST_RATES = 1000
-"""Lines with TFLOP/s that are looked at."""
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
 VENDORS: Mapping[Backend, str] = LINES["vendors"]
@@ -310,7 +307,7 @@ def rate_by_time(step: LoggedStep, claims: Claims) -> float | None:
 
 def logged_flop(contents: LogContents, claims: Claims) -> Iterator[tuple[float, int]]:
     """Yield the FLOP of a token by the TFLOP/s of each line, with its number: over the line's tokens/s, or those of its time."""
-    for step in islice(contents.steps.values(), MOST_RATES):
+    for step in islice(contents.steps.values(), MOST["rates"]):
         flop, rate = step.tflops_per_gpu, rate_of(step, claims.gpus) or rate_by_time(step, claims)
         if flop and rate and flop > 0:
             yield flop * 1e12 / rate, step.line

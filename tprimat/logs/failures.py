@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from typing import Literal
 
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
-from tprimat.logs.fields import ESCAPES, count
+from tprimat.logs.fields import ESCAPES, MOST, WITHIN, count
 from tprimat.records.schema import Failure, Outcome, StepRecord
 
 
@@ -51,31 +51,13 @@ def pattern_of(section: str) -> re.Pattern[str]:
     return re.compile("|".join(document(DATA / "failures.yaml")[section]))
 
 
-ROOT_CAUSE = "Root Cause (first observed failure)"
 TRACEBACK = "Traceback (most recent call last)"
-IGNORED = "Exception ignored in"
-"""Begins a traceback that Python prints and passes over, such as that of a destructor."""
-LONGEST_TRACEBACK = 40
-LONGEST_READ = 2000
-"""Characters of a line that are looked at: patterns take the square of it."""
 RANK_MARK = re.compile(r"^(?:\[rank\d+\]:\s*)+")
 FRAME = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
 ASSERT = re.compile(r"(?:^|[\])|:]\s+)(assert .+)")
-TERSE = re.compile("(?:Key|Index)Error")
-"""Exceptions whose text says little without the place."""
-LAST_ERROR = ("Last error:", "Inner Error!")
-"""Of NCCL and CANN, which print the reason on the next line."""
 RANK = re.compile(r"(?i)(?<!local )(?<!local_)\brank(?:id)?[ =:-]*(\d+)")
-LINES_OF_A_FRAME = 3
-"""The file, its source, and marks below it."""
-MAX_CAUSE_CHARACTERS = 300
-MOST_RANKS = 4
-LIMIT_SECONDS, WARNING_SECONDS = 10.0, 900.0
-"""How long before its time limit a scheduler's SIGTERM, or the warning that a user asked for, is about that limit."""
 CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 """Signals that are a cause by themselves. Not SIGABRT: NCCL's watchdog aborts a process and logs why."""
-LOSS_GROWTH = 1.5
-"""An untrained model starts with a loss of about log(vocabulary); only a diverging run climbs this far above it."""
 
 
 def classify(
@@ -146,7 +128,7 @@ def stopped_by(name: str, seconds_left: float | None) -> Failure:
         name: of the signal, such as SIGTERM.
         seconds_left: until the scheduler's time limit; None if there is none or it is unknown.
     """
-    margin = WARNING_SECONDS if name in {"SIGUSR1", "SIGUSR2"} else LIMIT_SECONDS
+    margin = WITHIN["warning_seconds"] if name in {"SIGUSR1", "SIGUSR2"} else WITHIN["limit_seconds"]
     if seconds_left is None or seconds_left > margin or name in {"SIGINT", "SIGHUP"}:
         return Failure(outcome="interrupted", cause=f"Stopped by {name}.", hint=AGAIN)
     when = f"{seconds_left:.0f} s before" if seconds_left > 0 else "at"
@@ -190,14 +172,14 @@ def meaningful(lines: Iterable[str]) -> list[str]:
     """Remove control sequences, empty lines, harmless lines that look like errors, and tracebacks that Python passed over."""
     texts: list[str] = []
     passed_over = 0
-    for text in (pattern_of("progress").sub("", ESCAPES.sub("", line[:LONGEST_READ])).strip() for line in lines):
-        if IGNORED in text:
-            passed_over = LONGEST_TRACEBACK
+    for text in (pattern_of("progress").sub("", ESCAPES.sub("", line[: MOST["read_letters"]])).strip() for line in lines):
+        if "Exception ignored in" in text:  # a traceback that Python passes over, such as that of a destructor
+            passed_over = MOST["traceback"]
         elif passed_over:
             passed_over = 0 if pattern_of("exceptions").search(text) else passed_over - 1
         elif text and not pattern_of("harmless").search(text):
-            joined = f"{texts.pop()} {RANK_MARK.sub('', text)}" if texts and texts[-1].endswith(LAST_ERROR) else text
-            texts.append(joined)
+            before_reason = texts and texts[-1].endswith(("Last error:", "Inner Error!"))  # of NCCL and CANN
+            texts.append(f"{texts.pop()} {RANK_MARK.sub('', text)}" if before_reason else text)
     return texts
 
 
@@ -225,16 +207,16 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
         cause = f"The loss or the gradient norm is not finite, first in step {first}."
     first_losses = list(islice((step.loss for step in steps if step.loss is not None), 10))
     last_losses = list(islice((step.loss for step in reversed(steps) if step.loss is not None), 3))
-    if not cause and len(first_losses) == 10 and (last := statistics.median(last_losses)) > LOSS_GROWTH * first_losses[0]:
+    if not cause and len(first_losses) == 10 and (last := statistics.median(last_losses)) > WITHIN["growth"] * first_losses[0]:
         cause = f"The loss grew from {first_losses[0]:.4g} to {last:.4g}."
     hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
     return Failure(outcome="diverged", cause=cause, hint=hint, kind="diverged") if cause else None
 
 
 def _root_cause_block(lines: Sequence[str]) -> list[str]:
-    starts = [index for index, line in enumerate(lines) if ROOT_CAUSE in line]
+    starts = [index for index, line in enumerate(lines) if "Root Cause (first observed failure)" in line]
     rest = lines[starts[-1] + 1 :] if starts else ()
-    return list(islice(takewhile(lambda line: "=====" not in line, rest), LONGEST_TRACEBACK))
+    return list(islice(takewhile(lambda line: "=====" not in line, rest), MOST["traceback"]))
 
 
 def facts_of(block: Sequence[str]) -> dict[str, str]:
@@ -291,7 +273,7 @@ def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Seq
 def ranks_in(lines: Iterable[str]) -> str:
     """Return '428, 390', in the order of the lines; empty where they name none."""
     ranks = dict.fromkeys(match[1] for line in lines if (match := RANK.search(RANK_MARK.sub("", line)) or RANK.search(line)))
-    return ", ".join(islice(ranks, MOST_RANKS))
+    return ", ".join(islice(ranks, MOST["ranks"]))
 
 
 def worker_hint(line: str, lines: Sequence[str]) -> str | None:
@@ -348,7 +330,7 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
         line = lines[index]
         if pattern_of("wrappers").search(line) or tells_only(line, "echoes"):
             continue
-        above = lines[max(0, index - LONGEST_TRACEBACK) : index]
+        above = lines[max(0, index - MOST["traceback"]) : index]
         ends_one = any(TRACEBACK in one for one in above) and pattern_of("other_exceptions").search(line)
         if match := pattern_of("exceptions").search(line) or ends_one:
             text = _shortened(match["text"] + more_of_exception(match["text"], lines, index))
@@ -361,8 +343,8 @@ def more_of_exception(text: str, lines: Sequence[str], index: int) -> str:
     if text.endswith(":"):
         following = lines[index + 1] if index + 1 < len(lines) else ""
         return f" {RANK_MARK.sub('', following).strip()}"
-    near = lines[max(0, index - LINES_OF_A_FRAME) : index]
-    wanted = [FRAME] if TERSE.match(text) else [] if ":" in text else [ASSERT, FRAME]
+    near = lines[max(0, index - MOST["frame"]) : index]
+    wanted = [FRAME] if re.match("(?:Key|Index)Error", text) else [] if ":" in text else [ASSERT, FRAME]
     matches = (match for pattern in wanted for line in reversed(near) if (match := pattern.search(line)))
     return next((f": {match[1]}" if match.re is ASSERT else f" ({match[1]}, line {match[2]})" for match in matches), "")
 
@@ -382,5 +364,5 @@ def _last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
 
 
 def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_CAUSE_CHARACTERS else line[: MAX_CAUSE_CHARACTERS - 1] + "…"
+    most, line = MOST["cause_letters"], " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -11,24 +11,11 @@ from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
 from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of, search
-from tprimat.logs.fields import Dialect, LineFields, count, number, plain, scaled, whole
+from tprimat.logs.fields import MOST, WITHIN, Dialect, LineFields, count, number, plain, scaled, whole
 from tprimat.logs.formats import deepspeed, maxtext, torchtitan
 from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
 from tprimat.records.schema import Failure, StepRecord
 
-LAST_LINES = 60
-"""Kept of every log, to look for the cause of a failure."""
-CONTEXT = 25
-"""Lines that are kept after one that is about an error: a traceback, or torchrun's block."""
-MOST_KEPT = 8000
-LONGEST_KEPT = 1 << 14
-"""Characters of each of them: enough for a record of TPrimat."""
-FIRST_STEPS = 3
-"""Among so many, lines are looked for that only look like those of a framework that is read."""
-NEAR = 4
-"""Lines before the start of a process, or the end of the log, in which an exception ended one."""
-LEAST_PERCENT = 5.0
-"""Of the memory in use, from which its total follows with enough digits."""
 DIALECTS: tuple[Dialect, ...] = (
     TPRIMAT,
     PRIMUS,
@@ -110,7 +97,7 @@ def _device_of(line: str) -> Device | None:
             facts = match.groupdict()
             gib = scaled(number(facts.get("mib")), 1 / 1024) or number(facts.get("gib") or facts.get("limit"))
             used, percent = number(facts.get("used")), number(facts.get("percent"))
-            if used and percent and percent > LEAST_PERCENT:
+            if used and percent and percent > WITHIN["least_percent"]:
                 gib = 100 * used / percent
             return Device(platform, facts.get("name"), gib, "limit" in facts)
     return None
@@ -139,11 +126,11 @@ class LogReading:
     lines: int = 0
     devices: dict[int, Device] = field(default_factory=dict)
     """Number of a line -> what it shows of the devices, each thing once."""
-    _tail: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    _tail: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST["last_lines"]))
     """The last lines, with their numbers."""
     _kept: list[tuple[int, str]] = field(default_factory=list)
     """Lines about errors, and those after them."""
-    _loud: int = -CONTEXT
+    _loud: int = -MOST["context"]
     """Number of the last line about an error."""
     _steps: tuple[int, int] = (0, 0)
     """Numbers of the lines of the last step but one, before which no error is the end of the run, and of the last."""
@@ -164,8 +151,8 @@ class LogReading:
         for index in self._telling(batch):
             self._read(batch[index], self.lines + index + 1)
         self.lines += len(batch)
-        last = batch[-LAST_LINES:]
-        self._tail.extend((self.lines - len(last) + number, line[:LONGEST_KEPT]) for number, line in enumerate(last, 1))
+        last = batch[-MOST["last_lines"] :]
+        self._tail.extend((self.lines - len(last) + number, line[: MOST["letters"]]) for number, line in enumerate(last, 1))
 
     def _telling(self, batch: list[str]) -> Sequence[int]:
         """Return the lines that may say something. A search of the whole text finds the few words that are in any line."""
@@ -178,7 +165,7 @@ class LogReading:
         loud = [word for word in words_of("loud") if word in text]
         telling = {index for mark in marks for index, line in enumerate(batch) if mark in line}
         errors = {index for word in loud for index, line in enumerate(batch) if word in line} | {self._loud - self.lines - 1}
-        after = {other for index in errors for other in range(index, index + CONTEXT)}
+        after = {other for index in errors for other in range(index, index + MOST["context"])}
         return sorted(telling | {index for index in after if 0 <= index < len(batch)})
 
     def _read(self, line: str, number: int) -> None:
@@ -192,8 +179,8 @@ class LogReading:
             self.devices[number] = device
         if any(word in line for word in words_of("loud")):
             self._loud = number
-        if number < self._loud + CONTEXT and line.strip() and not _is_step(fields) and len(self._kept) < MOST_KEPT:
-            self._kept.append((number, line[:LONGEST_KEPT]))
+        if number < self._loud + MOST["context"] and line.strip() and not _is_step(fields) and len(self._kept) < MOST["kept"]:
+            self._kept.append((number, line[: MOST["letters"]]))
 
     def _fields(self, line: str, number: int) -> LineFields | None:
         """Return the fields of a line in the log's dialect, which it may be the first to show."""
@@ -215,14 +202,14 @@ class LogReading:
             self.dialect = BRIDGE
             if settings := self._candidates.get(self.dialect):
                 self.attempts.latest.add_settings(settings.latest)
-        if fields is not None and fields.step is not None and len(self.contents.steps) < FIRST_STEPS:
+        if fields is not None and fields.step is not None and len(self.contents.steps) < MOST["first_steps"]:
             self._note_foreign(line, number, outranks=True)
         return fields
 
     def _note_foreign(self, line: str, number: int, *, outranks: bool = False) -> None:
         known = self._foreign is not None and self._foreign[0].outranks >= outranks
         candidates = (one for one in _foreign_frameworks() if one.outranks or not outranks)
-        if not known and (foreign := next((one for one in candidates if re.search(one.pattern, line[:LONGEST_KEPT])), None)):
+        if not known and (foreign := next((one for one in candidates if re.search(one.pattern, line[: MOST["letters"]])), None)):
             self._foreign = foreign, number
 
     def _take(self, fields: LineFields, number: int) -> None:
@@ -254,8 +241,8 @@ class LogReading:
     def _died(self, number: int) -> bool:
         """Whether the lines before this one tell of the end of a process before its first step."""
         texts = meaningful(line for _, line in self._kept)
-        near = bool(self._kept) and self._kept[-1][0] >= number - NEAR
-        return any(map(pattern_of("deaths").search, texts)) or (near and last_exception(texts[-NEAR:]) is not None)
+        near = bool(self._kept) and self._kept[-1][0] >= number - MOST["near"]
+        return any(map(pattern_of("deaths").search, texts)) or (near and last_exception(texts[-MOST["near"] :]) is not None)
 
     def _end(self, last: LogContents, number: int) -> None:
         self.ended.append(Ended(last, self._cause(line for _, line in self._kept), self._kept))
@@ -278,10 +265,10 @@ class LogReading:
         """Return why the last attempt failed; None where the log does not say."""
         texts = meaningful(self.failure_lines())
         failure = self._cause(texts, steps)
-        raised = any(TRACEBACK in text for text in texts) or last_exception(texts[-NEAR:])
+        raised = any(TRACEBACK in text for text in texts) or last_exception(texts[-MOST["near"] :])
         if failure and (failure.kind or raised):
             return failure
-        unnamed = None if self.contents.steps or self._foreign else search("unnamed", texts[-2 * NEAR :])
+        unnamed = None if self.contents.steps or self._foreign else search("unnamed", texts[-2 * MOST["near"] :])
         return unnamed and (failure or unnamed)
 
     def foreign_ending(self) -> Failure | None:

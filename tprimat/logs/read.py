@@ -17,7 +17,7 @@ from tprimat.logs.arguments import arithmetic_of, options_of
 from tprimat.logs.checks import check_claims, check_model, logged_claims, machine_of, model_of, with_evidence, world_size
 from tprimat.logs.contents import Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.failures import diverging
-from tprimat.logs.fields import Dialect, number_of
+from tprimat.logs.fields import MOST, WITHIN, Dialect, number_of
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
@@ -27,11 +27,6 @@ from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, Step
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""
-SEQUENCE_TOLERANCE, MEDIAN_TOLERANCE = 1e-4, 1e-3
-MOST_ATTEMPTS = 8
-"""Before the last one, that are listed."""
-LONGEST_SEARCH = 40
-"""Lines of steps in which fp16 may look for its first loss scale, and skip updates."""
 UNKNOWN_ENGINE = "unknown"
 """Of a run that failed before its log showed the framework."""
 
@@ -247,10 +242,10 @@ def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
         for step, tokens in timing.tokens_of_rates(contents, gpus)
         if step.is_printed and (batch := timing.batch_of(step, claims))
     ]
-    exact = {timing.near_multiple([length], SEQUENCE_UNIT, SEQUENCE_TOLERANCE) for length in lengths}
+    exact = {timing.near_multiple([length], SEQUENCE_UNIT, WITHIN["sequence"]) for length in lengths}
     if len(exact) == 1 and None not in exact:
         return exact.pop()
-    return timing.near_multiple(lengths, timing.TOKENS_UNIT, MEDIAN_TOLERANCE)
+    return timing.near_multiple(lengths, timing.TOKENS_UNIT, WITHIN["median_sequence"])
 
 
 def step_record(step: LoggedStep, seconds: float, claims: Claims, loss: float | None = None) -> StepRecord:
@@ -274,7 +269,7 @@ def _count_or_none(value: int | None) -> int | None:
 
 def _attempt_notes(reading: LogReading) -> list[str]:
     every, notes = len(reading.ended) + 1, []
-    for number, attempt in list(enumerate(reading.ended, 1))[-MOST_ATTEMPTS:]:
+    for number, attempt in list(enumerate(reading.ended, 1))[-MOST["attempts"] :]:
         last, failure = attempt.contents, attempt.failure
         place = f"after step {last.newest}" if last.steps else "before its first step"
         how = f"ended {place} without saying why"
@@ -294,7 +289,7 @@ def is_complete(contents: LogContents) -> bool:
 def _ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect | None) -> Failure:
     contents = reading.attempts.latest
     total, last = contents.total_steps, contents.newest
-    first_steps = islice(contents.steps.values(), LONGEST_SEARCH)
+    first_steps = islice(contents.steps.values(), MOST["scale_searches"])
     searching = max((step.step for step in takewhile(lambda step: step.skips, first_steps)), default=0)
     steps = [step for step in steps if step.step > searching]
     completed = diverging(steps) or Failure(outcome="completed", cause="")

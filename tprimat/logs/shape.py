@@ -8,11 +8,9 @@ from typing import Any
 from tprimat.core.errors import ConfigError
 from tprimat.core.flops import parameters
 from tprimat.core.models import ModelShape, padded_vocabulary
-from tprimat.core.rows import DATA, document
 from tprimat.logs.arguments import NAMES, OTHER_WORK
-from tprimat.logs.fields import NONE, count, number, number_of, switch_of, truth, whole
+from tprimat.logs.fields import NONE, WITHIN, count, number, number_of, switch_of, truth, whole
 
-WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
 ARGUMENTS: Mapping[str, str] = NAMES["shape"]
 """Field of a shape -> the argument that states it."""
 WORDS = {"dense_first_layers": "{} dense layers", "shared_experts": "{:g} shared experts"}

@@ -7,14 +7,10 @@ from itertools import pairwise
 
 from tprimat.core.limits import LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS, finite_or_none
 from tprimat.logs.contents import FLAGS, Claims, LogContents, LoggedStep
+from tprimat.logs.fields import MOST, WITHIN
 
-SLOW_FIRST_LINE = 1.05
-"""Times the median of the other lines, from which the first line of a log that begins later than step 1 holds start-up."""
-MOST_NAMES = 10
 TOKENS_UNIT = 1024
 """Tokens of a GPU in a step are multiples of it, as of any usual sequence length."""
-STAMP_TOLERANCE, LEAST_STAMPS = 0.005, 3
-"""How close to a multiple the median comes, and of how many steps by the times of their lines, which have milliseconds."""
 Times = dict[int, float | None]
 """Step -> its seconds; None where it has no time that counts."""
 LeftOutSteps = tuple[Sequence[int], str]
@@ -60,14 +56,14 @@ def tokens_of_rates(contents: LogContents, gpus: int | None) -> list[tuple[Logge
             for former, step in pairwise(steps)
             if former.stamp and step.stamp
         ]
-        timed = timed if len(timed) >= LEAST_STAMPS else []
+        timed = timed if len(timed) > 2 else []  # stamps have milliseconds
     return [(step, rate * seconds) for step, seconds in timed if seconds and seconds > 0 and (rate := rate_of(step, gpus))]
 
 
 def tokens_by_rates(contents: LogContents, gpus: int | None) -> int | None:
     """Return the tokens of a step by the rates of its lines and their times."""
     tokens = [of_gpu for _, of_gpu in tokens_of_rates(contents, gpus)]
-    nearest = near_multiple(tokens, TOKENS_UNIT, STAMP_TOLERANCE)
+    nearest = near_multiple(tokens, TOKENS_UNIT, WITHIN["stamps"])
     return nearest * gpus if nearest and gpus else None
 
 
@@ -152,15 +148,15 @@ def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut
     if not rest:
         return (), f"{begins} and has one line: nothing tells whether its time holds start-up"
     slowness = seconds / statistics.median(rest)
-    if slowness > SLOW_FIRST_LINE and seconds > max(rest):
+    if slowness > WITHIN["slow_first_line"] and seconds > max(rest):
         return (first,), f"{begins}, which takes {slowness:.2f} times as long as the others: left out as start-up"
     return (), f"{begins}, which is no slower than the others: it counts"
 
 
 def names_of(steps: Sequence[int]) -> str:
     """Return 'steps 2, 3', of many steps the first ones and how many more."""
-    more = len(steps) - MOST_NAMES
-    numbers = ", ".join(map(str, steps[:MOST_NAMES]))
+    more = len(steps) - MOST["steps"]
+    numbers = ", ".join(map(str, steps[: MOST["steps"]]))
     return f"step{'s' if len(steps) > 1 else ''} {numbers}" + (f" and {more} more" if more > 0 else "")
 
 
@@ -203,11 +199,6 @@ def interval_of(logged: Sequence[LoggedStep]) -> int:
 
 # The second line of a process in Megatron-LM's logs.
 
-LEAST_CORRECTION = 0.01
-"""Relative change of a second time that noise does not make."""
-START_UP = 1.25
-"""A process's first iteration takes more than so many times that of a later one."""
-
 
 Correction = tuple[int, float | None, float | None, str]
 """The step of a second line, its time (None: uncertain, so the step is left out), its loss where it is derived, and a note."""
@@ -231,7 +222,7 @@ def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
     third = next((seconds for step in logged[2:] if (seconds := seconds_of(step, claims)) is not None), None)
     count = second.step - first.step + 1
     corrected = (count * mean - first_seconds) / (count - 1)
-    shows_start = first_seconds > START_UP * (mean if third is None else third)
+    shows_start = first_seconds > WITHIN["start_up"] * (mean if third is None else third)
     interval = logged[2].step - second.step if len(logged) > 2 else second.step - first.step
     # The number of the first line proves the first iteration of a process, or allows it, as after a restart from a checkpoint.
     proves = first.step == 1 or (len(logged) > 2 and interval > 1 and first.step % interval != 0)
@@ -240,7 +231,7 @@ def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
     if third is None:
         note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
         return second.step, None, None, note
-    if _log_distance(corrected, third) >= _log_distance(mean, third) or _log_distance(corrected, mean) < LEAST_CORRECTION:
+    if _log_distance(corrected, third) >= _log_distance(mean, third) or _log_distance(corrected, mean) < WITHIN["correction"]:
         return None
     loss = (count * second.loss - first.loss) / (count - 1) if second.loss and first.loss else None
     note = f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"

@@ -106,13 +106,10 @@ def _set_training(cfg: Any, plan: RunPlan) -> None:
     work = plan.workload
     cfg.train.train_iters = plan.steps
     cfg.train.micro_batch_size, cfg.train.global_batch_size = work.micro_batch_sequences, work.global_batch_sequences
-    cfg.validation.eval_iters, cfg.validation.eval_interval = 0, None
-    cfg.checkpoint.save = cfg.checkpoint.load = None
-    cfg.logger.tensorboard_dir, cfg.logger.log_timers_to_tensorboard = None, False
-    cfg.logger.log_interval, cfg.logger.log_throughput = 1, True
+    for part, fields in PLAIN["settings"].items():
+        names.set_fields(getattr(cfg, part), fields)
     cfg.rng.seed = plan.seed
-    cfg.tokenizer.tokenizer_type, cfg.tokenizer.tokenizer_model = "NullTokenizer", None
-    cfg.tokenizer.vocab_size, cfg.tokenizer.use_tokenizer_vocab_size = work.shape.vocabulary, False
+    cfg.tokenizer.vocab_size = work.shape.vocabulary
     cfg.dataset = PlannedSequences(plan=plan, pin_memory=torch.cuda.is_available())
 
 

@@ -12,7 +12,7 @@ from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, bey
 from tprimat.plan.schema import RunPlan
 
 PLAIN: Mapping[str, Any] = document(DATA / "framework_settings.yaml")["bridge"]
-"""Bridge's plain recipes by the kind of model, and its precisions. What the plan does not set stays as the recipe has it."""
+"""Bridge's plain recipes by the kind of model, its precisions, and what no plan decides. All else stays as the recipe has it."""
 
 
 class BridgeEngine(RecipesEngine):

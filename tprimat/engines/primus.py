@@ -159,10 +159,8 @@ class PrimusEngine(Engine):
         log = str(PurePath(plan.run_directory) / "primus.log")  # the launcher's copy of the console, by default one for all runs
         words = ("direct", "--log_file", log, "--", "train", "pretrain", "--config", file)
         # What Primus would otherwise take from its surroundings, such as an enclosing SLURM job.
-        here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-        here["MASTER_PORT"] = os.environ.get(
-            "MASTER_PORT", "29500"
-        )  # Primus's is 1234, below the ports that are free for everyone
+        port = os.environ.get("MASTER_PORT", "29500")  # Primus's is 1234, below the ports that are free for everyone
+        here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         here |= {"PRIMUS_EXP_NAME": plan.run_id, "GPUS_PER_NODE": str(plan.gpus_per_node)}
         return Command(
             argv=(plan.primus.program, *words),

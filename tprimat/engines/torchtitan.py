@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import FSDP, Implementation
 from tprimat.core.models import model_shape
+from tprimat.core.rows import DATA, document, placed
 from tprimat.engines.base import LIMITS, OTHER_ENGINE, ROOT, Command, Engine, Here, Where, beyond, is_installed, release
 from tprimat.logs.fields import Dialect
 from tprimat.logs.formats import torchtitan as log_format
@@ -135,35 +136,24 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 def arguments(plan: RunPlan, *, by_a_module: bool = False) -> tuple[str, ...]:
     """Return the plan as torchtitan's command line: compiled, with a log line for every step; with a module, without objects."""
-    batch, layout, optimizer = plan.workload, plan.workload.layout, plan.optimizer
+    batch, optimizer = plan.workload, plan.optimizer
     floor = 1.0 if optimizer.schedule == "constant" else optimizer.min_learning_rate / optimizer.learning_rate
     values: dict[str, object] = {
-        "--training.steps": plan.steps,
-        "--training.seq_len": batch.sequence_tokens,
-        "--training.local_batch_size": batch.micro_batch_sequences,
-        "--training.global_batch_size": batch.global_batch_sequences,
-        "--training.mixed_precision_param": DTYPES[plan.workload.matmul_dtype],
-        "--training.max_norm": optimizer.gradient_clipping,
-        "--parallelism.tensor_parallel_degree": layout.tensor,
-        "--parallelism.context_parallel_degree": layout.context,
+        **placed("torchtitan_names.arguments", plan=plan),
+        "--training.mixed_precision_param": DTYPES[batch.matmul_dtype],
         "--lr_scheduler.warmup_steps": min(optimizer.warmup_steps, plan.steps - 1),
         "--lr_scheduler.decay_type": SCHEDULES[optimizer.schedule],
         "--lr_scheduler.min_lr_factor": floor,
         "--metrics.log_freq": 1,
-        "--debug.seed": plan.seed,
     }
     dump_folder = PurePath(plan.run_directory) / "torchtitan"
     objects: dict[str, object] = {
         "--model.name": "llama3",
         "--model.flavor": FLAVORS[batch.shape.name],
         "--training.dataset": DATASET,
-        "--activation_checkpoint.mode": RECOMPUTE[plan.workload.recompute],
-        "--optimizer.lr": optimizer.learning_rate,
-        "--optimizer.beta1": optimizer.beta1,
-        "--optimizer.beta2": optimizer.beta2,
-        "--optimizer.eps": optimizer.epsilon,
-        "--optimizer.weight_decay": optimizer.weight_decay,
-        **({"--model.converters": "quantize.linear.float8"} if plan.workload.matmul_dtype == "fp8" else {}),
+        "--activation_checkpoint.mode": RECOMPUTE[batch.recompute],
+        **placed("torchtitan_names.objects", plan=plan),
+        **({"--model.converters": "quantize.linear.float8"} if batch.matmul_dtype == "fp8" else {}),
     }
     if by_a_module:
         named: dict[str, object] = {"--module": __name__, "--config": titan_config.__name__}
@@ -205,25 +195,12 @@ def input_files() -> dict[str, str]:
     words = [f"w{number}" for number in range(WORDS)]
     texts = [json.dumps({"text": " ".join(noise.choices(words, k=WORDS_PER_TEXT))}) for _ in range(TEXTS)]
     special = ["<unk>", "<|begin_of_text|>", "<|end_of_text|>"]
-    tokenizer: dict[str, object] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {word: number for number, word in enumerate([*words, *special])},
-            "unk_token": "<unk>",
-        },
-    }
+    tokenizer = document(DATA / "torchtitan_names.yaml")["tokenizer"]
+    vocabulary = {word: number for number, word in enumerate([*words, *special])}
     settings = {"bos_token": special[1], "eos_token": special[2], "add_bos_token": True, "add_eos_token": True}
     return {
         "tests/assets/c4_test/data.json": "\n".join(texts) + "\n",
-        "tokenizer/tokenizer.json": json.dumps(tokenizer),
+        "tokenizer/tokenizer.json": json.dumps({**tokenizer, "model": {**tokenizer["model"], "vocab": vocabulary}}),
         "tokenizer/tokenizer_config.json": json.dumps(settings),
     }
 

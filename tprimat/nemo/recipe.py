@@ -19,6 +19,7 @@ from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
+from tprimat.core.rows import DATA, document
 from tprimat.engines.nemo import INSTALL
 from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
@@ -137,20 +138,8 @@ def _set_trainer(recipe: Any, plan: RunPlan, callbacks: Sequence[Any]) -> None:
     trainer = recipe.trainer
     trainer.max_steps = plan.steps
     trainer.callbacks = [*(getattr(trainer, "callbacks", None) or []), *callbacks]
-    trainer.limit_val_batches = 0
-    trainer.limit_test_batches = 0
-    trainer.num_sanity_val_steps = 0
-    trainer.val_check_interval = None
-    trainer.log_every_n_steps = 1
-    trainer.enable_checkpointing = False
-    trainer.enable_model_summary = False
-    trainer.logger = False
-    # NeMo's progress bar reads the loss in each step, and gathers Megatron's timers on rank 0 alone. gloo counts this empty
-    # gather, and the next collective of all ranks then waits forever.
-    trainer.enable_progress_bar = False
+    settings = document(DATA / "framework_settings.yaml")["nemo"]
+    names.set_fields(trainer, settings["trainer"])
+    names.set_fields(recipe.log, settings["log"])
     recipe.resume = None
-    recipe.log.ckpt = None
-    recipe.log.tensorboard = None
-    recipe.log.wandb = None
     recipe.log.explicit_log_dir = str(Path(plan.run_directory) / "nemo")
-    recipe.log.log_dir = None

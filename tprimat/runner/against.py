@@ -15,7 +15,8 @@ from tprimat.core.errors import ConfigError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.implementations import FSDP, MEGATRON_FSDP, MEGATRON_TUNED
 from tprimat.core.published import PublishedResult, facts_of, rebase, results
-from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, Workload
+from tprimat.core.rows import DATA, document
+from tprimat.core.workload import PRECISIONS, FullWorkload, Workload
 from tprimat.predict.calibration import Expected, expected
 from tprimat.predict.rates import Rates, published_rates
 from tprimat.predict.time import predict_time
@@ -26,18 +27,7 @@ from tprimat.report.words import without_mfu
 from tprimat.runner.analysis import read_results
 from tprimat.runner.explain import explained, newest, trace_of_run
 
-FIELDS: dict[str, tuple[str, ...]] = {
-    "model": ("shape", "mtp_layers", "vocabulary_rows"),
-    "layout": (*DEGREES, "expert_tensor_parallel", "chunk_layers", "interleaved_group", "weights_split_over"),
-    "dtype": ("matmul_dtype",),
-    "sequence": ("sequence_tokens",),
-    "micro-batch": ("micro_batch_sequences",),
-    "global batch": ("global_batch_sequences",),
-    "recomputation": ("recompute", "recompute_modules", "recompute_layers"),
-    "optimizer": ("optimizer_states", "distributed_optimizer"),
-    "implementation": ("implementation",),
-}
-"""What two workloads may differ in, in the order in which the fields of one become those of the other."""
+FIELDS: dict[str, list[str]] = document(DATA / "traits.yaml")["differences"]
 MEASURED = ("host", "data")
 """Parts that no prediction of a field contains: sustained rates contain the clock."""
 VERSIONS = ("tprimat", "torch", "megatron-core", "transformer-engine", "nemo-toolkit", "nccl")

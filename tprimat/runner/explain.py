@@ -13,7 +13,7 @@ from tprimat.analyze.waterfall import REPEATED, ExpectedParts, LossName, Waterfa
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
 from tprimat.core.rows import DATA, document
-from tprimat.core.workload import DEGREES, PRECISIONS, FullWorkload, graph_obstacle
+from tprimat.core.workload import PRECISIONS, FullWorkload, graph_obstacle
 from tprimat.engines import ENGINE_NAMES
 from tprimat.engines.base import engine_named
 from tprimat.predict.memory import predict_memory
@@ -199,20 +199,6 @@ def _could_launch_graphs(run: RunRecord) -> bool:
     return graph_obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
 
 
-RECORDED = (
-    *DEGREES,
-    "shape",
-    "micro_batch_sequences",
-    "global_batch_sequences",
-    "sequence_tokens",
-    "distributed_optimizer",
-    "recompute",
-    "recompute_modules",
-    "recompute_layers",
-)
-"""Facts that a prediction takes as they ran; a degree that no record names is 1."""
-
-
 def recorded_workload(run: RunRecord) -> FullWorkload | None:
     """Return the workload of a run that was measured; None where its record does not say all of it."""
     ran, dtype = run.ran, PRECISIONS.get(run.ran.matmul_dtype or "")
@@ -225,7 +211,8 @@ def recorded_workload(run: RunRecord) -> FullWorkload | None:
         return None
     if ran.tensor_parallel == 1:  # a switch without effect must not tell two runs apart
         code = replace(code, overlaps_tensor_parallel=False)
-    facts = {name: value for name, value in ran.facts.items() if name in RECORDED}
+    recorded = document(DATA / "traits.yaml")["as_it_ran"]
+    facts = {name: value for name, value in ran.facts.items() if name in recorded}
     if ran.virtual_pipeline == 1:
         del facts["virtual_pipeline"]
     own: dict[str, Any] = {

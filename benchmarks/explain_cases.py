@@ -43,7 +43,6 @@ PROFILER = {
     "enabled": "true",
     "record_shapes": "false",
     "profile_memory": "false",
-    "with_flops": "false",
     "schedule.wait": str(PROFILED - 2),
     "schedule.warmup": "1",
     "schedule.active": "1",

@@ -67,7 +67,7 @@ def test_the_trace_holds_the_active_steps_with_shapes_stacks_and_memory(trained)
     kinds = {event.get("cat") for event in trace["traceEvents"]}
     assert {"cpu_op", "python_function", "cpu_instant_event"} <= kinds
     assert any(event["name"] == "aten::mm" and event["args"]["Input Dims"] for event in trace["traceEvents"])
-    assert (trace["with_stack"], trace["profile_memory"], trace["record_shapes"], trace["with_flops"]) == (1, 1, 1, 1)
+    assert (trace["with_stack"], trace["profile_memory"], trace["record_shapes"], "with_flops" in trace) == (1, 1, 1, False)
 
 
 def test_the_record_says_which_steps_the_profiler_slowed_and_metrics_leave_them_out(trained):

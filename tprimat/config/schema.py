@@ -282,7 +282,7 @@ class ProfilingConfig(RefuseUnknownKeys):
     export_chrome_trace: Flag = True
     profile_memory: Flag = True
     with_stack: Flag = False
-    with_flops: Flag = True
+    with_flops: Flag = False
     record_shapes: Flag = True
     schedule: ProfileSchedule = field(default_factory=ProfileSchedule)
 

@@ -98,13 +98,13 @@ def tera(flop_per_second: float | None) -> str:
     return units.teraflops(flop_per_second).removesuffix(" TFLOP/s")
 
 
-RUNS = Metric("runs", "runs", "count", units.count)
-STEPS = Metric("window.steps", "steps", "sum", lambda value: f"{value:.0f}")
 TOKENS = Metric(
     *("tokens_per_second_per_gpu", "tokens/s/GPU", "estimate", units.significant),
     interval=True,
     unit="tokens per second and GPU",
 )
+RUNS = Metric("runs", "runs", "count", units.count)
+STEPS = Metric("window.steps", "steps", "sum", lambda value: f"{value:.0f}")
 TOKENS_OF_ALL = Metric("tokens_per_second", "tokens/s", "mean", units.significant)
 FLOPS = Metric(
     *("model_flops_per_second_per_gpu", "model FLOP/s/GPU", "estimate"),
@@ -117,6 +117,7 @@ MFU = Metric("mfu", "MFU", "estimate", units.percent)
 MATMUL_SHARE = Metric("share_of_measured_gemm", "of measured matmul", "mean", units.percent)
 MATMUL_RATE = Metric("measured_gemm_flops", "measured matmul", "mean", lambda value: units.si(value, "FLOP/s"))
 STEP_TIME = Metric("step_seconds", "median step", "estimate", units.seconds)
+STEP_ERROR = Metric("predicted_step_error", "step predicted", "mean", units.signed_percent)
 PEAK_MEMORY = Metric("peak_memory_bytes", "peak memory", "worst", units.gibibytes, unit="GiB allocated", scale=GIBIBYTE)
 RESERVED_MEMORY = Metric(
     *("peak_reserved_bytes", "reserved memory", "worst", units.gibibytes),
@@ -125,7 +126,6 @@ RESERVED_MEMORY = Metric(
     scale=GIBIBYTE,
 )
 MEMORY_ERROR = Metric("predicted_memory_error", "memory predicted", "mean", units.signed_percent)
-STEP_ERROR = Metric("predicted_step_error", "step predicted", "mean", units.signed_percent)
 LOSS = Metric("final_loss", "loss", "mean of equal steps", lambda value: f"{value:.3f}", lambda value: f"{value:.4f}")
 ENERGY = Metric("joules_per_token", "energy/token", "mean", lambda value: units.si(value, "J"), lambda value: f"{value:.4g}")
 COST = Metric("cost_per_million_tokens", "cost/M tokens", "mean", units.significant, lambda value: f"{value:.4g}")
@@ -133,26 +133,8 @@ EXPERT_LOAD = Metric("expert_load", "busiest expert", "mean", lambda value: f"{v
 RANK_LOAD = Metric("rank_load", "busiest rank", "mean", lambda value: f"{value:.2f}x")
 DROPPED = Metric("dropped", "choices dropped", "mean", units.percent)
 
-COLUMNS = (
-    TOKENS,
-    RUNS,
-    STEPS,
-    FLOPS,
-    MFU,
-    MATMUL_SHARE,
-    STEP_TIME,
-    STEP_ERROR,
-    PEAK_MEMORY,
-    RESERVED_MEMORY,
-    MEMORY_ERROR,
-    LOSS,
-    ENERGY,
-    COST,
-    EXPERT_LOAD,
-    RANK_LOAD,
-    DROPPED,
-)
-"""Of a comparison and of the page's ranking."""
+COLUMNS = [one for one in tuple(globals().values()) if isinstance(one, Metric) and one not in {TOKENS_OF_ALL, MATMUL_RATE}]
+"""Of a comparison and of the page's ranking: the metrics above, in their order."""
 
 
 def memory_metric(groups: Sequence[Group]) -> Metric:

@@ -1,7 +1,7 @@
 """Derive the metrics of a run from its steps. Everything that prints or draws a rate gets it from `run_metrics`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
@@ -11,24 +11,17 @@ import numpy as np
 from tprimat.analyze.window import Warmup, steady_steps, steady_window, steps_without_graphs, tensor_memory
 from tprimat.core.accelerators import peak_flops
 from tprimat.core.flops import FlopConvention, flop_per_token
+from tprimat.core.rows import DATA, document
 from tprimat.core.statistics import Array, Interval, TwoStates, median, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import captures_layers, cautions
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 
-TRUSTED_STEPS = 10
-"""Steady steps below which intervals are told to be wide."""
-NOTABLE_DRIFT = 0.005
-"""Relative change of step time over a window that is worth a warning; long runs show smaller trends, which are irrelevant."""
-SAME_STEPS = 0.8
-"""Share of the steps in which a file's window and ours must agree for its energy of a token to be ours."""
-STRAGGLING = 0.05
-"""How much longer than its peers a rank takes for its own part of a step before it is named."""
+WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["metrics"]
 OF_MACHINE = ("thermal", "hot", "brake", "slowdown")
 """Throttle reasons of NVML and AMD SMI that are a state of the machine, which another day may not have."""
 LOWERED = "application"
-"""Of clocks that somebody set (NVML: application clocks): a state of the machine where all readings show it (ALWAYS)."""
-ALWAYS = 0.99
+"""Of clocks that somebody set (NVML: application clocks): a state of the machine where all readings show it."""
 THROTTLING = (*OF_MACHINE, LOWERED, "power", "cap")
 """Throttle reasons that mean a clock below the usual one. A power cap belongs to the configuration that draws the power."""
 
@@ -201,7 +194,7 @@ def _joules_per_token(
         one, other = stated.window, window
         both = min(one.last_step, other.last_step) + 1 - max(one.first_step, other.first_step)
         either = max(one.last_step, other.last_step) + 1 - min(one.first_step, other.first_step)
-        alike = one.left_out == other.left_out and both >= SAME_STEPS * either > 0
+        alike = one.left_out == other.left_out and both >= WITHIN["same_steps"] * either > 0
         return (stated.joules_per_token, []) if alike else (None, [Finding(kind="energy of other steps")])
     if window.left_out and options.telemetry:
         return None, [Finding(kind="energy of profiled steps")]
@@ -263,10 +256,10 @@ def _integral(readings: Sequence[tuple[float, float]], start: float, end: float)
 
 def _of_steps(steady: Sequence[StepRecord], window: Window, states: TwoStates | None) -> list[Finding]:
     findings = []
-    if window.steps < TRUSTED_STEPS:
+    if window.steps < WITHIN["trusted_steps"]:
         findings.append(Finding(kind="few steps", numbers=(window.steps,)))
     drift = (window.drift_per_step or 0.0) * window.steps
-    if abs(drift) >= NOTABLE_DRIFT:
+    if abs(drift) >= WITHIN["drift"]:
         findings.append(Finding(kind="drift", numbers=(drift,)))
     if window.outliers:
         findings.append(Finding(kind="outliers", numbers=(window.outliers, window.steps)))
@@ -309,7 +302,7 @@ def stragglers(run: RunRecord) -> list[Finding]:
     for rank, seconds in enumerate(times):
         likes = times[rank // size * size : (rank // size + 1) * size]
         usual = float(np.median(likes))
-        if len(likes) > 1 and usual > 0 and seconds > usual * (1 + STRAGGLING):
+        if len(likes) > 1 and usual > 0 and seconds > usual * (1 + WITHIN["straggling"]):
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
             place = f"rank {rank} (GPU {rank % gpus}{host})"
             findings.append(Finding(kind="straggler", subjects=(place,), numbers=(seconds / usual - 1,)))
@@ -342,7 +335,7 @@ def during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> 
 
 def of_machine(reason: str, share: float) -> bool:
     """Whether a throttle reason, in a share of the readings, is a state of the machine, such as heat, and not its power limit."""
-    return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= ALWAYS)
+    return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= WITHIN["always"])
 
 
 def _is_one_of(words: Sequence[str], reason: str) -> bool:

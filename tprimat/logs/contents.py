@@ -4,11 +4,13 @@ Frameworks repeat lines and spread a step over several lines; schedulers start a
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tprimat.core.errors import ConfigError
 from tprimat.core.limits import LARGEST_STEP, LARGEST_WHOLE
+from tprimat.core.rows import DATA, document
 from tprimat.logs.fields import LineFields
 from tprimat.records.schema import RunRecord
 
@@ -37,14 +39,7 @@ class Claims:
         return replace(other, **{name: value for name, value in stated.items() if value not in {None, AUTO}})
 
 
-FLAGS = {
-    "model": MODEL_FLAG,
-    "gpus": "--num-gpus",
-    "nodes": "--num-nodes",
-    "global_batch_sequences": "--global-batch-size",
-    "sequence_tokens": "--sequence-length",
-    "accelerator": "--gpu",
-}
+FLAGS: Mapping[str, str] = document(DATA / "documents.yaml")["claim_flags"]
 
 
 def check_claim(flag: str, claimed: int | str | None, logged: int | str | None, where: str) -> None:

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import transformers
 from megatron.bridge import AutoBridge
 from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
 from megatron.bridge.training import mixed_precision
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
@@ -23,14 +23,6 @@ from tprimat.engines.bridge import PLAIN, model_kind, recipe_name
 from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 from tprimat.train.data import Sequences, open_sequences
-
-HF_CONFIGS: dict[str, type[PretrainedConfig]] = {
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "qwen3_moe": Qwen3MoeConfig,
-}
-"""Kind of model -> Hugging Face's configuration of it."""
 
 
 def build_config(plan: RunPlan) -> Any:
@@ -57,7 +49,7 @@ def recipe_of(plan: RunPlan) -> Any:
         where = f"platform_optimizations.{plan.platform}.bridge.recipe"
         what = f"This Megatron-Bridge has no recipe {module}:{function}."
         raise LaunchError(what, where=where, why=str(error), fix="recipe: null, or one that its folder has") from error
-    kind = HF_CONFIGS[model_kind(plan.workload.shape)]
+    kind = getattr(transformers, PLAIN["configs"][model_kind(plan.workload.shape)])
     usual = kind(architectures=[kind.__name__.replace("Config", "ForCausalLM")])  # by which Bridge finds its own
     AutoBridge.from_hf_pretrained = lambda *_, **__: AutoBridge.from_hf_config(usual)
     return recipe()

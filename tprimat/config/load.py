@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tprimat.config.options import assignment, removed
-from tprimat.config.schema import TINY_WORKLOAD, Config, ModelConfig, Name, Size, TrainingConfig
+from tprimat.config.schema import Config, ModelConfig, Name, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, leaves, parse_scalar, put, read_tree
 from tprimat.core.errors import ConfigError
 from tprimat.core.models import ModelShape, model_shape
-from tprimat.core.rows import adapter
+from tprimat.core.rows import DATA, adapter, document
 
 OURS = "the tiny workload"
 """Place of the keys that no file has."""
@@ -136,9 +136,10 @@ def absolute_path(path: str | Path, where: str) -> Path:
 def _apply_tiny(tree: Tree) -> None:
     """Put the tiny workload in place of what the file leaves at its defaults."""
     given, usual = dict(leaves(tree.values["training"])), dict(leaves(dataclasses.asdict(TrainingConfig())))
-    for group in TINY_WORKLOAD:
-        if all(given.get(path, usual[path]) == usual[path] for path in group):
-            for path, value in group.items():
+    for group in document(DATA / "options.yaml")["tiny"]:
+        values = {tuple(key.split(".")): value for key, value in group.items()}
+        if all(given.get(path, usual[path]) == usual[path] for path in values):
+            for path, value in values.items():
                 put(tree, ("training", *path), value, OURS)
 
 
@@ -250,16 +251,8 @@ def _wanted(detail: ErrorDetails) -> str:
         return detail["msg"].removeprefix("Input should be ")
     if detail["type"] == "string_pattern_mismatch":  # bridge.recipe alone has a pattern
         return "MODULE:FUNCTION, of Megatron-Bridge's recipes or perf_recipes"
-    kinds = {
-        "int": "a whole number",
-        "float": "a number",
-        "finite": "a finite number",
-        "bool": "true or false",
-        "string": "text",
-        "dict": "keys with values",
-        "dataclass": "keys with values",
-    }
-    return kinds.get(detail["type"].split("_")[0], detail["msg"][0].lower() + detail["msg"][1:])
+    kinds = document(DATA / "options.yaml")["kinds"]
+    return str(kinds.get(detail["type"].split("_")[0], detail["msg"][0].lower() + detail["msg"][1:]))
 
 
 def _shown(value: object) -> str:

@@ -162,15 +162,6 @@ class TrainingConfig(RefuseUnknownKeys):
     duration: DurationConfig = field(default_factory=DurationConfig)
 
 
-TINY_WORKLOAD: tuple[dict[tuple[str, ...], float], ...] = (
-    {("data", "global_batch_size"): 16, ("data", "micro_batch_size"): 2},
-    {("data", "sequence_length"): 64},
-    {("optimizer", "learning_rate"): 3.0e-3, ("optimizer", "min_learning_rate"): 3.0e-4, ("optimizer", "warmup_steps"): 4},
-    {("duration", "max_steps"): 20},
-)
-"""For a CPU, in groups of keys that belong together; a configuration that changes a default overrides its group."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutConfig(RefuseUnknownKeys):
     """How one model is split on one platform under one strategy. Omitted values are derived, stated ones are checked."""

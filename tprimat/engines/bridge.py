@@ -11,6 +11,7 @@ from tprimat.core.rows import DATA, document
 from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes
 from tprimat.plan.schema import RunPlan
 
+NEEDS = ("torch", "lightning", "megatron.core", "megatron.bridge", "transformers", "transformer_engine")
 PLAIN: Mapping[str, Any] = document(DATA / "framework_settings.yaml")["bridge"]
 """Bridge's plain recipes by the kind of model, its precisions, and what no plan decides. All else stays as the recipe has it."""
 
@@ -21,14 +22,7 @@ class BridgeEngine(RecipesEngine):
     name: ClassVar[str] = "bridge"
     trainer: ClassVar[str | None] = "tprimat.bridge"
     title: ClassVar[str] = "Megatron-Bridge"
-    needs: ClassVar[tuple[str, ...]] = (
-        "torch",
-        "lightning",
-        "megatron.core",
-        "megatron.bridge",
-        "transformers",
-        "transformer_engine",
-    )
+    needs: ClassVar[tuple[str, ...]] = NEEDS
     install: ClassVar[str] = (
         f"NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer, or pip install megatron-bridge; or {OTHER_ENGINE}"
     )

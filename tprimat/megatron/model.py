@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tprimat.core.errors import LaunchError
 from tprimat.core.flops import layers_of_last_stage
 from tprimat.core.models import ModelShape, padded_vocabulary
+from tprimat.core.rows import placed
 from tprimat.megatron import compat
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.experts import ExpertsLayer
@@ -146,17 +147,8 @@ def _latent_attention(shape: ModelShape) -> dict[str, Any]:
     """Return the settings of multi-head latent attention, without the rescaling of positions that serves longer contexts."""
     if shape.kv_lora_rank is None:
         return {}
-    return {
-        "multi_latent_attention": True,
-        "q_lora_rank": shape.q_lora_rank,
-        "kv_lora_rank": shape.kv_lora_rank,
-        "qk_head_dim": shape.nope_head_dim,
-        "qk_pos_emb_head_dim": shape.rope_head_dim,
-        "v_head_dim": shape.value_head_dim,
-        "rope_type": "rope",
-        "rotary_base": shape.rope_base,
-        "rotary_scaling_factor": 1.0,
-    }
+    constants = {"multi_latent_attention": True, "rope_type": "rope", "rotary_scaling_factor": 1.0}
+    return constants | placed("megatron_names.latent_attention", shape=shape)
 
 
 def build_chunks(plan: RunPlan, config: TransformerConfig, options: EngineOptions, device: torch.device) -> list[GPTModel]:

@@ -11,7 +11,7 @@ from tprimat.core.rows import DATA, document
 from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes
 from tprimat.plan.schema import RunPlan
 
-NEEDS = ("torch", "lightning", "megatron.core", "megatron.bridge", "transformers", "transformer_engine")
+NEEDS = ("torch", "megatron.core", "megatron.bridge", "transformers", "transformer_engine")
 PLAIN: Mapping[str, Any] = document(DATA / "framework_settings.yaml")["bridge"]
 """Bridge's plain recipes by the kind of model, its precisions, and what no plan decides. All else stays as the recipe has it."""
 

@@ -145,10 +145,6 @@ def commands(works: Sequence[RankedWorkload], not_counted: Sequence[Measured], n
     return {label: list(dict.fromkeys(shlex.join(run.command) for run in runs if run.command)) for label, runs in named}
 
 
-DIGITS = 6
-"""Significant digits of a plotted point; no screen shows more."""
-
-
 def shown_panels(groups: Sequence[Group]) -> tuple[list[BarPanel], list[Curve]]:
     """Return the panels for which a run that counts has a value."""
     runs = [item.result for group in groups for item in group.runs]
@@ -218,7 +214,7 @@ def _points(item: Measured, curve: Curve) -> list[float | None]:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    return None if value is None else float(f"{value:.6g}")  # no screen shows more
 
 
 def _bars(panel: BarPanel) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Weak scaling gives every GPU the same work and grows the batch; strong scaling d
 a step decide; where they follow neither there is no series, because its efficiency would mix two causes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -129,22 +129,15 @@ def _key(group: Group) -> tuple[object, ...]:
 def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
     """Return series of equal keys and equal work per step and GPU, then per step."""
     all_series: list[tuple[Series, list[Group]]] = []
-    ways: dict[ScalingKind, Callable[[Group], float | None]] = {
-        "weak": _tokens_per_gpu,
-        "strong": lambda group: tokens_per_step(group.run),
-    }
-    for kind, work in ways.items():
+    kinds: tuple[ScalingKind, ...] = ("weak", "strong")
+    for kind in kinds:
         alike: dict[tuple[object, ...], list[Group]] = {}
         for group in groups:
-            if (amount := work(group)) is not None:
-                alike.setdefault((*_key(group), amount), []).append(group)
+            tokens, parts = tokens_per_step(group.run), group.run.machine.gpus if kind == "weak" else 1
+            if tokens is not None and parts is not None:
+                alike.setdefault((*_key(group), tokens / parts), []).append(group)
         all_series += filter(None, (_series_of_fastest(kind, members) for members in alike.values()))
     return all_series
-
-
-def _tokens_per_gpu(group: Group) -> float | None:
-    tokens, gpus = tokens_per_step(group.run), group.run.machine.gpus
-    return None if tokens is None or gpus is None else tokens / gpus
 
 
 def _series_of_fastest(kind: ScalingKind, groups: Sequence[Group]) -> tuple[Series, list[Group]] | None:

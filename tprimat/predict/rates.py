@@ -127,7 +127,8 @@ class Rates:
         here = self.linked(stride)
         if ranks <= here and (samples := self.collectives.get((kind, ranks))):
             return _interpolated(samples, size)
-        moved, link = _moved(kind, size, ranks), self._link_of(2 if kind == "send_recv" else min(ranks, here))
+        moved, peers = _moved(kind, size, ranks), 1 if kind == "send_recv" else max(1, min(ranks, here) - 1)
+        link = self.link * min(1.0, peers / self.link_peers) if self.link_peers else self.link
         if ranks <= here:
             return moved / link + ASSUMED["link_latency_seconds"] * math.log2(ranks)
         if kind == "all_to_all":
@@ -135,10 +136,6 @@ class Rates:
             return outside / self.network + (moved - outside) / link + ASSUMED["network_latency_seconds"] * math.log2(ranks)
         wide = min(link, self.network * (1 if kind == "send_recv" else here))
         return moved / wide + ASSUMED["network_latency_seconds"] * math.log2(ranks)
-
-    def _link_of(self, ranks: int) -> float:
-        """Return the bytes/s between so many GPUs of a node, one direction."""
-        return self.link * min(1.0, max(1, ranks - 1) / self.link_peers) if self.link_peers else self.link
 
 
 @lru_cache(maxsize=65536)

@@ -257,16 +257,14 @@ def _placed(question: LayoutQuestion, layout: Layout) -> FullWorkload:
 
 def layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Yield every way to divide the model and the batch over the GPUs."""
-    shape, gpus = question.work.shape, question.gpus
-    one_stage = question.work.code.shards_weights
-    replicas_alone = question.work.code.divides_over_replicas_alone
+    shape, gpus, code = question.work.shape, question.gpus, question.work.code
     for tensor in _tensor_degrees(shape):
         if gpus % tensor or question.gpus_per_node % tensor:
             continue
         for pipeline in divisors(gpus // tensor):
-            if replicas_alone and (tensor * pipeline > 1 or shape.experts):
+            if code.divides_over_replicas_alone and (tensor * pipeline > 1 or shape.experts):
                 continue
-            if one_stage and pipeline > 1:
+            if code.shards_weights and pipeline > 1:
                 continue  # weights would be gathered anew for each of a stage's micro-batches
             if pipeline > shape.layers or (question.equal_stages and shape.layers % pipeline):
                 continue
@@ -278,7 +276,7 @@ def layouts(question: LayoutQuestion) -> Iterator[Layout]:
                     continue
                 whole = Layout(tensor=tensor, pipeline=pipeline, context=context, data=data, sequence_parallel=tensor > 1)
                 for chunks in _chunks(question, pipeline):
-                    for expert in _expert_degrees(shape, tensor * context * data):
+                    for expert in divisors(math.gcd(shape.experts, tensor * context * data)) if shape.experts else [1]:
                         yield replace(whole, virtual_pipeline=chunks, expert=expert)
 
 
@@ -312,13 +310,6 @@ def short_ends(layers: int, chunks: int) -> tuple[int, ...] | None:
         return None
     first = missing // 2
     return (each - first, *[each] * (chunks - 2), each - (missing - first))
-
-
-def _expert_degrees(shape: ModelShape, ranks: int) -> list[int]:
-    """Return the degrees that give each of the ranks of a stage whole experts."""
-    if not shape.experts:
-        return [1]
-    return [degree for degree in divisors(shape.experts) if ranks % degree == 0]
 
 
 def _micro_batches(question: LayoutQuestion, layout: Layout) -> Iterator[int]:

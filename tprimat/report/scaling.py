@@ -105,12 +105,8 @@ def as_document(all_series: Sequence[Series]) -> list[dict[str, Any]]:
             "kind": series.kind,
             "points": [placed("documents.scaling_point", row=row) | {"layout": row.point.layout or None} for row in series.rows],
             "left_out": [{"name": name, "gpus": gpus, "why": finding_words(why)} for name, gpus, why in series.left_out],
-            "serial_share": _ends(serial_share(series)),
+            "serial_share": placed("documents.interval", of=serial_share(series)),
             "remarks": remarks(series, None),
         }
         for series in all_series
     ]
-
-
-def _ends(value: Estimate) -> dict[str, float | None]:
-    return {"value": value.value, "low": value.low, "high": value.high}

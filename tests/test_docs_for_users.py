@@ -31,11 +31,7 @@ BLOCKS = re.findall(r"```text\n(.*?)```", DOC, re.DOTALL)
 NVIDIA = ("benchmark.py", "--dry-run", "--platform", "nvidia", "--gpus", "8", "--model")
 COMMAND_LINES = (
     ("benchmark.py", "--model", "llama", "--platform", "nvidia"),
-    (
-        *(*NVIDIA, "qwen", "--parallel", "truly_identical"),
-        *("--set", "parallelism.truly_identical.qwen.nvidia.tensor_model_parallel_size=8"),
-        *("--set", "parallelism.truly_identical.qwen.nvidia.pipeline_model_parallel_size=1"),
-    ),
+    (*NVIDIA, "qwen", "--tp", "8", "--pp", "1"),
     (*NVIDIA, "llama", "--gpus", "6", "--parallel", "truly_identical"),
     (*NVIDIA, "llama", "--global-batch-size", "100"),
     (*NVIDIA, "llama", "--engine", "nemo"),

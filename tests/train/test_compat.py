@@ -64,13 +64,16 @@ def test_every_known_version_has_been_tried():
     assert metadata.version("megatron-core") in KNOWN_VERSIONS["megatron-core"]
 
 
-@pytest.mark.parametrize(("installed", "refused"), [("0.20.0rc1", True), ("1.0", True), ("0.19.5", False), ("0.15.0", False)])
-def test_a_newer_version_is_refused_with_the_known_ones(monkeypatch, installed, refused):
+VERSIONS = [("0.20.0rc1", "new"), ("1.0", "new"), ("0.19.5", None), ("0.15.0", None), ("0.14.1", "old")]
+
+
+@pytest.mark.parametrize(("installed", "age"), VERSIONS)
+def test_a_newer_or_older_version_is_refused_with_the_known_ones(monkeypatch, installed, age):
     monkeypatch.setattr(metadata, "version", lambda _: installed)
     error = megatron.ENGINE.untried()
-    assert (error is not None) is refused
+    assert (error is None) is (age is None)
     if error:
-        assert error.what == f"megatron-core {installed} is too new."
+        assert error.what == f"megatron-core {installed} is too {age}."
         assert "0.18.2 and 0.19.2" in error.why
         assert "--force starts it anyway" in error.fix
 

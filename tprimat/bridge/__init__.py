@@ -32,7 +32,7 @@ def train(plan: RunPlan) -> None:
     from tprimat.bridge.recipe import build_config
 
     cfg = build_config(plan)
-    restart_with(VARIABLES | {name: str(value) for name, value in cfg.env_vars.items()})
+    restart_with(VARIABLES | {name: str(value) for name, value in getattr(cfg, "env_vars", {}).items()})
     startup.resume_garbage_collection()
     pretrain(cfg, forward_step, callbacks=[Reporter(plan, cfg)])
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import transformers
 from megatron.bridge import AutoBridge
-from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
 from megatron.bridge.training import mixed_precision
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -24,6 +23,8 @@ from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
 from tprimat.train.data import Sequences, open_sequences
 
+DATASETS: Any = import_module(f"megatron.bridge.{'data.base' if find_spec('megatron.bridge.data.base') else 'training.config'}")
+"""The module with DatasetProvider: the first since Bridge 0.6."""
 
 def build_config(plan: RunPlan) -> Any:
     """Return the ConfigContainer that trains a plan. Raises LaunchError: this Bridge has no such recipe."""
@@ -124,7 +125,7 @@ def exchange_tokens_by_nccl(model: Any) -> None:
 
 
 @dataclass
-class PlannedSequences(DatasetProvider):  # type: ignore[misc]
+class PlannedSequences(DATASETS.DatasetProvider):  # type: ignore[misc]
     """The plan's sequences behind Megatron's sampler, which gives each replica its micro-batches."""
 
     plan: RunPlan | None = None
@@ -139,7 +140,7 @@ class PlannedSequences(DatasetProvider):  # type: ignore[misc]
         assert self.plan is not None
         self.seq_length = self.plan.workload.sequence_tokens
 
-    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any, None, None]:
+    def build_datasets(self, context: Any) -> tuple[Any, None, None]:
         """Open the sequences; a benchmark neither validates nor tests."""
         del context
         assert self.plan is not None

@@ -83,15 +83,16 @@ class Engine(ABC):
         """Say why this engine cannot run the plan, wherever it is installed; None: it can."""
 
     def untried(self) -> UserError | None:
-        """Refuse a package that is newer than all versions that this engine is known to train with; None: it is not newer."""
+        """Refuse a package newer or older than all versions that this engine is known to train with; None: it is neither."""
         package = self.known or ""
-        *others, newest = document(DATA / "known_versions.yaml").get(package, [""])
+        oldest, *others, newest = document(DATA / "known_versions.yaml").get(package, ["", ""])
         installed = package_version(package) if package else None
-        if installed is None or release(installed) <= release(newest):
+        if installed is None or release(oldest) <= release(installed) <= release(newest):
             return None
-        why = f"This engine is known to train with {', '.join(others)} and {newest}."
+        age = "new" if release(installed) > release(newest) else "old"
+        why = f"This engine is known to train with {', '.join((oldest, *others))} and {newest}."
         fix = f"pip install {package}=={newest}; --force starts it anyway"
-        return LaunchError(f"{package} {installed} is too new.", why=why, fix=fix)
+        return LaunchError(f"{package} {installed} is too {age}.", why=why, fix=fix)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Return that part of `refusal` that depends on how the plan divides its model and batch: such layouts are not searched.
@@ -229,24 +230,22 @@ def start_command() -> tuple[str, ...]:
 
 
 WORKER_MODULES = ("torch", "megatron.core", "numpy")
-LIGHTNING = ("pytorch_lightning", "lightning")
+ANY_LIGHTNING = "pytorch_lightning or lightning"
 INSTALL = "make install, or pip install -r requirements.txt"
 
 
 def require_worker_modules() -> None:
     """Check that this Python has what the worker needs, without importing it."""
-    missing = [name for name in WORKER_MODULES if not is_installed(name)]
-    if not any(is_installed(name) for name in LIGHTNING):
-        missing.append(LIGHTNING[0])
+    missing = [name for name in (*WORKER_MODULES, ANY_LIGHTNING) if not is_installed(name)]
     if missing:
         what = f"The Python module {missing[0]} is not installed for {sys.executable}."
         raise LaunchError(what, why="Training needs it.", fix=INSTALL)
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a module can be found. Only its parent packages are imported."""
+    """Return whether a module, or one of several, can be found. Only parent packages are imported."""
     try:
-        return name in sys.modules or find_spec(name) is not None
+        return any(one in sys.modules or find_spec(one) is not None for one in name.split(" or "))
     except ModuleNotFoundError:  # of a parent package
         return False
 

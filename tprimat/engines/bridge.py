@@ -8,10 +8,11 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import BRIDGE, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import DATA, document
-from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes
+from tprimat.engines.base import ANY_LIGHTNING, OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, release
 from tprimat.plan.schema import RunPlan
+from tprimat.records.environment import package_version
 
-NEEDS = ("torch", "megatron.core", "megatron.bridge", "transformers", "transformer_engine")
+NEEDS = (ANY_LIGHTNING, "torch", "megatron.core", "megatron.bridge", "transformers", "transformer_engine")
 PLAIN: Mapping[str, Any] = document(DATA / "framework_settings.yaml")["bridge"]
 """Bridge's plain recipes by the kind of model, its precisions, and what no plan decides. All else stays as the recipe has it."""
 
@@ -24,7 +25,8 @@ class BridgeEngine(RecipesEngine):
     title: ClassVar[str] = "Megatron-Bridge"
     needs: ClassVar[tuple[str, ...]] = NEEDS
     install: ClassVar[str] = (
-        f"NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer, or pip install megatron-bridge; or {OTHER_ENGINE}"
+        "pip install -r requirements.txt in NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer; elsewhere "
+        f"pip install megatron-bridge, too; or {OTHER_ENGINE}"
     )
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
@@ -58,7 +60,8 @@ def model_kind(shape: ModelShape) -> str:
 
 def recipe_name(plan: RunPlan) -> str:
     """Return MODULE:FUNCTION below megatron.bridge."""
-    return plan.bridge.recipe or str(PLAIN["recipes"][model_kind(plan.workload.shape)])
+    older = release(package_version("megatron-bridge") or NEWEST) < release(NEWEST)
+    return plan.bridge.recipe or str(PLAIN["recipes_before_0.6" if older else "recipes"][model_kind(plan.workload.shape)])
 
 
 def inexpressible(plan: RunPlan) -> LaunchError | None:

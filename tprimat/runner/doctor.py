@@ -59,7 +59,7 @@ def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], 
     packages = [check_package(name, distributions) for name, distributions in TRAINING]
     here = Here(platform=PLATFORM_OF[machine.platform] if machine else "cpu", primus_path=primus_path)
     engines = list(check_engines(here))
-    embedded = all(check.status == "ok" for check in (torch, *packages))
+    embedded = all(check.status == "ok" for check in (torch, *packages)) and engines[0].name != f"engine {FALLBACK}"
     checks = [python, torch, *packages, check_stack(), *engines, *machine_checks(output)]
     return checks, embedded or any(engine.status == "ok" for engine in engines)
 
@@ -126,13 +126,14 @@ def check_stack() -> Check:
 
 
 def check_engines(here: Here) -> Iterator[Check]:
-    """Ask every engine that needs its own framework whether it can start."""
-    for engine in (engine_named(name) for name in ENGINE_NAMES if name != FALLBACK):
-        answer, name = engine.available(here), f"engine {engine.name}"
-        if isinstance(answer, str):
-            yield Check(name, "ok", answer)
-        else:
-            yield Check(name, "absent", answer.what.removesuffix("."), answer.fix)
+    """Ask every engine whether it can start; nothing of the embedded one, which needs no framework of its own, if it can."""
+    for engine in map(engine_named, ENGINE_NAMES):
+        answer = engine.available(here)
+        answer = (engine.untried() or answer) if isinstance(answer, str) else answer
+        if not isinstance(answer, str):
+            yield Check(f"engine {engine.name}", "absent", answer.what.removesuffix("."), answer.fix)
+        elif engine.name != FALLBACK:
+            yield Check(f"engine {engine.name}", "ok", answer)
 
 
 # What the machine offers besides software.

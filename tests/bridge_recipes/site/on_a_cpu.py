@@ -4,6 +4,7 @@ sitecustomize.py calls `redirect` when a rank is about to import tprimat.bridge.
 """
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 
@@ -72,6 +73,7 @@ def replace_cuda():
         "manual_seed_all": lambda _: None,
         "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
         "get_device_capability": lambda *_: (8, 0),
+        "get_device_properties": lambda *_: SimpleNamespace(major=8, minor=0, name="none"),
         "is_current_stream_capturing": lambda: False,
         "mem_get_info": lambda *_: (0, 0),
         "memory_stats": lambda *_: {},

@@ -4,6 +4,7 @@ Python runs this file at every start where its folder is on PYTHONPATH. Bridge d
 name of `typing`.
 """
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -12,7 +13,8 @@ import sys
 import types
 import typing
 
-PACKAGES = ("transformer_engine", "megatron.energon", "diffusers", "modelopt", "nvidia_resiliency_ext", "datasets")
+MODELS = ("transformer_engine", "transformer_engine_torch", "modelopt", "diffusers", "nvidia_resiliency_ext")
+PACKAGES = (*MODELS, "megatron.energon", "datasets", "webdataset")
 CORE = """fp8_utils fp4_utils extensions.transformer_engine optimizer distributed models.gpt models.gpt.gpt_layer_specs
 transformer.moe.moe_layer transformer.moe.experts transformer.moe.shared_experts transformer.multi_latent_attention
 transformer.cuda_graphs pipeline_parallel dist_checkpointing datasets.gpt_dataset models.hybrid.hybrid_model
@@ -54,7 +56,7 @@ class Empty:
         return cls
 
 
-SOME_OF_TE = ("Linear", "LayerNormLinear", "FrozenState", "ops")
+SOME_OF_TE = ("Linear", "LayerNormLinear", "GroupedLinear", "FrozenState", "ops")
 
 
 def decorator(*arguments, **named):
@@ -75,7 +77,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         if not self.ready:
             for module in CORE.split():
-                importlib.import_module(f"megatron.core.{module}")
+                with contextlib.suppress(ModuleNotFoundError):  # of an older Megatron-Core
+                    importlib.import_module(f"megatron.core.{module}")
             Finder.ready = True
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 

@@ -3,8 +3,6 @@
 The lines are constructed: their wording is that of megatron/training/training.py and arguments.py, their numbers are invented.
 """
 
-import sys
-
 SCRIPT = """
 import os, sys
 sys.path.insert(0, {here!r})
@@ -65,4 +63,3 @@ def train(words, rank, ranks):
             "grad norm: 1.361 | number of skipped iterations:   0 | number of nan iterations:   0 |"
         )
     print("[after training is done] datetime: 2026-11-26 10:22:11")
-    sys.stdout.flush()

@@ -83,7 +83,6 @@ def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
     assert {key: getattr(cfg.model, key) for key in model_fields(model_shape(name))} == model_fields(model_shape(name))
     assert (cfg.train.train_iters, cfg.train.micro_batch_size, cfg.rng.seed, cfg.optimizer.lr) == (7, 2, 3, 5e-4)
     assert cfg.checkpoint.save is None
-    assert cfg.model.transformer_impl == "transformer_engine"
 
 
 def test_a_rank_starts_again_with_the_variables_of_its_recipe(tmp_path):

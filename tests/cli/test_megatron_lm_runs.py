@@ -13,7 +13,6 @@ WORDS = ("--model", "llama", "--engine", "megatron-lm", "--platform", "nvidia", 
 
 
 def test_its_console_becomes_a_record_that_proves_the_strategy(tmp_path):
-    """On a machine with two H100, Transformer Engine and a clone of Megatron-LM."""
     for module in MODULES:
         (tmp_path / "packages" / module).mkdir(parents=True)
     machine = {

@@ -180,7 +180,6 @@ def test_a_mistake_is_explained(words, said):
     [("H100 SXM", "fp8", "131072"), ("RTX 4090", "bf16", "8192"), ("MI300X", "bf16", "4096"), ("B200", "mxfp8", "8192")],
 )
 def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accelerator, precision, tokens):
-    """With other recomputation, dtype or engine they would run something else, which may not fit."""
     words = ("--model", "llama", "--accelerator", accelerator, "--precision", precision, "--sequence-length", tokens)
     planned = run_command("plan", *words, "--gpus", "8").stdout
     cells, flags = fastest(planned)

@@ -5,10 +5,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from plans import workload
 
 from tprimat.core.errors import ConfigError
-from tprimat.engines import AUTO, ENGINE_NAMES
+from tprimat.engines import AUTO, ENGINE_NAMES, bridge
 from tprimat.engines.base import Here, choose, engine_named
+from tprimat.plan.schema import plan_of
 
 ROOT = Path(__file__).parents[2]
 EXEMPT = ("tprimat/engines/", "tprimat/core/", "tprimat/logs/", "tprimat/records/legacy.py")
@@ -85,3 +87,9 @@ def test_an_unknown_engine_is_refused_with_the_names_that_there_are():
 def test_auto_prefers_bridge_then_nemo_on_nvidia_and_primus_on_amd():
     preferred = {name: engine_named(name).automatic_on for name in ENGINE_NAMES if engine_named(name).automatic_on}
     assert list(preferred.items()) == [("bridge", "nvidia"), ("nemo", "nvidia"), ("primus", "amd")]
+
+
+@pytest.mark.parametrize(("installed", "recipe"), [("0.5.0", "recipes.llama.llama3:"), ("0.6.2", "recipes.llama.h100.llama3:")])
+def test_bridges_recipe_is_one_of_the_installed_version(monkeypatch, installed, recipe):
+    monkeypatch.setattr(bridge, "package_version", lambda _: installed)
+    assert bridge.recipe_name(plan_of(workload())).startswith(recipe)

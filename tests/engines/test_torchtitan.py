@@ -190,11 +190,6 @@ def test_a_torchtitan_that_cannot_start_here_is_refused_with_the_versions(instal
     assert caught.value.fix.startswith("pip install torchtitan==0.2.2")
 
 
-def test_a_torchtitan_newer_than_all_known_ones_wants_force(installed):
-    installed("0.4.0", "2.15.0")
-    assert ENGINE.untried().what == "torchtitan 0.4.0 is too new."
-
-
 def test_a_plan_that_it_refuses_starts_nothing(machine, tmp_path):
     done = machine("--set", "data=text:stdlib")
     assert done.returncode == 2

@@ -4,7 +4,6 @@ sitecustomize.py calls `redirect` when a rank is about to import tprimat.bridge.
 """
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import torch
 
@@ -73,7 +72,7 @@ def replace_cuda():
         "manual_seed_all": lambda _: None,
         "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
         "get_device_capability": lambda *_: (8, 0),
-        "get_device_properties": lambda *_: SimpleNamespace(major=8, minor=0, name="none"),
+        "get_device_properties": lambda *_: Nothing(),
         "is_current_stream_capturing": lambda: False,
         "mem_get_info": lambda *_: (0, 0),
         "memory_stats": lambda *_: {},
@@ -102,7 +101,9 @@ def on_the_host(tensor, as_numpy=False, record_stream=False):
 
 
 class Nothing:
-    """A stream or an event where there is none: a CPU does one thing after the other."""
+    """A stream, an event or a GPU where there is none: a CPU does one thing after the other."""
+
+    name = ""
 
     def __init__(self, *_, **__):
         pass

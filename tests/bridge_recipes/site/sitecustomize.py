@@ -13,8 +13,7 @@ import sys
 import types
 import typing
 
-MODELS = ("transformer_engine", "transformer_engine_torch", "modelopt", "diffusers", "nvidia_resiliency_ext")
-PACKAGES = (*MODELS, "megatron.energon", "datasets", "webdataset")
+PACKAGES = ("transformer_engine", "megatron.energon", "diffusers", "modelopt", "nvidia_resiliency_ext", "datasets", "webdataset")
 CORE = """fp8_utils fp4_utils extensions.transformer_engine optimizer distributed models.gpt models.gpt.gpt_layer_specs
 transformer.moe.moe_layer transformer.moe.experts transformer.moe.shared_experts transformer.multi_latent_attention
 transformer.cuda_graphs pipeline_parallel dist_checkpointing datasets.gpt_dataset models.hybrid.hybrid_model
@@ -69,7 +68,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ready = False
 
     def find_spec(self, name, path=None, target=None):
-        if not any(name == package or name.startswith(f"{package}.") for package in PACKAGES):
+        if not any(map(name.startswith, PACKAGES)):
             return None
         if asker().startswith("tprimat.engines"):  # whether it is installed
             return importlib.machinery.ModuleSpec(name, self)

@@ -26,6 +26,7 @@ from tprimat.train.data import Sequences, open_sequences
 DATASETS: Any = import_module(f"megatron.bridge.{'data.base' if find_spec('megatron.bridge.data.base') else 'training.config'}")
 """The module with DatasetProvider: the first since Bridge 0.6."""
 
+
 def build_config(plan: RunPlan) -> Any:
     """Return the ConfigContainer that trains a plan. Raises LaunchError: this Bridge has no such recipe."""
     cfg, layout = recipe_of(plan), plan.workload.layout
@@ -107,8 +108,7 @@ def _set_training(cfg: Any, plan: RunPlan) -> None:
 
 
 def _set_optimizer(cfg: Any, plan: RunPlan) -> None:
-    settings = plan.optimizer
-    schedule = cfg.scheduler
+    settings, schedule = plan.optimizer, cfg.scheduler
     names.set_fields(cfg.optimizer, names.optimizer_fields(settings))
     schedule.start_weight_decay = schedule.end_weight_decay = settings.weight_decay
     schedule.lr_decay_style = settings.schedule

@@ -89,10 +89,10 @@ class Engine(ABC):
         installed = package_version(package) if package else None
         if installed is None or release(oldest) <= release(installed) <= release(newest):
             return None
-        age = "new" if release(installed) > release(newest) else "old"
+        what = f"{package} {installed} is too {'new' if release(installed) > release(newest) else 'old'}."
         why = f"This engine is known to train with {', '.join((oldest, *others))} and {newest}."
         fix = f"pip install {package}=={newest}; --force starts it anyway"
-        return LaunchError(f"{package} {installed} is too {age}.", why=why, fix=fix)
+        return LaunchError(what, why=why, fix=fix)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Return that part of `refusal` that depends on how the plan divides its model and batch: such layouts are not searched.

@@ -12,7 +12,9 @@ from tprimat.engines.base import ANY_LIGHTNING, OTHER_ENGINE, RecipesEngine, Whe
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import package_version
 
-NEEDS = (ANY_LIGHTNING, "torch", "megatron.core", "megatron.bridge", "transformers", "transformer_engine")
+INSTALL = (
+    f"pip install -r requirements.txt in nvcr.io/nvidia/nemo:26.04 or newer (elsewhere also megatron-bridge); or {OTHER_ENGINE}"
+)
 PLAIN: Mapping[str, Any] = document(DATA / "framework_settings.yaml")["bridge"]
 """Bridge's plain recipes by the kind of model, its precisions, and what no plan decides. All else stays as the recipe has it."""
 
@@ -23,11 +25,8 @@ class BridgeEngine(RecipesEngine):
     name: ClassVar[str] = "bridge"
     trainer: ClassVar[str | None] = "tprimat.bridge"
     title: ClassVar[str] = "Megatron-Bridge"
-    needs: ClassVar[tuple[str, ...]] = NEEDS
-    install: ClassVar[str] = (
-        "pip install -r requirements.txt in NVIDIA's container nvcr.io/nvidia/nemo:26.04 or newer; elsewhere "
-        f"pip install megatron-bridge, too; or {OTHER_ENGINE}"
-    )
+    needs: ClassVar[tuple[str, ...]] = (ANY_LIGHTNING, "megatron.core", "megatron.bridge", "transformers", "transformer_engine")
+    install: ClassVar[str] = INSTALL
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express."""
@@ -60,7 +59,7 @@ def model_kind(shape: ModelShape) -> str:
 
 def recipe_name(plan: RunPlan) -> str:
     """Return MODULE:FUNCTION below megatron.bridge."""
-    older = release(package_version("megatron-bridge") or NEWEST) < release(NEWEST)
+    older = release(package_version("megatron-bridge") or "0.6") < (0, 6)
     return plan.bridge.recipe or str(PLAIN["recipes_before_0.6" if older else "recipes"][model_kind(plan.workload.shape)])
 
 

@@ -13,7 +13,7 @@ from tprimat.records.schema import StepRecord
 from tprimat.report import catalogue
 from tprimat.report.comparison import Comparison
 from tprimat.report.names import RankedWorkload, ranked_workloads
-from tprimat.report.plots import Bar, BarPanel, Canvas, Look, Panel, Sheet, bar_of, looks_of, rest_note, thousands
+from tprimat.report.plots import LINE_STYLES, Bar, BarPanel, Canvas, Look, Panel, Sheet, bar_of, looks_of, rest_note, thousands
 from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, not_counted_briefly, open_losses, picture_title, run_name, subtitle
 
@@ -188,7 +188,7 @@ def _curve_panel(works: Sequence[RankedWorkload], shown: dict[str, Look], curve:
 
 
 def _draw_curves(axes: "Axes", lines: Sequence[Line], curve: Curve) -> None:
-    for look, points in lines:
+    for look, points in sorted(lines, key=lambda line: LINE_STYLES.index(line[0].line)):  # broken lines over whole ones
         mark = "o" if len(points) == 1 else ""  # a line through one point is invisible
         axes.plot(*zip(*points, strict=True), color=look.color, linestyle=look.line, marker=mark, linewidth=1.5, alpha=0.9)
     axes.margins(x=0.02)

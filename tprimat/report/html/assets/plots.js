@@ -134,6 +134,8 @@ function curves(data, index, look) {
       });
     }
   }
+  const order = Object.values(DASHES);  // broken lines over whole ones, so that equal curves show
+  traces.sort((one, other) => order.indexOf(one.line.dash) - order.indexOf(other.line.dash));
   const layout = base(look, 330);
   Object.assign(layout.xaxis, { title: { text: panel.steady ? "optimizer step, from the end of warm-up" : "optimizer step", standoff: 6 } });
   const [least, most] = ends(traces);

@@ -1,8 +1,8 @@
 """Several nodes as one run: the launcher of the first node decides, those of the others start their ranks when it says so.
 
 They agree through a store of torch that the first one opens at MASTER_ADDR:MASTER_PORT. It holds JSON documents, under the name
-of the job: hello/RANK (who joins), orders (what all do now), ended/N/RANK (how its ranks of run N ended on a node), and
-beat/RANK, which changes while a launcher lives.
+of the job: hello/RANK (who has taken place/RANK), orders (what all do now), ended/N/RANK (how its ranks of run N ended on a
+node), and beat/RANK, which changes while a launcher lives.
 """
 
 import os
@@ -87,6 +87,10 @@ class Store:
     def write(self, key: str, text: str) -> None:
         """Write a document."""
         self._store.set(self._job + key, text)
+
+    def take(self, key: str) -> bool:
+        """Take a place; False: somebody has it."""
+        return bool(self._store.add(self._job + key, 1) == 1)
 
 
 class NodeGroup:
@@ -272,10 +276,11 @@ class Member:
             if stopped():
                 return False
             if time.monotonic() > ends:
-                port, why = nodes.master_port, f"This is {nodes.name(nodes.rank)} of {nodes.count}."
-                what = f"The first node, {nodes.master_address}, did not answer on port {port} within {seconds:.0f} s"
+                host, port, name = nodes.master_address or "", nodes.master_port, nodes.name(nodes.rank)
+                here = f", and {host} is this machine itself" if host.startswith((*LOOPBACK, "localhost")) else ""
+                what, why = f"The first node, {host}, did not answer on port {port}", f"This is {name} of {nodes.count}{here}."
                 fix = "start the same command there with NODE_RANK=0, and open the port between the nodes"
-                raise LaunchError(f"{what}: {self._problem}.", where="MASTER_ADDR", why=why, fix=fix)
+                raise LaunchError(f"{what} within {seconds:.0f} s: {self._problem}.", where="MASTER_ADDR", why=why, fix=fix)
         return True
 
     def orders(self) -> Orders:
@@ -309,6 +314,9 @@ class Member:
         self._problem = "the program that listens there is no launcher of this run"
         store, rank = Store(self._nodes, address, port), self._nodes.rank
         if store.read("hello/0") is None:
+            return
+        if not store.take(f"place/{rank}"):  # a second start would run beside the first one, and its end would end that
+            self._problem = f"its node {rank} has already joined; every node needs its own NODE_RANK"
             return
         store.write(f"hello/{rank}", to_json(self._own))
         self._problem, self._heard_at = "", time.monotonic()

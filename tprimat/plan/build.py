@@ -220,6 +220,7 @@ def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShap
             layout=layout,
             data=loaded.config.training.data,
             world_size=world_size,
+            ranks_follow=platform == "cpu" and loaded.config.hardware.platforms[platform].gpus_per_node == "auto",
             where_layout=lambda key: loaded.where("parallelism", strategy, model, platform, key),
             where_data=lambda key: loaded.where("training", "data", key),
         )

@@ -31,6 +31,8 @@ class LayoutRequest:
     layout: LayoutConfig
     data: DataConfig
     world_size: int
+    ranks_follow: bool = False
+    """There are as many ranks as the layout needs, as on a CPU."""
     where_layout: Callable[[str], str]
     """Key of LayoutConfig -> its place."""
     where_data: Callable[[str], str]
@@ -81,7 +83,7 @@ def _any_of(degrees: list[int], key: str, request: LayoutRequest) -> str:
     """Name the degrees that can be chosen for a key; where it divides the ranks, those that fit them and the other degrees."""
     dividing = (TENSOR, PIPELINE, CONTEXT)
     others = math.prod(getattr(request.layout, other) for other in dividing if other != key)
-    free = key not in dividing or others * getattr(request.layout, key) == request.world_size  # ranks follow the layout
+    free = key not in dividing or request.ranks_follow
     fitting = [degree for degree in degrees if free or request.world_size % (degree * others) == 0]
     *most, last = map(str, fitting or degrees)
     return f"{key}: {', '.join(most)} or {last}" if most else f"{key}: {last}"

@@ -91,18 +91,21 @@ def test_a_rank_starts_again_with_the_variables_of_its_recipe(tmp_path):
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from tprimat.bridge import restart_with
+from tprimat.bridge import VARIABLES, restart_with
 from tprimat.train.worker import read_plan, trainer_of
 os.environ["STARTS"] = str(int(os.environ.get("STARTS", "0")) + 1)
 trainer_of(read_plan(Path({str(tmp_path / "plan.json")!r})))
-restart_with({{"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}})
+usual = {{name: value for name, value in VARIABLES.items() if name not in os.environ}}
+os.environ.update(usual)
+restart_with({{"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": os.environ["WANTED"]}}, usual)
 print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
 """
     file = tmp_path / "rank.py"
     file.write_text(program, encoding="utf8")
-    environment = {**os.environ, "NCCL_NVLS_ENABLE": "1"}
-    done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2", "1", "32"]
+    for wanted, starts in (("32", "2"), ("1", "1")):
+        environment = {**os.environ, "NCCL_NVLS_ENABLE": "1", "WANTED": wanted}
+        done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [starts, "1", wanted]
 
 
 def test_a_tuned_recipe_for_experts_gives_up_their_overlap_on_one_rank(tmp_path):

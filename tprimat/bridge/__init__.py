@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 from tprimat.core.errors import LaunchError
@@ -18,6 +19,8 @@ RESTARTED = "TPRIMAT_RECIPE_VARIABLES"
 
 def train(plan: RunPlan) -> None:
     """Train a plan on this rank of torchrun."""
+    usual = {name: value for name, value in VARIABLES.items() if name not in os.environ}
+    os.environ.update(usual)  # before anything opens the GPU
     # Before anything imports megatron.core.
     if find_spec(startup.TRANSFORMER_ENGINE) is not None and not startup.transformer_engine_is_usable():
         raise LaunchError("Transformer Engine cannot be imported.", why="Bridge's layers need it.", fix=ENGINE.install)
@@ -32,14 +35,17 @@ def train(plan: RunPlan) -> None:
     from tprimat.bridge.recipe import build_config
 
     cfg = build_config(plan)
-    restart_with(VARIABLES | {name: str(value) for name, value in getattr(cfg, "env_vars", {}).items()})
+    restart_with({name: str(value) for name, value in getattr(cfg, "env_vars", {}).items()}, usual)
     startup.resume_garbage_collection()
     pretrain(cfg, forward_step, callbacks=[Reporter(plan, cfg)])
 
 
-def restart_with(variables: dict[str, str]) -> None:
-    """Start this rank's program again with the variables that its recipe wants: libraries read some only when they are loaded."""
-    missing = {name: value for name, value in variables.items() if name not in os.environ}
+def restart_with(variables: Mapping[str, str], usual: Mapping[str, str]) -> None:
+    """Start this rank's program again where its recipe wants variables that neither the user nor `usual` has set so.
+
+    Libraries read some of them only when they are loaded. A rank whose recipe wants none goes on, and imports nothing twice.
+    """
+    missing = {name: value for name, value in variables.items() if name not in os.environ or usual.get(name, value) != value}
     if missing and RESTARTED not in os.environ:
         os.environ.update(missing, **{RESTARTED: "1"})
         sys.stdout.flush()

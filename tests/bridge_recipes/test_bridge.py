@@ -88,15 +88,13 @@ def test_a_recipe_gets_the_plans_model_and_settings(tmp_path, name):
 def test_a_rank_starts_again_with_the_variables_of_its_recipe(tmp_path):
     write_plan(tmp_path / "plan.json", make_plan(tmp_path, "llama", {}, engine="bridge"))
     program = f"""
-import os, sys
-from pathlib import Path
+import os, pathlib, sys
 sys.path.insert(0, {str(ROOT)!r})
 from tprimat.bridge import VARIABLES, restart_with
 from tprimat.train.worker import read_plan, trainer_of
 os.environ["STARTS"] = str(int(os.environ.get("STARTS", "0")) + 1)
-trainer_of(read_plan(Path({str(tmp_path / "plan.json")!r})))
-usual = {{name: value for name, value in VARIABLES.items() if name not in os.environ}}
-os.environ.update(usual)
+trainer_of(read_plan(pathlib.Path({str(tmp_path / "plan.json")!r})))
+os.environ.update(usual := {{name: value for name, value in VARIABLES.items() if name not in os.environ}})
 restart_with({{"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": os.environ["WANTED"]}}, usual)
 print(os.environ["STARTS"], os.environ["NCCL_NVLS_ENABLE"], os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
 """

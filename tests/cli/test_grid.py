@@ -34,6 +34,7 @@ def test_every_combination_in_the_order_of_the_values():
         (["tpp=1,2"], "cannot vary 'tpp'"),
         (["tp="], "--sweep tp= is not KEY=VALUE,VALUE"),
         (["tp<=8"], "cannot vary 'tp<'"),
+        (["steps=" + ",".join(map(str, range(200))), "seed=" + ",".join(map(str, range(200)))], "asks for 40,000 runs"),
     ],
 )
 def test_what_is_no_sweep_is_explained(words, message):

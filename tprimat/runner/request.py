@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
 
 
 BEST = "maximum_performance"
+MOST_RUNS = 10_000
+"""Of one call: planning more takes hours before the first one starts."""
 STRATEGIES = (BEST, "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Other strategies run by ./benchmark.py --parallel."""
 
@@ -152,10 +155,17 @@ STRATEGIES = (BEST, "truly_identical", "memory_optimized", "minimal_communicatio
 def sweep_requests(request: RunRequest, words: Sequence[str]) -> Iterator[tuple[str, RunRequest]]:
     """Yield a request for each combination of the values of --sweep KEY=a,b, in their order."""
     values = dict(map(_varied, words))
+    refuse_too_many(request.runs * prod(map(len, values.values())), "--sweep")
     for one in itertools.product(*values.values()):
         chosen = dict(zip(values, one, strict=True))
         label = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
         yield label, with_values(request, chosen.items(), "--sweep")
+
+
+def refuse_too_many(runs: int, flag: str) -> None:
+    """Refuse more runs than a call makes."""
+    if runs > MOST_RUNS:
+        raise ConfigError(f"{flag} asks for {runs:,} runs.", where=flag, why=f"A call makes at most {MOST_RUNS:,}.", fix="fewer")
 
 
 def _varied(word: str) -> tuple[str, list[str]]:

@@ -73,9 +73,9 @@ def _check(request: LayoutRequest, rules: Iterable[Rule], **known: Any) -> None:
             words = {key: text.format(**of_request, **known, **own) for key, text in RULES[name].items()}
             key = own.get("degree_at_fault") or words["key"]
             where = request.where_data if key in {"sequence_length", "global_batch_size"} else request.where_layout
-            place = where(key)
-            flag = f"{place}=" if place.startswith("--set ") else place.partition(" ")[0] + " "
-            fix = words["fix"].replace(f"{key}: ", flag) if place.startswith("--") else words["fix"]
+            place, (flag, *named) = where(key), where(key).split()
+            typed = f"--set {named[0]}=" if flag == "--set" else f"{flag} "  # --tp, --set ep or --set and a whole path
+            fix = words["fix"].replace(f"{key}: ", typed) if place.startswith("--") else words["fix"]
             raise LayoutError(words["what"], where=place, why=words.get("why"), fix=fix)
 
 

@@ -66,7 +66,8 @@ class MegatronLmEngine(Engine):
 
     def remark(self, plan: RunPlan) -> str | None:
         """Say that a missing package makes the run slower."""
-        return None if is_installed(APEX) else f"gradient accumulation fusion: off, because Apex ({APEX}) is not installed"
+        lacks = PATH in os.environ and not is_installed(APEX)
+        return f"gradient accumulation fusion: off, because Apex ({APEX}) is not installed" if lacks else None
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what TPrimat does not tell Megatron-LM, or what it cannot do."""
@@ -83,8 +84,7 @@ class MegatronLmEngine(Engine):
         script = str(PurePath(os.environ.get(PATH, "Megatron-LM")) / SCRIPT)
         needed = {
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron-LM refuses to overlap tensor ranks without it
-            # Its Makefile asks python3-config for this, which may be another Python's.
-            "MAKEFLAGS": f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}",
+            "MAKEFLAGS": f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}",  # its Makefile may find another Python's
         }
         return Command(
             argv=(script, *words_of(arguments(plan))),
@@ -121,7 +121,7 @@ def arguments(plan: RunPlan) -> dict[str, Value]:
         **_model(work.shape),
         **settings["megatron_lm"],
         **(settings["megatron_lm_experts"] if work.shape.experts else {}),
-        "no_gradient_accumulation_fusion": not is_installed(APEX),
+        "no_gradient_accumulation_fusion": PATH in os.environ and not is_installed(APEX),  # another machine may have it
         "vocab_size": work.shape.vocabulary - 1,  # NullTokenizer adds one
         "recompute_modules": work.recompute_modules if work.recompute == "selective" else None,
         **(settings["megatron_lm_scaling"][work.fp8_scaling or plan.engine_options.fp8_scaling] if work.narrow else {}),

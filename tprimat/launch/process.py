@@ -173,12 +173,12 @@ def bytecode_cache() -> dict[str, str]:
     """
     torch = importlib.util.find_spec("torch")
     folder = Path(torch.origin).parent if torch and torch.origin else None
-    if folder is None or "PYTHONPYCACHEPREFIX" in os.environ or (folder / "__pycache__").exists():
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 - Path raises without a home
+    if folder is None or not cache.is_absolute() or "PYTHONPYCACHEPREFIX" in os.environ or (folder / "__pycache__").exists():
         return {}
     if not os.environ.get("PYTHONDONTWRITEBYTECODE") and os.access(folder, os.W_OK):
         return {}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tprimat" / "bytecode"
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache)}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache / "tprimat" / "bytecode")}
 
 
 class Supervisor:

@@ -54,8 +54,10 @@ def check_claim(flag: str, claimed: int | str | None, logged: int | str | None, 
     )
 
 
-NAMES = [one.name for one in fields(LineFields)]
-FIRST_VALUE_COUNTS = NAMES[NAMES.index("tokens_per_second_per_gpu") : NAMES.index("failed")]
+FIRST_VALUE_COUNTS = (
+    *("tokens_per_second_per_gpu", "tokens_per_second", "sequences_per_second", "stamp", "tflops_per_gpu", "loss", "grad_norm"),
+    *("learning_rate", "global_batch_sequences", "consumed_sequences", "sequence_tokens"),
+)
 NARROW_DTYPES = {"fp8", "fp4", "int8", "int4"}
 """Of products, in a program whose other dtype is bf16 or the like."""
 

@@ -133,8 +133,11 @@ EXPERT_LOAD = Metric("expert_load", "busiest expert", "mean", lambda value: f"{v
 RANK_LOAD = Metric("rank_load", "busiest rank", "mean", lambda value: f"{value:.2f}x")
 DROPPED = Metric("dropped", "choices dropped", "mean", units.percent)
 
-COLUMNS = [one for one in tuple(globals().values()) if isinstance(one, Metric) and one not in {TOKENS_OF_ALL, MATMUL_RATE}]
-"""Of a comparison and of the page's ranking: the metrics above, in their order."""
+COLUMNS = (
+    *(TOKENS, RUNS, STEPS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, STEP_ERROR, PEAK_MEMORY, RESERVED_MEMORY, MEMORY_ERROR, LOSS),
+    *(ENERGY, COST, EXPERT_LOAD, RANK_LOAD, DROPPED),
+)
+"""Of a comparison and of the page's ranking."""
 
 
 def memory_metric(groups: Sequence[Group]) -> Metric:

@@ -211,7 +211,8 @@ def mean_keys(shape: ModelShape, sequence_tokens: int) -> float:
 def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_parallel: int = 1) -> list[GemmShape]:
     """Return the forward matmuls of one layer, then of the output layer, as one tensor-parallel rank runs them.
 
-    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up).
+    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up). Backward runs each
+    matmul twice more, with (m, n, k) permuted. A degree that divides no matrix is refused.
     """
     if tensor_parallel not in (degrees := valid_tensor_degrees(shape)):
         what = f"{shape.name} cannot be split over {tensor_parallel} tensor-parallel ranks."

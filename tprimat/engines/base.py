@@ -149,7 +149,10 @@ def engine_named(name: str) -> Engine:
 
 
 def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> Implementation | None:
-    """Return how the layers of a plan's engine use memory; None: not known. Is Transformer Engine there? None: look here."""
+    """Return how the layers of a plan's engine use memory on a GPU; None: not known.
+
+    `transformer_engine` says whether it is installed where the plan runs; None: as here.
+    """
     engine = engine_named(plan.engine)
     return engine.implementation(plan.workload.shape, engine.options(plan), transformer_engine)
 

@@ -268,7 +268,8 @@ def telemetry(
 ) -> Iterator[None]:
     """Append samples of a run's GPUs, in the order of its local ranks, to telemetry.jsonl inside a `with` block.
 
-    Their times count from `started_at`. `on_notice` is called at most once, on leaving, with the reason for missing samples.
+    Their times count from `started_at`, ISO 8601; without it, or without GPUs, nothing happens. `on_notice` is
+    called at most once, on leaving, with the reason for missing samples.
     """
     if started_at is None or not gpus:
         yield

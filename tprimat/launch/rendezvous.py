@@ -57,6 +57,7 @@ def stay_on_the_loopback() -> None:
     """Connect the ranks of a single node over the loopback, and never wait for a host name. The user's own settings win.
 
     On one node NCCL's sockets only introduce the ranks to each other, and torch looks up names only for its messages.
+    Where no name server answers, each look-up takes ten seconds or more.
     """
     if LOOPBACK_INTERFACE in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)

@@ -67,7 +67,10 @@ class SplitAndRotate(torch.autograd.Function):
     def forward(  # noqa: PLR0913, PLR0917 - an autograd function takes tensors one by one
         ctx: Any, groups: Tensor, query_scale: Tensor | None, key_scale: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor
     ) -> Any:
-        """`groups` is (tokens, sequences, key/value heads, queries of one of them + 2, head_dim), a scale (head_dim,) or None."""
+        """Run one kernel for each of the three.
+
+        `groups` is (tokens, sequences, key/value heads, queries of one of them + 2, head_dim), a scale (head_dim,) or None.
+        """
         ctx.epsilon = epsilon
         if query_scale is None:
             ctx.save_for_backward(cos, sin)
@@ -292,7 +295,7 @@ class AttentionOfPiece(torch.autograd.Function):
 
 
 def join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention over the keys of two parts, and the logs of its rows' sums, fp32."""
+    """Return attention over the keys of two parts, (sequences, heads, tokens, head_dim), and the logs of its rows' sums, fp32."""
     total = torch.logaddexp(sums, other_sums)
     joined = out.float() * torch.exp(sums - total) + other.float() * torch.exp(other_sums - total)
     return joined.to(out.dtype), total

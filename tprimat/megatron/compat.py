@@ -44,9 +44,10 @@ fused_attention_choice = require("torch", torch, "_fused_sdp_choice")
 
 
 def grouped_matmul(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Multiply slices of rows, which end at `ends`, each with its own matrix; rows after the last end become something undefined.
+    """Multiply slices of rows, which end at `ends`, each with its own matrix, without waiting for the ends on the host.
 
-    With rows transposed, the slices are of the summed dimension, and the result is a matrix for each slice.
+    What rows after the last end become is undefined. With rows transposed, the slices are of the summed dimension, and the result
+    is a matrix for each slice.
     """
     return require("torch", torch, "_grouped_mm")(rows, matrices, offs=ends)  # type: ignore[no-any-return]
 

@@ -29,7 +29,10 @@ from tprimat.train.startup import transformer_engine_is_usable
 
 
 def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
-    """Train a plan with Lightning on this rank; `redirected` says that Megatron's CUDA calls run on the CPU."""
+    """Train a plan with Lightning on this rank. The process group stays open for another plan.
+
+    `redirected` says that Megatron's CUDA calls run on the CPU; `callback` is one of Lightning's, called beside ours.
+    """
     quieten()
     on_gpu = torch.cuda.is_available()
     if on_gpu:

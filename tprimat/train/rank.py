@@ -206,7 +206,10 @@ class StepLog:
 
 
 def iteration_line(plan: RunPlan, step: StepRecord, now: datetime) -> str:
-    """Format one step, so that what is read back equals the record. A value that the step does not have is left out."""
+    """Format one step, so that what is read back equals the record: milliseconds with four decimals, memory in bytes.
+
+    TFLOP/s count half the attention square (`causal`). A value that the step does not have is left out.
+    """
     work = plan.workload
     flop = (step.tokens or 0) * flop_per_token(work.shape, work.sequence_tokens, dropped=step.dropped or 0.0)
     values: tuple[tuple[str, float | None, str], ...] = (

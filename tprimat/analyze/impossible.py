@@ -12,7 +12,7 @@ from tprimat.core.rows import DATA, document
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, RunMetrics, RunRecord, StepRecord
 
-WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["records"]
+LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["records"]
 
 
 def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[Finding, ...]:
@@ -47,7 +47,7 @@ def _against_evidence(run: RunRecord) -> Iterator[Finding]:
             yield Finding(kind="unlike evidence", subjects=(words, str(recorded), str(ran)))
     if run.ran.shape is not None and evidence.parameters is not None and evidence.source == "running_framework":
         expected = parameters(replace(run.ran.shape, vocabulary=padded_vocabulary(run.ran.shape))).total
-        if abs(evidence.parameters / expected - 1) > WITHIN["parameters"]:
+        if abs(evidence.parameters / expected - 1) > LIMITS["parameters"]:
             yield Finding(kind="other parameters", numbers=(evidence.parameters, expected))
 
 
@@ -66,7 +66,7 @@ def _against_arithmetic(run: RunRecord) -> Iterator[Finding]:
 def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare the peak with the memory of a GPU; the resident set of a CPU's process has no such bound."""
     peak, memory = max((step.peak_allocated_bytes or 0 for step in steps), default=0), run.machine.memory_bytes
-    if run.machine.platform != "cpu" and memory and peak > (1 + WITHIN["figures"]) * memory:
+    if run.machine.platform != "cpu" and memory and peak > (1 + LIMITS["figures"]) * memory:
         yield Finding(kind="too much memory", numbers=(peak, memory))
 
 
@@ -82,7 +82,7 @@ def _rates(run: RunRecord, metrics: RunMetrics, steady: Sequence[StepRecord]) ->
     if metrics.mfu is None and known and flops and flops.value > (most := max(known.dense_flops.values())):
         yield Finding(kind="too many FLOP", subjects=(known.name,), numbers=(flops.value, most))
     rate, joules, limit = metrics.tokens_per_second_per_gpu, metrics.joules_per_token, run.machine.power_limit_watts
-    if rate and joules and limit and rate.value * joules > (1 + WITHIN["figures"]) * limit:
+    if rate and joules and limit and rate.value * joules > (1 + LIMITS["figures"]) * limit:
         yield Finding(kind="too much power", numbers=(rate.value * joules, limit))
 
 
@@ -116,10 +116,10 @@ def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     }
     summed, span = sum(step.step_seconds for step in passed), sum(passed.values())
     own_clock = run.clock == "step_end"  # a framework's own timer leaves out what lies between its steps
-    if summed > 0 and abs(span / summed - 1) > (WITHIN["moments"] if own_clock else WITHIN["figures"]):
+    if summed > 0 and abs(span / summed - 1) > (LIMITS["moments"] if own_clock else LIMITS["figures"]):
         yield Finding(kind="other span", numbers=(summed, span))
         return
-    slack = {step: WITHIN["moments"] * step.step_seconds + WITHIN["printed_seconds"] for step in passed}
+    slack = {step: LIMITS["moments"] * step.step_seconds + LIMITS["printed_seconds"] for step in passed}
     off = [step for step, seconds in passed.items() if abs(seconds - step.step_seconds) > slack[step]]
     if own_clock and off:
         yield Finding(kind="other moments", numbers=(off[0].step, len(off), len(steps)))
@@ -132,5 +132,5 @@ def _stated_rate(stated: float | None, steps: Sequence[StepRecord]) -> Iterator[
         for part in (steps, steps[1:], steps[len(steps) // 2 :])
         if part and all(step.tokens for step in part)
     ]
-    if stated is not None and measured and min(abs(stated / rate - 1) for rate in measured) > WITHIN["figures"]:
+    if stated is not None and measured and min(abs(stated / rate - 1) for rate in measured) > LIMITS["figures"]:
         yield Finding(kind="other rate", numbers=(stated, measured[-1]))

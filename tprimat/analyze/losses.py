@@ -18,7 +18,7 @@ from tprimat.core.statistics import Array, Interval, median, scaled_mad
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, StepRecord
 
-WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["losses"]
+LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["losses"]
 NOT_A_NUMBER = Interval(value=float("inf"), low=float("inf"), high=float("inf"))
 """The difference where a loss is not a number."""
 LOSS_MARGIN = 0.02
@@ -55,7 +55,7 @@ def divergence(steps: Sequence[StepRecord], vocabulary: int | None = None) -> tu
     """
     losses = np.array([step.loss for step in steps if step.loss is not None and step.finite])
     count = len(losses)
-    if count < WITHIN["fewest_losses"]:
+    if count < LIMITS["fewest_losses"]:
         return ()
     length = max(3, count // 8)
     early = losses[:-length]
@@ -69,12 +69,12 @@ def divergence(steps: Sequence[StepRecord], vocabulary: int | None = None) -> tu
     noise = max(scaled_mad(np.diff(half, order)) / math.sqrt(math.comb(2 * order, order)), scaled_mad(off_line))
     third = count // 3
     before, after = median(losses[-2 * third : -third]), median(losses[-third:])
-    of_thirds = [(before, after, WITHIN["rise_in_errors"] * math.sqrt(2 / third))] if third >= WITHIN["fewest_losses"] else []
-    for low, high, least in ((lowest, end, WITHIN["rise_in_noise"]), *of_thirds):
-        if high > low + WITHIN["rise"] * abs(low) and high - low > least * noise:
+    of_thirds = [(before, after, LIMITS["rise_in_errors"] * math.sqrt(2 / third))] if third >= LIMITS["fewest_losses"] else []
+    for low, high, least in ((lowest, end, LIMITS["rise_in_noise"]), *of_thirds):
+        if high > low + LIMITS["rise"] * abs(low) and high - low > least * noise:
             return (Finding(kind="diverged", numbers=(low, high)),)
     unlearned = math.log(vocabulary) if vocabulary else math.inf
-    if end > max(WITHIN["far_from_nothing"] * unlearned, (1 - WITHIN["clear_fall"]) * float(losses[0])):
+    if end > max(LIMITS["far_from_nothing"] * unlearned, (1 - LIMITS["clear_fall"]) * float(losses[0])):
         return (Finding(kind="diverged", numbers=(unlearned, end)),)
     return ()
 
@@ -92,8 +92,8 @@ def same_training(result: RunResult) -> dict[str, Hashable]:
 def far_above(results: Sequence[RunResult]) -> list[Finding | None]:
     """Return for each run of one training whether its loss never fell, or ends far above the lowest among those that fell."""
     curves = [{step.step: step.loss for step in one.steps if step.loss is not None} for one in results]
-    ends = [(place, *_ends(list(curve.values()))) for place, curve in enumerate(curves) if len(curve) >= WITHIN["fewest_losses"]]
-    learned = [(end, place) for place, start, end, _ in ends if end < (1 - WITHIN["fall"]) * start]
+    ends = [(place, *_ends(list(curve.values()))) for place, curve in enumerate(curves) if len(curve) >= LIMITS["fewest_losses"]]
+    learned = [(end, place) for place, start, end, _ in ends if end < (1 - LIMITS["fall"]) * start]
     if not learned:
         return [None] * len(results)
     best = min(learned)[1]
@@ -102,14 +102,14 @@ def far_above(results: Sequence[RunResult]) -> list[Finding | None]:
 
 def _far(reference: Mapping[int, float], curve: Mapping[int, float], name: str) -> Finding | None:
     steps = sorted(reference.keys() & curve.keys())
-    if len(steps) < WITHIN["fewest_losses"]:
+    if len(steps) < LIMITS["fewest_losses"]:
         return None
     (start, end, error), (first, last, _) = (_ends([one[step] for step in steps]) for one in (reference, curve))
     last = min(last, _ends(list(curve.values()))[1])  # a longer run may come down later
-    level = end if len(steps) >= WITHIN["fewest_to_be_far"] else start
-    stays = last > end and last > (1 - WITHIN["no_fall"]) * first and end < (1 - WITHIN["clear_fall"]) * start
+    level = end if len(steps) >= LIMITS["fewest_to_be_far"] else start
+    stays = last > end and last > (1 - LIMITS["no_fall"]) * first and end < (1 - LIMITS["clear_fall"]) * start
     as_long = len(curve) == len(reference)  # the number of steps sets learning rates
-    if stays or (as_long and last > (1 + WITHIN["far"]) * level + WITHIN["rise_in_errors"] * error):
+    if stays or (as_long and last > (1 + LIMITS["far"]) * level + LIMITS["rise_in_errors"] * error):
         return Finding(kind="far loss", subjects=(name,), numbers=(last, end))
     return None
 
@@ -167,10 +167,10 @@ def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult])
         [{step: float(middle([curve[step] for curve in side])) for step in steps} for side in curves]
         for middle in (np.mean, np.median)
     )
-    apart = _apart_at_the_end(_difference((means[0], means[1]), steps)[None], WITHIN["rise"])
+    apart = _apart_at_the_end(_difference((means[0], means[1]), steps)[None], LIMITS["rise"])
     for rows in ([(medians[0], one) for one in curves[1]], [(one, medians[1]) for one in curves[0]]):
-        if apart is None and len(rows) >= WITHIN["fewest_seeds"]:
-            apart = _apart_at_the_end(np.array([_difference(pair, steps) for pair in rows]), LOSS_MARGIN, WITHIN["rise"])
+        if apart is None and len(rows) >= LIMITS["fewest_seeds"]:
+            apart = _apart_at_the_end(np.array([_difference(pair, steps) for pair in rows]), LOSS_MARGIN, LIMITS["rise"])
     if apart is None:
         return None
     return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]), paired=False)
@@ -194,10 +194,10 @@ def judge(pairs: Pairs, within: float) -> LossCheck:
         interval = NOT_A_NUMBER
     elif apart is not None:
         return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]))
-    elif len(rows) >= WITHIN["fewest_seeds"]:
+    elif len(rows) >= LIMITS["fewest_seeds"]:
         interval = statistics.mean_interval(late.mean(axis=1))
     else:
-        interval = statistics.mean_interval(late.mean(axis=0), least_inflation=WITHIN["least_inflation"])
+        interval = statistics.mean_interval(late.mean(axis=0), least_inflation=LIMITS["least_inflation"])
     low, high = (interval.low, interval.high) if interval.low is not None and interval.high is not None else (-np.inf, np.inf)
     ends = steps[len(steps) // 2], steps[-1]
     if low > within or high < -within:
@@ -212,7 +212,7 @@ def _last_third(count: int) -> int:
     return max(3, count // 3)
 
 
-def _apart_at_the_end(rows: Array, within: float, of_one: float = WITHIN["one_pair"]) -> Interval | None:
+def _apart_at_the_end(rows: Array, within: float, of_one: float = LIMITS["one_pair"]) -> Interval | None:
     """Return the difference over the last third where it exceeds the margin beyond the noise of the first half.
 
     A late divergence inflates the variance of the steps that it is in, and of many pairs only one may diverge: so from three on
@@ -223,7 +223,7 @@ def _apart_at_the_end(rows: Array, within: float, of_one: float = WITHIN["one_pa
         within: the margin.
         of_one: by how much one of several must differ.
     """
-    least = of_one if len(rows) >= WITHIN["fewest_seeds"] else 0.0
+    least = of_one if len(rows) >= LIMITS["fewest_seeds"] else 0.0
     tested, count = rows if least else rows.mean(axis=0, keepdims=True), rows.shape[1]
     early, late = count // 2, _last_third(count)
     if early < 3:
@@ -231,10 +231,10 @@ def _apart_at_the_end(rows: Array, within: float, of_one: float = WITHIN["one_pa
     places, first = np.arange(early), tested[:, :early]
     slopes, offsets = np.polyfit(places, first.T, 1)
     noise = first - offsets[:, None] - slopes[:, None] * places  # one side that falls behind is no noise
-    inflation = max(float(np.mean([statistics.variance_inflation(row) for row in noise])), WITHIN["least_inflation"])
+    inflation = max(float(np.mean([statistics.variance_inflation(row) for row in noise])), LIMITS["least_inflation"])
     freedom = max(statistics.FEWEST_FREEDOM, round(len(tested) * (early / inflation - 1)))
     error = math.sqrt(float((noise**2).sum()) / (len(tested) * (early - 2)) * inflation / late)
-    arm = statistics.t_quantile(freedom, WITHIN["late_confidence"]) * error
+    arm = statistics.t_quantile(freedom, LIMITS["late_confidence"]) * error
     apart = [float(after) for after in tested[:, -late:].mean(axis=1) if abs(after) >= least and abs(after) - arm > within]
     return Interval(value=apart[0], low=apart[0] - arm, high=apart[0] + arm) if apart else None
 
@@ -283,7 +283,7 @@ def mismatch(reference: RunResult, candidate: RunResult, *, unknown_alike: bool 
         ("sequence length", one.ran.sequence_tokens, other.ran.sequence_tokens),
         ("first sequence", *(tokens if all(tokens) else ("", ""))),
     ]
-    tolerance, rates = WITHIN["learning_rates"], {step.step: step.learning_rate for step in candidate.steps}
+    tolerance, rates = LIMITS["learning_rates"], {step.step: step.learning_rate for step in candidate.steps}
     for step in reference.steps:  # a schedule that follows the number of steps changes every loss
         name, first, second = f"learning rate of step {step.step}", step.learning_rate, rates.get(step.step)
         if step.step in rates and (first is None or second is None or abs(first - second) > tolerance * max(first, second)):

@@ -17,7 +17,7 @@ from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import captures_layers, cautions
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 
-WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["metrics"]
+LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["metrics"]
 OF_MACHINE = ("thermal", "hot", "brake", "slowdown")
 """Throttle reasons of NVML and AMD SMI that are a state of the machine, which another day may not have."""
 LOWERED = "application"
@@ -194,7 +194,7 @@ def _joules_per_token(
         one, other = stated.window, window
         both = min(one.last_step, other.last_step) + 1 - max(one.first_step, other.first_step)
         either = max(one.last_step, other.last_step) + 1 - min(one.first_step, other.first_step)
-        alike = one.left_out == other.left_out and both >= WITHIN["same_steps"] * either > 0
+        alike = one.left_out == other.left_out and both >= LIMITS["same_steps"] * either > 0
         return (stated.joules_per_token, []) if alike else (None, [Finding(kind="energy of other steps")])
     if window.left_out and options.telemetry:
         return None, [Finding(kind="energy of profiled steps")]
@@ -256,10 +256,10 @@ def _integral(readings: Sequence[tuple[float, float]], start: float, end: float)
 
 def _of_steps(steady: Sequence[StepRecord], window: Window, states: TwoStates | None) -> list[Finding]:
     findings = []
-    if window.steps < WITHIN["trusted_steps"]:
+    if window.steps < LIMITS["trusted_steps"]:
         findings.append(Finding(kind="few steps", numbers=(window.steps,)))
     drift = (window.drift_per_step or 0.0) * window.steps
-    if abs(drift) >= WITHIN["drift"]:
+    if abs(drift) >= LIMITS["drift"]:
         findings.append(Finding(kind="drift", numbers=(drift,)))
     if window.outliers:
         findings.append(Finding(kind="outliers", numbers=(window.outliers, window.steps)))
@@ -302,7 +302,7 @@ def stragglers(run: RunRecord) -> list[Finding]:
     for rank, seconds in enumerate(times):
         likes = times[rank // size * size : (rank // size + 1) * size]
         usual = float(np.median(likes))
-        if len(likes) > 1 and usual > 0 and seconds > usual * (1 + WITHIN["straggling"]):
+        if len(likes) > 1 and usual > 0 and seconds > usual * (1 + LIMITS["straggling"]):
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
             place = f"rank {rank} (GPU {rank % gpus}{host})"
             findings.append(Finding(kind="straggler", subjects=(place,), numbers=(seconds / usual - 1,)))
@@ -335,7 +335,7 @@ def during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> 
 
 def of_machine(reason: str, share: float) -> bool:
     """Whether a throttle reason, in a share of the readings, is a state of the machine, such as heat, and not its power limit."""
-    return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= WITHIN["always"])
+    return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= LIMITS["always"])
 
 
 def _is_one_of(words: Sequence[str], reason: str) -> bool:

@@ -123,7 +123,7 @@ def _rule(
 
 GIBIBYTE = 2**30
 LINES = document(DATA / "log_lines.yaml")
-WITHIN: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
+LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
 MOST: Mapping[str, int] = document(DATA / "tolerances.yaml")["most"]
 ESCAPES, LAUNCHER_PREFIX = re.compile(LINES["escapes"]), LINES["prefix"]
 COUNTS = {"global_batch_sequences", "consumed_sequences", "sequence_tokens"}

@@ -20,7 +20,7 @@ RUN = ("--dry-run", "--platform", "cpu", "--model", "llama")
         ("benchmark.py", (*RUN, "--output-dir", "x" * 5000), f"{'x' * 100} is not a path here."),
         ("benchmark.py", (*RUN, "--output-dir", os.fsdecode(b"\xff")), "\\xff is not UTF-8 text."),
         ("compare.py", ("--results-dir", os.fsdecode(b"\xff")), "\\xff is not UTF-8 text."),
-        ("benchmark.py", (*RUN, "--runs", "1001"), "--runs is 1,001."),
+        ("benchmark.py", (*RUN, "--runs", "1001"), "--runs is '1001'."),
         ("benchmark.py", (*RUN, "--runs", "9" * 4000), "--runs is '9999999999"),
         ("benchmark.py", (*RUN, "--gpus", "1000000000"), "--gpus"),
         ("benchmark.py", (*RUN, "--set", "seed=1" + "0" * 400), "experiment.seed is 1000"),

@@ -5,6 +5,7 @@ Commands that do something else have their own flags in their own files.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ class Option:
             raise ConfigError(f"{origin} is {text[:40]!r}.", where=origin, why=str(error)) from error
 
 
-def count(text: str) -> int:
+def count(text: str, most: int = MOST) -> int:
     """Read a whole number from 1 on."""
-    if not text.isdecimal() or len(text) > len(str(MOST)) or not 1 <= int(text) <= MOST:
-        raise ValueError(f"It takes a whole number from 1 to {MOST:,}.")
+    if not text.isdecimal() or len(text) > len(str(MOST)) or not 1 <= int(text) <= most:
+        raise ValueError(f"It takes a whole number from 1 to {most:,}.")
     return int(text)
 
 
@@ -72,13 +73,13 @@ def price(text: str) -> float:
     return value
 
 
-KINDS: Mapping[str, Callable[[str], Any]] = {"count": count, "steps": steps, "price": price, "path": Path, "text": str}
+KINDS: Mapping[str, Any] = {"count": count, "runs": partial(count, most=1000), "steps": steps, "price": price, "path": Path}
 
 
 def _read(section: str) -> tuple[Option, ...]:
     rows: list[dict[str, Any]] = document(DATA / "options.yaml")[section]
     for row in rows:
-        row["kind"] = KINDS[row.get("kind", "text")]
+        row["kind"] = KINDS[row["kind"]] if "kind" in row else str
         row["choices"], row["commands"] = (tuple(row.get(key, ())) for key in ("choices", "commands"))
     return tuple(Option(**row) for row in rows)
 

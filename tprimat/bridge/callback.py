@@ -91,7 +91,6 @@ class Reporter(Callback):  # type: ignore[misc]
 
 
 def _broadcast(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]

@@ -134,7 +134,6 @@ def absolute_path(path: str | Path, where: str) -> Path:
 
 
 def _apply_tiny(tree: Tree) -> None:
-    """Put the tiny workload in place of what the file leaves at its defaults."""
     given, usual = dict(leaves(tree.values["training"])), dict(leaves(dataclasses.asdict(TrainingConfig())))
     for group in document(DATA / "options.yaml")["tiny"]:
         values = {tuple(key.split(".")): value for key, value in group.items()}

@@ -104,7 +104,6 @@ def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:
 
 
 def _refusals_of_layout(plan: RunPlan, where: Where) -> Iterator[ConfigError]:
-    """Yield an error for each way in which the plan contradicts itself, or asks for what the engine lacks."""
     work, shape, layout, options = plan.workload, plan.workload.shape, plan.workload.layout, plan.engine_options
     own_layers, in_fp8 = options.layers == "local", plan.workload.matmul_dtype == "fp8"
     platform = partial(where, "platform_optimizations", plan.platform)

@@ -94,7 +94,6 @@ class MegatronLmEngine(Engine):
 
 
 def _text_of(name: str) -> str:
-    """Return the text of a file of the clone; nothing where there is none."""
     try:
         return (Path(os.environ[PATH]) / name).read_text(encoding="utf8")
     except (KeyError, OSError):
@@ -129,7 +128,6 @@ def arguments(plan: RunPlan) -> dict[str, Value]:
 
 
 def _model(shape: ModelShape) -> dict[str, Value]:
-    """Return what a shape has besides its dimensions."""
     fields: dict[str, Value] = {
         "normalization": "RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm",
         "norm_epsilon": shape.norm_epsilon,

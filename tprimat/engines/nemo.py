@@ -65,7 +65,6 @@ class NemoEngine(RecipesEngine):
 
 
 def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    """Yield an error for each way in which no recipe is the plan."""
     shape, recipe, place = plan.workload.shape, plan.nemo_recipe, where("models", plan.model, "nemo_recipe")
     if recipe is None:
         yield LaunchError(f"The model {plan.model} names no NeMo recipe.", where=place, fix=OTHER_ENGINE)
@@ -92,7 +91,6 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 
 def _beyond_all(shape: ModelShape) -> dict[str, bool]:
-    """Return features that no recipe of NeMo has, in the words of config.yaml -> whether a shape has them."""
     router = f"router_score: {shape.router_score}, router_normalized: {str(shape.router_normalized).lower()}"
     other_router = shape.experts is not None and (shape.router_score != "softmax" or not shape.router_normalized)
     return {**beyond_recipes(shape), router: other_router}

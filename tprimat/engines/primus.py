@@ -52,7 +52,6 @@ def _decided(plan: RunPlan) -> dict[str, Value]:
 
 
 def _refusals(plan: RunPlan, where: Where) -> Iterator[UserError]:
-    """Yield an error for what has no counterpart in Primus, and for each of the user's keys that would contradict the plan."""
     modules, place = plan.workload.recompute_modules or ATTENTION_ALONE, where("models", plan.model, "primus_config")
     if plan.primus_config is None:
         yield LaunchError(f"The model {plan.model} has no Primus model file.", where=place, fix=f"{place}: llama3.1_8B")

@@ -101,7 +101,6 @@ def installed_version(package: str) -> tuple[int, ...]:
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    """Yield an error for each way in which the model or its optimizer is not torchtitan's."""
     place = where("models", plan.model, "architecture")
     if plan.workload.shape.name not in FLAVORS:
         why = f"TPrimat starts it for {', '.join(FLAVORS)}."
@@ -114,7 +113,6 @@ def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 
 def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    """Yield an error for each way in which torchtitan splits a model, or computes a step, differently."""
     layout, place = plan.workload.layout, where("parallelism", plan.strategy, plan.model, plan.platform)
     if layout.pipeline > 1:
         why = "Its micro-batches are parts of a local batch, so memory and schedule are not those of the plan."

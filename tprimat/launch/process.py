@@ -274,7 +274,6 @@ class Supervisor:
                 sleep(TICK_SECONDS / 2)
 
     def _check_signals_and_root(self) -> None:
-        """Stop on a signal to the launcher; stop leftover processes when the first one has ended."""
         if self._interrupts.first is not None and self._stopped is None:
             self._stop(Failure(outcome="interrupted", cause=f"Stopped by {self._interrupts.first.name}."))
         if len(self._interrupts.seen) > 1 and self._shutdown is not None:
@@ -288,7 +287,6 @@ class Supervisor:
             self._shutdown = Shutdown(self._marker, self._root, self._grace_seconds)
 
     def _listen(self) -> str:
-        """Return what the processes print until they are silent for a moment."""
         heard, ends, silent = b"", monotonic() + LISTEN_SECONDS, monotonic() + SILENCE_SECONDS
         while monotonic() < min(ends, silent):
             if chunk := self._read():

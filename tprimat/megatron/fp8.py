@@ -112,7 +112,6 @@ class Fp8Products(LinearProducts):
         _weights.add(self)
 
     def _weight(self, weight: Tensor) -> Converted:
-        """Return the weight of this step, converted once."""
         if self.converted is None or self._step != _step:
             self.converted, self._step = convert(weight.detach(), FORWARD_DTYPE), _step
         return self.converted

@@ -125,7 +125,6 @@ def _transformer_engines(plan: RunPlan) -> dict[str, Any]:
 
 
 def _experts(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
-    """Return the settings of a mixture of experts, whose experts are whole on their rank."""
     shape = plan.workload.shape
     if not shape.experts:
         return {}

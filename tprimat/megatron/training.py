@@ -139,7 +139,6 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
 
 
 def _attention(parts: Sequence[torch.nn.Module]) -> str:
-    """Return the attention call, and the kernels behind it once a layer has run."""
     chosen = (part.backend for part in parts if isinstance(part, SDPACoreAttention) and part.backend)
     return ", ".join(("torch scaled_dot_product_attention", *list(chosen)[:1]))
 
@@ -152,7 +151,6 @@ def untested(module: MegatronModule) -> tuple[str, ...]:
 
 
 def _kernels(parts: Sequence[Any]) -> list[LinearProducts]:
-    """Return what the layers multiply with, routers and experts apart."""
     contexts = [part.tp_context for part in parts if isinstance(part, ChosenProducts)]
     return [context.products for context in (*contexts, *(part.alone for part in parts if isinstance(part, WholeLinear)))]
 

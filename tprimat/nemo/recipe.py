@@ -83,7 +83,6 @@ def _set_parallelism(strategy: Any, plan: RunPlan) -> None:
 
 
 def _precision(plan: RunPlan) -> Any:
-    """Return the precision plugin, which overrides the model's configuration of bf16 and fp8."""
     if plan.workload.matmul_dtype == "fp8":
         if plan.engine_options.fp8_scaling == "current":
             return mixed_precision.bf16_with_fp8_current_scaling_mixed()

@@ -132,7 +132,6 @@ def _folder(path: Path) -> Path:
 
 
 def _without_runs(path: Path) -> RecordError:
-    """Say why a place that a user named adds nothing."""
     if any(find_results(path)):
         what, why = f"{path} adds no run.", "All of its runs have the ids of runs in the places named before it: they are copies."
         return RecordError(what, where=str(path), why=why, fix="leave it out")

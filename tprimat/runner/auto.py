@@ -72,7 +72,6 @@ def auto_sessions(request: RunRequest) -> list[Session]:
 
 
 def _first_look(request: RunRequest) -> Session:
-    """Plan a request under the smallest degrees that can share its batch."""
     try:
         return prepare(replace(request, tp=1, micro_batch_size=1))
     except LayoutError:

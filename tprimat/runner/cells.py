@@ -169,7 +169,6 @@ def _rows(entry: PlannedEntry, by_id: Mapping[str, CellResult]) -> list[tuple[st
 
 
 def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]:
-    """Return layout, outcome, throughput with its interval, and the cause of a failure."""
     degrees = cell.plan.workload.layout
     layout = f"TP{degrees.tensor} PP{degrees.pipeline} DP{degrees.data}"
     if result is None or result.run is None:

@@ -121,7 +121,6 @@ def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
 
 
 def _started(rated: tuple[Answer, Rates], plan: RunPlan) -> tuple[Answer, Rates]:
-    """Return an answer that says why TPrimat does not start its fastest layout."""
     answer, rates = rated
     if not answer.fitting:
         return rated
@@ -133,7 +132,6 @@ def _started(rated: tuple[Answer, Rates], plan: RunPlan) -> tuple[Answer, Rates]
 
 
 def _obstacle(plan: RunPlan) -> UserError | None:
-    """Return why the engine of a plan does not run it."""
     shape, precision = plan.workload.shape, plan.workload.format
     if shape.not_trained is not None or precision not in get_args(Precision):
         return LaunchError(f"No engine here trains {shape.not_trained or f'in {precision}'}.")
@@ -141,7 +139,6 @@ def _obstacle(plan: RunPlan) -> UserError | None:
 
 
 def _dispatched(question: LayoutQuestion, dispatcher: str | None) -> LayoutQuestion:
-    """Return the same question with a dispatcher."""
     if dispatcher is None:
         return question
     once, code, sharded = DISPATCHERS[dispatcher], question.work.code, question.sharded

@@ -133,7 +133,6 @@ def ways_out(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
 
 
 def _changes(candidate: Candidate, plan: RunPlan) -> str:
-    """Return what of a plan becomes another to be a candidate; empty where nothing does."""
     work, own = candidate.workload, plan.workload
     words = [] if work.layout == own.layout else [layout_name(work)]
     if work.micro_batch != own.micro_batch_sequences:

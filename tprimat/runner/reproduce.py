@@ -128,7 +128,6 @@ def _divided(work: FullWorkload, gpus: int) -> FullWorkload:
 
 
 def _model(shape: ModelShape, layers: int) -> dict[str, str]:
-    """Return the model of config.yaml or models.yaml, or one with fewer layers, spelled out."""
     config = load_config()
     if layers == shape.layers:
         return {"model": next((name for name, one in config.models.items() if one.architecture == shape.name), shape.name)}
@@ -141,7 +140,6 @@ def _model(shape: ModelShape, layers: int) -> dict[str, str]:
 
 
 def _workload(work: FullWorkload, platform: PlatformName, *, elsewhere: bool) -> dict[str, str]:
-    """Return what a step works on and how."""
     keys = f"platform_optimizations.{platform}."
     values = {
         "steps": "20",

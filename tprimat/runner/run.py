@@ -103,7 +103,6 @@ def run_plan(session: Session, plan: RunPlan, group: NodeGroup | None = None) ->
 
 
 def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) -> RunRecord:
-    """Return the first record of a run, with what its engine knows."""
     engine = engine_named(plan.engine)
     return plan.begun_on(
         machine,

@@ -111,7 +111,6 @@ def prepare(request: RunRequest) -> Session:
 
 
 def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
-    """Find out before training that the GPUs are here and hold the plans."""
     if not session.is_here:
         fix = "--dry-run to see the plan, or --platform cpu"
         raise LaunchError(f"This machine shows no {session.platform} GPU.", where="--platform", fix=fix)
@@ -124,7 +123,6 @@ def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
 
 
 def _check_data(session: Session) -> None:
-    """Find out before training that the data is there."""
     plan, data = session.plans[0], session.loaded.config.training.data
     path = plan.dataset.removeprefix("text:")
     if path not in {plan.dataset, STANDARD_LIBRARY.removeprefix("text:")} and not Path(path).exists():
@@ -133,7 +131,6 @@ def _check_data(session: Session) -> None:
 
 
 def _refuse_too_many(session: Session, request: RunRequest) -> None:
-    """Refuse more runs than a call makes, and more processes than a CPU can take."""
     refuse_too_many(request.runs, "--runs")
     _, ranks = count_ranks(session.loaded, session.platform, None)
     if session.platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):

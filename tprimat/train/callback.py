@@ -389,7 +389,6 @@ def _checked_tokens(tokens: Any) -> int:
 
 
 def _outcome(exception: BaseException) -> tuple[Outcome, str]:
-    """Return how a run ended, and the cause in one line."""
     words = str(exception).strip().partition("\n")[0][:200]
     cause = f"{type(exception).__name__}: {words}" if words else type(exception).__name__
     if isinstance(exception, KeyboardInterrupt | SystemExit):  # Lightning's own for SIGTERM is a SystemExit

@@ -163,7 +163,6 @@ def text_files(source: str) -> list[Path]:
 
 
 def _texts(files: Sequence[Path]) -> Iterator[bytes]:
-    """Yield the contents of each file, up to MAX_TEXT_BYTES in all."""
     left = MAX_TEXT_BYTES
     for file in files:
         with file.open("rb") as opened:

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from tprimat.core.flops import seed_shapes
 from tprimat.records.schema import Machine, ProbeRecord
-from tprimat.report.probes import DESCRIPTIONS, SMALL_SIZES, on_a_screen, page, sections
+from tprimat.report.probes import SMALL_SIZES, on_a_screen, page, sections
 from tprimat.report.tables import Screen
 
 H200 = {"platform": "cuda", "accelerator": "NVIDIA H200", "nodes": 1, "driver": "580.1", "power_limit_watts": 700.0}
@@ -44,7 +45,7 @@ def step(kind, ranks, tokens_a_second):
 
 
 RECORDS = [
-    *(product(*shape, 700e12 + number * 1e12) for number, shape in enumerate(DESCRIPTIONS)),
+    *(product(*shape, 700e12 + number * 1e12) for number, shape in enumerate(seed_shapes().values())),
     product(8192, 8192, 8192, 800e12, variant="F.linear"),
     product(8192, 8192, 8192, 1400e12, variant="scaled_mm tensor-wise", dtype="fp8"),
     product(12288, 8192, 8192, 790e12, variant="torch.matmul searched"),

@@ -9,6 +9,7 @@ megatron/training/training.py (half the square, since a causal mask never needs 
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 from tprimat.core.errors import ConfigError, LayoutError
@@ -19,9 +20,12 @@ FlopConvention = Literal["causal", "full", "6n"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
 FORWARD_AND_BACKWARD = 3
-SEED_SHAPES: dict[str, tuple[int, int, int]] = {
-    name: (m, k, n) for name, (m, k, n) in document(DATA / "probe_shapes.yaml")["products"].items()
-}
+
+
+@cache
+def seed_shapes() -> dict[str, tuple[int, int, int]]:
+    """Return name -> (m, k, n) of the products that every probe of products measures."""
+    return {name: (m, k, n) for name, (m, k, n) in document(DATA / "probe_shapes.yaml")["products"].items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from tprimat.core.models import ModelShape, divisors, split_counts, valid_tensor
 from tprimat.core.rows import DATA, document
 from tprimat.core.workload import Layout
 
-RULES: Mapping[str, Mapping[str, str]] = document(DATA / "layout_rules.yaml")
 TENSOR = "tensor_model_parallel_size"
 PIPELINE = "pipeline_model_parallel_size"
 VIRTUAL = "virtual_pipeline_model_parallel_size"
@@ -40,7 +39,7 @@ class LayoutRequest:
 
 
 Rule = tuple[object, str, dict[str, Any]]
-"""True where it is broken; its name in RULES, and the facts of its texts."""
+"""True where it is broken; its name in data/layout_rules.yaml, and the facts of its texts."""
 
 
 def resolve(request: LayoutRequest) -> tuple[Layout, int]:
@@ -70,7 +69,8 @@ def _check(request: LayoutRequest, rules: Iterable[Rule], **known: Any) -> None:
     for broken, name, own in rules:
         if broken:
             of_request = {"shape": request.shape, "asked": request.layout, "data": request.data, "world": request.world_size}
-            words = {key: text.format(**of_request, **known, **own) for key, text in RULES[name].items()}
+            rule: Mapping[str, str] = document(DATA / "layout_rules.yaml")[name]
+            words = {key: text.format(**of_request, **known, **own) for key, text in rule.items()}
             key = own.get("degree_at_fault") or words["key"]
             where = request.where_data if key in {"sequence_length", "global_batch_size"} else request.where_layout
             place, (flag, *named) = where(key), where(key).split()

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from tprimat.core.flops import SEED_SHAPES, gemm_shapes
+from tprimat.core.flops import gemm_shapes, seed_shapes
 from tprimat.core.models import ModelShape, tiny
 from tprimat.probe.case import Call, Case
 
@@ -106,7 +106,7 @@ def case_of(product: Product, dtype: str, call: str, *, kind: str = "gemm", vari
 
 def seed_cases(dtypes: Sequence[str], *, small: bool) -> list[Case]:
     """Return the seven fixed shapes, smallest first, with every call of each dtype."""
-    products = [Product(*sides).shrunk() if small else Product(*sides) for sides in SEED_SHAPES.values()]
+    products = [Product(*sides).shrunk() if small else Product(*sides) for sides in seed_shapes().values()]
     return [
         case_of(product, dtype, call)
         for dtype in dtypes

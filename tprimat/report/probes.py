@@ -8,7 +8,7 @@ from typing import Any
 
 from tprimat.analyze import probes as figures
 from tprimat.core import units
-from tprimat.core.flops import SEED_SHAPES
+from tprimat.core.flops import seed_shapes
 from tprimat.core.rows import DATA, document
 from tprimat.predict.rates import product_of, under_load
 from tprimat.records.schema import ProbeRecord
@@ -16,7 +16,6 @@ from tprimat.report.tables import Screen, columns, plural, table
 
 Probes = Sequence[ProbeRecord]
 
-DESCRIPTIONS = {shape: name for name, shape in SEED_SHAPES.items()}
 PLAIN = ("torch.matmul", "scaled_mm tensor-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 OUT_OF_MEMORY = re.compile(r"(out of memory)\..*", re.DOTALL)
@@ -73,7 +72,7 @@ def _size(name: str) -> "ProbeCell":
 ProbeCell = Callable[[ProbeRecord, Probes], str]
 TEXT: dict[str, ProbeCell] = {
     "(m, k, n)": lambda probe, _: str(_sides(probe)),
-    "description": lambda probe, _: DESCRIPTIONS.get(_sides(probe), units.ABSENT),
+    "description": lambda probe, _: next((name for name, sides in seed_shapes().items() if sides == _sides(probe)), units.ABSENT),
     "piece": lambda probe, _: probe.kind.replace("_", " ") + (", fp8" if probe.dtype == "fp8" else ""),
     "size": lambda probe, _: ", ".join(f"{name} {value:,}" for name, value in probe.shape.items()),
     "dtype": lambda probe, _: probe.dtype,

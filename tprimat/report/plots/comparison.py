@@ -72,6 +72,9 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     notes = [rest_note(len(names) - len(shown))] if len(names) > len(shown) else []
     if len(works) > MOST_WORKLOADS:
         notes.append(f"Curves: of the {MOST_WORKLOADS} workloads with the most configurations.")
+    platforms = [work.ranking.best.run.machine.platform for work in works]
+    if platforms[0] != "cpu" and "cpu" in platforms:  # a title says it only of the first
+        notes.append(catalogue.CPU_CAUTION)
     hidden = len(comparison.groups) - MOST_GROUPS
     judged = judged_in(works)
     notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []

@@ -8,7 +8,7 @@ from tprimat.analyze.metrics import scaled
 from tprimat.analyze.scaling import Row, Series
 from tprimat.core import units
 from tprimat.records.schema import Estimate
-from tprimat.report.catalogue import TOKENS, TOKENS_OF_ALL
+from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL
 from tprimat.report.plots import MOST_SERIES, SMALL, Canvas, Look, Panel, Sheet, looks, readable_log_ticks
 from tprimat.report.scaling import cell, on_ranks, repetition
 from tprimat.report.tables import plural, useful_ends
@@ -115,12 +115,13 @@ def scaling_sheet(all_series: Sequence[Series], curves: Sequence[ScalingCurve]) 
     ]
     missing, repeated = sum(len(series.left_out) for series in all_series), dict.fromkeys(map(repetition, all_series))
     left_out = f"{plural(missing, 'configuration')} of these results: no point here; the text says why."
+    mixed = any(series.on_cpu for series in all_series) and not all_series[0].on_cpu  # a title says it of the first
     return Sheet(
         title=_finding(all_series[0]) + more,
         subtitle=" · ".join(filter(None, parts)),
         panels=[_panel(all_series, curve) for curve in curves],
         legend=[(series.name, look) for series, look in _shown(all_series)] if len(all_series) > 1 else (),
-        notes=[*(repeated if len(repeated) == 1 else ()), *[left_out] * (missing > 0)],
+        notes=[*(repeated if len(repeated) == 1 else ()), *[CPU_CAUTION] * mixed, *[left_out] * (missing > 0)],
     )
 
 

@@ -16,6 +16,8 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 KeyPath = tuple[str, ...]
 MOST_FOR_LIBYAML = 5000
 """Characters that may begin a nested value: libyaml's binding crashes on 30,000 levels, where PyYAML raises RecursionError."""
+MOST_VALUES = 20_000
+"""With those of aliases, which a few lines can multiply without end."""
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -69,6 +71,8 @@ class _Reader:
         self.environment = environment
         self.origins: dict[KeyPath, str] = {(): name}
         self.loader = yaml.SafeLoader("")
+        self.read = 0
+        """Values so far."""
         self.checked: set[int] = set()
         """Mappings whose own keys were checked, and whose merged ones stand among them since."""
 
@@ -106,6 +110,11 @@ class _Reader:
         self.loader.flatten_mapping(node)
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.read += 1
+        if self.read > MOST_VALUES:
+            raise ConfigError(
+                f"{self.name} holds more than {MOST_VALUES:,} values, with those of aliases.", where=self.line_of(node)
+            )
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):

@@ -106,6 +106,7 @@ class ModelConfig(RefuseUnknownKeys):
     architecture: str | ModelShape
     """A name from the table in tprimat/core/models.py, or a shape spelled out."""
     in_all: Flag = True
+    """Part of --model all."""
     nemo_recipe: str | None = None
     """Module under nemo.collections.llm, such as llama31_8b."""
     primus_config: str | None = None
@@ -250,6 +251,7 @@ class PlatformOptimizations(RefuseUnknownKeys):
     """Under recompute: full, how many first layers of each pipeline stage, or of each chunk of one; None: all of them."""
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[Variable, str] = field(default_factory=dict)
+    """Variables for the framework's processes, such as NCCL_*."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
     nemo: NemoOptions = field(default_factory=NemoOptions)
     bridge: BridgeOptions = field(default_factory=BridgeOptions)
@@ -312,6 +314,7 @@ class SlurmOptions(RefuseUnknownKeys):
     exclusive: Flag = True
     """Do not share the nodes: other jobs would disturb the measurement."""
     arguments: tuple[Line, ...] = ()
+    """More options of sbatch, such as [--mem=0]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

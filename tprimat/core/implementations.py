@@ -35,6 +35,7 @@ class Implementation:
     compiled: two copies in fp32, because a compiled function does not change its argument."""
     loss_chunk_tokens: int = 2048
     loss_over_tensor_ranks: LossKind | None = None
+    """Where it differs over several tensor ranks."""
     eager_loss: bool = False
     """The chunks' element-wise parts are not compiled, so that each operation has its own result in fp32."""
     eager_layers: bool = False

@@ -65,6 +65,8 @@ NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)
 Duration = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
 """Seconds that something took."""
 Instant = Annotated[str, AfterValidator(_a_time)]
+"""ISO 8601, UTC."""
 Moment = Annotated[float, Field(ge=-LONGEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
+"""Seconds since a start."""
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 FreeForm = Annotated[dict[str, Any], AfterValidator(_plain)]

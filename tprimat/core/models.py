@@ -78,11 +78,14 @@ class ModelShape(RefuseUnknownKeys):
     qkv_bias: bool = False
     qk_norm: bool = False
     linear_bias: bool = False
+    """Biases on every linear layer except the output layer, as in GPT-3."""
     tied_embeddings: bool = False
     position: str = "rope"
+    """rope or learned."""
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
     experts: int | None = None
+    """Routed experts in one layer; None for a dense model."""
     experts_per_token: int | None = None
     expert_ffn: int | None = None
     """Inner width of one expert, routed or shared."""
@@ -95,12 +98,14 @@ class ModelShape(RefuseUnknownKeys):
     router_normalized: bool = True
     """The weights of a token's experts sum to 1 (before router_scale)."""
     router_scale: float = 1.0
+    """Multiplies the weights of a token's experts."""
     router_bias: bool = False
     """A bias of each expert takes part in the choice and is moved against its load after each step (arXiv 2408.15664)."""
     router_groups: int | None = None
     """Groups of experts, of which a token uses the best router_best_groups only."""
     router_best_groups: int | None = None
     balance_loss: float = 0.0
+    """Coefficient of the load-balancing loss."""
     balance_by_sequence: bool = False
     """That loss judges each sequence by itself instead of a whole micro-batch."""
     q_lora_rank: int | None = None

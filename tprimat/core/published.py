@@ -39,6 +39,7 @@ class PublishedResult(RefuseUnknownKeys):
     flops_per_second_per_gpu: float | None = None
     """As printed, in `convention`."""
     mfu: float | None = None
+    """As printed, a fraction of `peak_flops` in `convention`."""
     convention: FlopConvention | None = None
     peak_flops: float | None = None
     """What the source divided by."""

@@ -114,6 +114,7 @@ class Workload(RefuseUnknownKeys):
     documents: Name | None = None
     """packed: a sequence holds several documents, at whose ends attention ends; padded: not every token is one of a document."""
     matmul_dtype: Name | None = None
+    """What the matrix units run: bf16, fp8, fp16, tf32, fp32."""
     fp8_scaling: Fp8Scaling | None = None
     """What a value is divided by before it is rounded to 8 or 4 bits: the largest of its tensor in earlier steps (delayed) or now
     (current), or of its row or block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""

@@ -95,7 +95,7 @@ class Engine(ABC):
         return LaunchError(what, why=why, fix=fix)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
-        """Return that part of `refusal` that depends on how the plan divides its model and batch: such layouts are not searched.
+        """Return the part of `refusal` that depends on how the plan divides model and batch. Searches leave out what it refuses.
 
         `code` is what the engine's layers are where the plan runs.
         """

@@ -36,6 +36,7 @@ class Gpu:
     platform: Backend
     name: str | None
     index: int | None = None
+    """The vendor's number of the GPU, whatever the run can see."""
     uuid: str | None = None
     memory_bytes: int | None = None
     power_limit_watts: float | None = None

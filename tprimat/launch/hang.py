@@ -62,6 +62,7 @@ class RankRecord:
     places: tuple[GroupPlace, ...] | None
     """None: the rank did not answer."""
     waits_for_one: bool = False
+    """Whether it waits for a message of a single other rank."""
 
     @property
     def waits(self) -> bool:
@@ -84,6 +85,7 @@ def ranks_of(pids: set[int]) -> dict[int, int]:
 
 def take_records(ranks: Mapping[int, int], folder: Path) -> list[RankRecord]:
     """Let those ranks of this node that wait for SIGUSR2 write what their flight recorders hold into the run's folder here."""
+    # Others could die of the signal.
     answering = {rank: pid for rank, pid in ranks.items() if in_signal_set("SigBlk", pid, signal.SIGUSR2)}
     files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in answering}
     for path in files.values():
@@ -190,6 +192,7 @@ class Stack:
     pid: int
     rank: int
     state: str
+    """Its letter in proc(5)."""
     text: str
     """What faulthandler printed; empty where it did not answer."""
 

@@ -28,6 +28,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
                   "devices": torch.cuda.device_count() if cuda else 0, "nccl": nccl}))
 """
 IMPORT_SECONDS = 120.0
+"""For a first import from a network file system."""
 TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-lightning", "lightning")))
 """What the embedded engine needs besides torch: name, and the packages of which it needs one."""
 CUDA_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nccl-cu13", "nvidia-nccl-cu12")
@@ -141,8 +142,9 @@ def check_engines(here: Here) -> Iterator[Check]:
 GIB = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")
 ENOUGH_SHARED_MEMORY_BYTES = ENOUGH_DISK_BYTES = GIB
-"""NCCL and the data loaders take some hundred MiB on eight GPUs; records and logs of some hundred runs, and a trace, as much."""
+"""NCCL and data loaders take some hundred MiB on eight GPUs, where Docker gives 64; records of some hundred runs, as much."""
 MAX_LINKS = 18
+"""NVLinks of one GPU (H100, H200, B200)."""
 
 
 def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:

@@ -74,8 +74,8 @@ def price_per_hour(accelerator: str | None) -> float | None:
 def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
     """Predict every legal layout of a model of the table.
 
-    Where no engine is named: the embedded one. Megatron-LM is the answer where nothing fits it, whose stages are equal, what it
-    cannot start, and mixtures whose layers no pipeline divides, as DeepSeek-V3's 61. Where fp8 needs Primus, it is asked.
+    Where no engine is named, the embedded one is asked, whose stages are equal; Megatron-LM for what it cannot start or fit, and
+    for mixtures whose layers no pipeline divides, such as DeepSeek-V3's 61; and Primus where fp8 needs it.
     """
     accelerator, shape = accelerator_of(asked.accelerator)[0], asked.shape
     if asked.engine is not None:
@@ -93,7 +93,7 @@ def answer(asked: LayoutsAsked) -> tuple[Answer, Rates]:
 
 
 def _answer_by(engine: str, asked: LayoutsAsked) -> tuple[Answer, Rates]:
-    """Predict what an engine starts; what it cannot start, or fit, as its framework's own users tune it, where that is known."""
+    """Predict what an engine starts; Megatron-LM, what its engine cannot start or fit, as NVIDIA tunes it."""
     shape, (accelerator, here) = asked.shape, accelerator_of(asked.accelerator)
     gpus, per_node = _gpus(asked, here, accelerator.node_gpus)
     work = FullWorkload(

@@ -155,17 +155,13 @@ STRATEGIES = (BEST, "truly_identical", "memory_optimized", "minimal_communicatio
 def sweep_requests(request: RunRequest, words: Sequence[str]) -> Iterator[tuple[str, RunRequest]]:
     """Yield a request for each combination of the values of --sweep KEY=a,b, in their order."""
     values = dict(map(_varied, words))
-    refuse_too_many(request.runs * prod(map(len, values.values())), "--sweep")
+    if (runs := request.runs * prod(map(len, values.values()))) > MOST_RUNS:
+        why = f"A call makes at most {MOST_RUNS:,}."
+        raise ConfigError(f"--sweep asks for {runs:,} runs.", where="--sweep", why=why, fix="fewer values")
     for one in itertools.product(*values.values()):
         chosen = dict(zip(values, one, strict=True))
         label = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
         yield label, with_values(request, chosen.items(), "--sweep")
-
-
-def refuse_too_many(runs: int, flag: str) -> None:
-    """Refuse more runs than a call makes."""
-    if runs > MOST_RUNS:
-        raise ConfigError(f"{flag} asks for {runs:,} runs.", where=flag, why=f"A call makes at most {MOST_RUNS:,}.", fix="fewer")
 
 
 def _varied(word: str) -> tuple[str, list[str]]:

@@ -29,7 +29,7 @@ from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
 from tprimat.runner.planning import named_machine, refuse_precision
 from tprimat.runner.prediction import predicted, refuse_too_large
-from tprimat.runner.request import RunRequest, layout_name, layout_settings, models_of, refuse_too_many, settings_of, words
+from tprimat.runner.request import RunRequest, layout_name, layout_settings, models_of, settings_of, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,6 @@ def _check_data(session: Session) -> None:
 
 
 def _refuse_too_many(session: Session, request: RunRequest) -> None:
-    refuse_too_many(request.runs, "--runs")
     _, ranks = count_ranks(session.loaded, session.platform, None)
     if session.platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
         what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."

@@ -72,16 +72,17 @@ def test_a_layout_of_the_moment_needs_no_strategy():
     ("flags", "said"),
     [
         (("--parallel", "balanced", "--tp", "2"), "--parallel balanced already says how models are split."),
-        (
-            ("--gpus", "3", "--tp", "3"),
-            "num_attention_heads (32) must be a multiple of tensor_model_parallel_size (3).\n  at    --tp ",
-        ),
+        (("--gpus", "3", "--tp", "3"), "num_attention_heads (32) must be a multiple of tensor_model_parallel_size (3).\n"),
         (("--gpus", "8", "--set", "cp=3"), "world size (8) is not divisible by 3.\n"),
+        (("--set", "ep=3"), "expert_model_parallel_size is 3, but llama-3.1-8b-tiny has no experts.\n"),
     ],
 )
 def test_a_layout_of_the_moment_that_cannot_be_is_refused_at_its_flag(flags, said):
     done = run_command("benchmark.py", "--dry-run", "--platform", "cpu", "--model", "llama", *flags)
-    assert (done.returncode, done.stderr.startswith(f"error: {said}")) == (2, True), done.stderr
+    assert (done.returncode, done.stderr.startswith(f"error: {said}"), "\n  at    --" in done.stderr) == (2, True, True), (
+        done.stderr
+    )
+    assert " parallelism." not in done.stderr.partition("\n  try ")[2], "what to type is no place in the configuration"
 
 
 def test_several_strategies_and_models_are_run_one_after_the_other():

@@ -285,7 +285,7 @@ def plan_document(model):
     """The layouts of a model on every second machine, beginning with the first or the second in turn."""
     document = {}
     for name, (accelerator, gpus, *flags) in list(MACHINES.items())[MODELS.index(model) % 2 :: 2]:
-        words = ("--architecture", model, "--accelerator", accelerator, "--gpus", gpus, *flags, "--json")
+        words = ("--model", model, "--gpu", accelerator, "--gpus", gpus, *flags, "--json")
         done = run_command("plan", *words)
         answer = json.loads(done.stdout)
         answer.update({key: layouts(answer[key]) for key in ("fitting", "too_large")})

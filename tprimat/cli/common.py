@@ -25,12 +25,9 @@ Groups = Mapping[str, "argparse._ArgumentGroup"]
 def add_flags(parser: argparse.ArgumentParser, command: str, own_types: Mapping[str, Any], groups: Groups) -> None:
     """Add the flags and arguments of a command, by data/commands.yaml; `own_types` are types of the command's own."""
     types = {"path": Path, "count": positive, "counts": counts, "integer": int, **own_types}
-    one_of: argparse._MutuallyExclusiveGroup | None = None
     for name, row in COMMANDS[command]["flags"].items():
-        options = {key: value for key, value in row.items() if key not in {"group", "hints", "one_of"}}
+        options = {key: value for key, value in row.items() if key not in {"group", "hints"}}
         place: argparse._ActionsContainer = groups[row["group"]] if "group" in row else parser
-        if "one_of" in row:
-            place = one_of = one_of or parser.add_mutually_exclusive_group(required=True)
         if "hints" in row:
             parser.set_defaults(hints=hints({"options": OPTIONS, "counting": COUNTING}[row["hints"]]))
         if "type" in row:

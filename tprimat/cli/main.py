@@ -127,7 +127,7 @@ NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
     "explain": lambda options: ("compare", "--results-dir", options.run, "--published"),
     "compare": lambda options: ("report", *itertools.chain.from_iterable(options.results_dir or [["output"]])),
     "report": lambda options: ("archive", *options.results, "results.tar.gz"),
-    "models": lambda options: ("plan", "--model", "llama", "--accelerator", "H100 SXM", "--gpus", 8),
+    "models": lambda options: ("plan", "--model", "llama", "--gpu", "H100 SXM", "--gpus", 8),
     "doctor": lambda options: ("run", "--dry-run"),
     "validate": lambda options: ("run", "--dry-run"),
 }

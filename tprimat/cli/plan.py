@@ -9,7 +9,6 @@ from typing import Any
 from tprimat.cli.common import doing, print_json
 from tprimat.core.errors import ConfigError
 from tprimat.core.implementations import DISPATCHERS
-from tprimat.core.models import model_shape
 from tprimat.core.workload import Routing
 
 LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -56,12 +55,16 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.tables import screen_of
-    from tprimat.runner.planning import LayoutsAsked, answer, configured, enough_gpus, price_per_hour
+    from tprimat.runner.planning import LayoutsAsked, answer, enough_gpus, model_asked, price_per_hour
 
-    shape, batch, tokens = configured(options.model) if options.model else (model_shape(options.architecture), None, None)
+    if options.model is None:
+        raise ConfigError(
+            "plan needs a model.", where="--model", fix="--model llama-3.1-8b, or another of python3 -m tprimat models"
+        )
+    shape, batch, tokens = model_asked(options.model)
     request = LayoutsAsked(
         shape=shape,
-        accelerator=options.accelerator,
+        accelerator=options.gpu,
         gpus=options.gpus[0] if options.gpus else None,
         nodes=options.nodes,
         global_batch=options.global_batch_size or batch,
@@ -71,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         engine=options.engine,
         probes=tuple(options.probes),
     )
-    wishes = plan.Wishes(price=options.price or price_per_hour(options.accelerator), tokens=options.tokens, whole=options.all)
+    wishes = plan.Wishes(price=options.price or price_per_hour(options.gpu), tokens=options.tokens, whole=options.all)
     chooses = options.budget is not None or options.deadline is not None
     if chooses and (wishes.tokens is None or (options.budget is not None and wishes.price is None)):
         missing = "--tokens 1T" if wishes.tokens is None else "--price 2.5"

@@ -17,7 +17,7 @@ from tprimat.core.accelerators import (
 )
 from tprimat.core.errors import ConfigError, LaunchError, UserError
 from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
-from tprimat.core.models import ModelShape, models
+from tprimat.core.models import ModelShape, model_shape
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
 from tprimat.engines import megatron, megatron_lm, primus
 from tprimat.engines.base import engine_named, implementation_of
@@ -53,13 +53,11 @@ class LayoutsAsked:
     probes: tuple[Path, ...] = ()
 
 
-def configured(name: str) -> tuple[ModelShape, int, int]:
-    """Return the shape of a model of config.yaml, and the global batch and the sequence length there."""
+def model_asked(name: str) -> tuple[ModelShape, int | None, int | None]:
+    """Return the shape of a model of config.yaml, with the global batch and the sequence length there, or of the table."""
     loaded = read_config()
     if name not in loaded.config.models:
-        known = ", ".join(loaded.config.models)
-        fix = f"--architecture {name}, or --model with one of: {known}" if name.lower() in models() else f"one of: {known}"
-        raise ConfigError(f"There is no model {name!r}.", where=f"{loaded.path.name} models", fix=fix)
+        return model_shape(name), None, None
     data = loaded.config.training.data
     return shape_at(loaded, name, "full"), data.global_batch_size, data.sequence_length
 
@@ -242,21 +240,21 @@ def rates_of(accelerator: Accelerator, gpus_per_node: int, probes: Sequence[Prob
     return probed_rates(own, accelerator, gpus_per_node) if own else published_rates(accelerator, gpus_per_node)
 
 
-def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accelerator, int | None]:
-    """Return the accelerator of a name that a flag gives, or for None this machine's and how many of it are here."""
+def accelerator_of(name: str | None) -> tuple[Accelerator, int | None]:
+    """Return the accelerator of a name that --gpu gives, or for None this machine's and how many of it are here."""
     if name is not None:
         accelerator = find_accelerator(name)
         if accelerator is None:
             near = [known.name for known in resembling(name)] or ["the nearest data sheet in python3 -m tprimat models"]
             what = f"There is no accelerator {name!r}."
-            raise ConfigError(what, where=flag, why="Its data sheet is not in the table.", fix=", ".join(near))
+            raise ConfigError(what, where="--gpu", why="Its data sheet is not in the table.", fix=", ".join(near))
         return accelerator, None
     machine = this_machine()
     accelerator = find_accelerator(machine.accelerator) if machine else None
     if accelerator is None:
         seen = f"It shows {machine.accelerator}, which is not in the table." if machine else "It shows no GPU."
-        fix = f'{flag} "H100 SXM" --gpus 8, or another of python3 -m tprimat models'
-        raise ConfigError("The accelerator of this machine is not known.", where=flag, why=seen, fix=fix)
+        fix = '--gpu "H100 SXM" --gpus 8, or another of python3 -m tprimat models'
+        raise ConfigError("The accelerator of this machine is not known.", where="--gpu", why=seen, fix=fix)
     return accelerator, machine.gpus_per_node if machine else None
 
 
@@ -277,7 +275,7 @@ def _usual_batch(gpus: int) -> int:
 
 def named_machine(name: str, precision: str | None) -> Machine:
     """Return the machine that --gpu describes: a node of the vendor's reference system."""
-    accelerator, _ = accelerator_of(name, "--gpu")
+    accelerator, _ = accelerator_of(name)
     refuse_precision(accelerator, precision or "bf16", "--gpu")
     return Machine(
         platform=accelerator.backend,

@@ -60,7 +60,7 @@ def test_the_second_launcher_is_refused_reading_is_not_and_a_killed_one_leaves_n
     probing = launcher("tprimat/__main__.py", "probe", "memory", "--output", folder)
     assert "is in use" in probing.communicate(timeout=60)[1]
     assert probing.returncode == 2
-    assert (folder / "training_llama.log").read_bytes() == log
+    assert (folder / "training_llama.log").read_bytes().startswith(log), "the first goes on, perhaps"
     elsewhere = benchmark(launcher, "--output-dir", tmp_path / "other")
     assert elsewhere.wait(60) == 0
     reader = launcher("compare.py", "--results-dir", folder, tmp_path / "other")

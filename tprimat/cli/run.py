@@ -300,14 +300,17 @@ def _print_document(results: "Sequence[CellResult]") -> None:
 
 
 def show(entries: "Sequence[PlannedEntry]", results: "Sequence[CellResult]") -> None:
-    """Print the ranking of all runs, and the table of all cells."""
+    """Print the ranking of all runs, and the table of all cells where it says more: a folder, or why one has no place in it."""
+    from tprimat.analyze.compare import rankings
     from tprimat.report.tables import screen_of
     from tprimat.runner.cells import combined, groups_of, measured_lead, table
 
     screen, groups = screen_of(sys.stdout), groups_of([result.run for result in results if result.run is not None])
     if winners := combined(groups, screen):
         print("\n" + winners)
-    print("\n" + table(entries, results, screen))
+    ranked = len(rankings(groups)) == 1 and len(results) > 1 and all(result.counts for result in results)
+    if not ranked or not all(entry.cells and "=" in entry.label for entry in entries):
+        print("\n" + table(entries, results, screen))
     for line in measured_lead(groups):
         print("\n" + screen.prose(line, 2))
 

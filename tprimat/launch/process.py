@@ -168,7 +168,7 @@ def start_error(command: Command, error: OSError) -> LaunchError:
 def bytecode_cache() -> dict[str, str]:
     """Return variables that keep Python's bytecode in ~/.cache/tprimat where an image has none, and keeps none.
 
-    Every rank would compile all that it imports: on H100 that took 11 to 14 s a run, and 4 to 8 s with bytecode
+    Every rank would compile all that it imports: on H100 that took 10.5 to 13.5 s a run, and 4 to 9 s with bytecode
     (`start_up` in records/h100/in-turn-four-gpus-later). Containers set PYTHONDONTWRITEBYTECODE, and uv writes no bytecode.
     """
     torch = importlib.util.find_spec("torch")

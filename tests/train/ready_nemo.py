@@ -20,6 +20,7 @@ from megatron.core import tensor_parallel  # noqa: E402
 from nemo.lightning import megatron_init  # noqa: E402
 
 from tprimat import nemo  # noqa: E402
+from tprimat.megatron.experts import ExpertWeights  # noqa: E402
 from tprimat.megatron.layers import block_spec, expert_layers  # noqa: E402
 from tprimat.megatron.linear import LinearProducts, linear_types  # noqa: E402
 from tprimat.nemo import recipe  # noqa: E402
@@ -39,6 +40,13 @@ def seed_all(seed_, seed_the_rest=megatron_init._set_random_seed):
     tensor_parallel.model_parallel_cuda_manual_seed(seed_)
 
 
+def with_values(weights, config, *shape, make=ExpertWeights.__init__):
+    """The embedded engine draws a model's weights once it is built, NeMo while it is."""
+    make(weights, config, *shape)
+    config.init_method(weights.weight)
+
+
+ExpertWeights.__init__ = with_values
 torch.cuda.stream, torch.cuda.Stream, torch.cuda.current_stream = lambda _: nullcontext(), NoStream, NoStream
 megatron_init._set_random_seed = seed_all
 

@@ -21,6 +21,7 @@ from tprimat.report.catalogue import ENERGY, MATMUL_SHARE
 from tprimat.report.tables import plural, table
 
 SERIES = (
+    "in-turn-four-gpus-peers",
     "in-turn-bridge",
     "in-turn-four-gpus-later",
     "in-turn-four-gpus-slow-host",
@@ -71,13 +72,17 @@ RATIO = "embedded engine / this"
 
 
 def answer(results: Path) -> str:
-    """Return in a few sentences where, and how many times as fast as Transformer Engine's layers and NeMo, the engine is."""
+    """Return in a few sentences where, and how many times as fast as Transformer Engine's layers, NeMo and Bridge, it is."""
     compared = list(_newest(results))
     delayed = [(layout, _programs(results / DELAYED, layout, ())) for layout in LAYOUTS if _has_delayed(results, layout)]
     layers = _span(compared, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"), delayed)
-    nemos = _span(compared, nemo.ENGINE.name, ("the speed of NeMo's recipe", "its speed"))
+    others = [
+        _span(compared, name, (f"the speed of {whose} recipe", "its speed"))
+        for name, whose in ((nemo.ENGINE.name, "NeMo's"), (bridge.ENGINE.name, "Megatron-Bridge's tuned"))
+    ]
     machines = " and ".join(sorted({_machine(programs[OURS].run) for _, programs in compared}))
-    spans = [f"On {machines}, the embedded engine runs {layers}.", *([f"It runs {nemos}."] if nemos else [])] if layers else []
+    spans = [f"On {machines}, the embedded engine runs {layers}.", *(f"It runs {other}." for other in others if other)]
+    spans = spans if layers else []
     slower = []
     for layout, programs in compared:
         for name, words in FASTER.items():
@@ -112,9 +117,9 @@ def _span(compared: Compared, name: str, speeds: tuple[str, str], delayed: Compa
         peer, ours = programs.get(name), programs[OURS]
         ratio = _ratio(peer, ours) if peer else None
         if peer and ratio and _ran_often(peer, ours):
-            dtype = layout.precision
+            dtype, experts = layout.precision, " with experts" if layout.expert > 1 else ""
             scaling = "" if dtype != "fp8" else " against delayed scaling" if is_delayed else " with current scaling"
-            ratios.setdefault(f"{dtype}{scaling}", []).append(ratio)
+            ratios.setdefault(f"{dtype}{scaling}{experts}", []).append(ratio)
     spans = [
         f"{_ends(one.value for one in several)} times {speed} in {dtype} (95 % interval{'s' * (len(several) > 1)} from "
         f"{_ends(end for one in several for end in (one.low, one.high) if end is not None)})"

@@ -40,9 +40,13 @@ from switch_figures import copy_streams, exchanges, exchanges_as_graphs, forward
 
 from tprimat.analyze.compare import Question, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
+from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.core import units  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
+from tprimat.report.explain import text  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
+from tprimat.runner.analysis import read_results  # noqa: E402
+from tprimat.runner.explain import explained, newest, trace_of_run  # noqa: E402
 
 PAGES = (ROOT / "benchmarks" / "results" / "performance.md", ROOT / "benchmarks" / "results" / "performance-earlier.md")
 MEASURED = (
@@ -122,6 +126,13 @@ def profiles(results: Path) -> str:
     """Break one step down into kernel classes."""
     summaries = {path.stem: read_summary(path) for path in sorted((results / "profiles").glob("*.json"))}
     return markdown(summaries) if summaries else NOTHING
+
+
+def parts_of_tp4(results: Path) -> str:
+    """Break TP4's step on four H100 down as `tprimat explain` does, by the trace that the run left."""
+    place = results.parent / "h100" / "profile-tp4"
+    run = newest(read_results([place], MetricOptions(), {}).measured, place)
+    return f"```text\n{text(explained(run, (), trace_of_run(run.result.run, run.result.path)), 'tflops')}\n```"
 
 
 def limits(results: Path) -> str:
@@ -271,6 +282,7 @@ BLOCKS = {
     "switches": switches,
     "no_gain": no_gain,
     "profiles": profiles,
+    "parts_of_tp4": parts_of_tp4,
     "exchanges": exchanges,
     "exchanges_as_graphs": exchanges_as_graphs,
     "copy_streams": copy_streams,

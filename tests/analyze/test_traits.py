@@ -19,7 +19,7 @@ from tprimat.report.words import sentence
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
 PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf8")
-WORDS = {"refuse": "refused", "warn": "warned of", "list": "listed"}
+WORDS = {"refuse": "refused", "warn": "flagged", "list": "listed"}
 
 OPTIONS = {"optimizer_states": "fp32"}
 EVIDENCE = evidence_of(

@@ -28,7 +28,13 @@ def test_repetitions_end_in_their_mean_and_each_note_is_said_once(trainer, capsy
     interval = r"(\[\S+, \S+\]|\(n = 3\))"  # the latter where a busy machine makes it too wide to be of use
     assert re.findall(r"^llama .* (mean of 3 runs)$", out, re.MULTILINE) == ["mean of 3 runs"]
     assert re.search(rf"^  throughput +\d\S* {interval} tokens/s/process$", out, re.MULTILINE)
-    assert [line.split()[:2] for line in out.splitlines() if line.startswith("  run ")] == [["run", n] for n in "123"]
+
+
+def test_a_repetition_that_failed_keeps_its_number(trainer, capsys):
+    trainer["minimal_communication"] = [("raise", "RuntimeError", "the gears broke"), (), ()]
+    assert run("--runs", "3") == 1
+    numbered = re.findall(r"^  (run \d) ", capsys.readouterr().out, re.MULTILINE)
+    assert numbered == ["run 2", "run 3"]
 
 
 def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(trainer, capsys):

@@ -53,7 +53,7 @@ def test_a_script_finds_the_environment_of_its_checkout(bare_python, checkout, t
     (checkout / ".venv").symlink_to(sys.prefix)
     done = start(bare_python, [checkout / script, "--help"], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: ")
+    assert done.stdout.startswith(f"usage: {script} ")
 
 
 def test_the_package_finds_it_too_and_keeps_the_words_of_the_user(bare_python, checkout):

@@ -15,25 +15,21 @@ if TYPE_CHECKING:
     from tprimat.runner.doctor import Check
 
 
-class Doctor:
-    """Check this machine: Python, torch, GPUs, frameworks, shared memory, disk, SLURM; and say what to do."""
+def doctor(options: argparse.Namespace) -> int:
+    """Exit status: 0 some engine can train, 1 none can."""
+    from tprimat.config.load import environment_choices
+    from tprimat.runner.doctor import examine
 
-    @staticmethod
-    def run(options: argparse.Namespace) -> int:
-        """Exit status: 0 some engine can train, 1 none can."""
-        from tprimat.config.load import environment_choices
-        from tprimat.runner.doctor import examine
-
-        choices = environment_choices()
-        checks, can_train = examine(Path(choices.output_directory), choices.primus_path)
-        if options.json:
-            print_json({"can_train": can_train, "checks": [dataclasses.asdict(check) for check in checks]})
-            return 0 if can_train else 1
-        show_checks(checks)
-        problems = sum(check.status == "problem" for check in checks)
-        verdict = "This machine can train" if can_train else "Nothing can train here"
-        print(f"\n{verdict}; {problems or 'no'} problem{'' if problems == 1 else 's'} found.")
+    choices = environment_choices()
+    checks, can_train = examine(Path(choices.output_directory), choices.primus_path)
+    if options.json:
+        print_json({"can_train": can_train, "checks": [dataclasses.asdict(check) for check in checks]})
         return 0 if can_train else 1
+    show_checks(checks)
+    problems = sum(check.status == "problem" for check in checks)
+    verdict = "This machine can train" if can_train else "Nothing can train here"
+    print(f"\n{verdict}; {problems or 'no'} problem{'' if problems == 1 else 's'} found.")
+    return 0 if can_train else 1
 
 
 def show_checks(checks: "Iterable[Check]") -> None:
@@ -48,51 +44,47 @@ def show_checks(checks: "Iterable[Check]") -> None:
             print(screen.prose(f"{'':<{len(name)}}try: {check.fix}", len(name) + len("try: ")))
 
 
-class Validate:
-    """Check every model x platform x strategy of a configuration: whether it divides and fits, and whether another is faster."""
+def validate(options: argparse.Namespace) -> int:
+    """Exit status: 0 all cells are valid, 1 some are not."""
+    from tprimat.core.units import gibibytes
+    from tprimat.plan.schema import RunPlan
+    from tprimat.report.tables import screen_of
+    from tprimat.runner.checks import check_configuration, faster_than_best
+    from tprimat.runner.run import announcement
 
-    @staticmethod
-    def run(options: argparse.Namespace) -> int:
-        """Exit status: 0 all cells are valid, 1 some are not."""
-        from tprimat.core.units import gibibytes
-        from tprimat.plan.schema import RunPlan
-        from tprimat.report.tables import screen_of
-        from tprimat.runner.checks import check_configuration, faster_than_best
-        from tprimat.runner.run import announcement
-
-        cells, screen = list(check_configuration(options.config, options.gpus, options.gpu)), screen_of(sys.stdout)
-        alike: dict[tuple[str | None, ...], list[UserError]] = {}
-        left_out = 0
-        too_large: list[str] = []
-        for cell in cells:
-            plan, name = cell.plan, f"{cell.model:<10} {cell.platform:<6} {cell.strategy:<22} "
-            if isinstance(plan, RunPlan):
-                said = f"valid: {announcement(plan).partition('Parallelism: ')[2]} on {plan.workload.layout.world_size}"
-                gated, room = cell.memory, cell.machine.memory_bytes if cell.machine else None
-                large = gated is not None and gated[0] == "does not fit"
-                if gated is not None:
-                    fit = "" if gated[0] == "fits" else f": {gated[0]}"
-                    need = gated[1]
-                    said += f", {gibibytes(need.expected_device_bytes)}, at most {gibibytes(need.device_bytes)}"
-                    said += f" of {gibibytes(room)}{fit}"
-                too_large += [cell.machine.accelerator or ""] if large and cell.machine else []
-                print(screen.prose(name + said, len(name)))
-            elif isinstance(plan, MissingLayoutError):
-                left_out += 1
-                print(screen.prose(f"{name}left out: {plan.what}", len(name)))
-            else:
-                alike.setdefault((plan.what, plan.why, plan.fix), []).append(plan)
-                print(screen.prose(f"{name}not valid: {plan.what}", len(name)))
-        for errors in alike.values():
-            more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
-            print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
-        machines = {cell.machine for cell in cells if cell.machine is not None}
-        for machine in sorted(machines, key=lambda one: one.platform):
-            plans = [cell.plan for cell in cells if cell.machine == machine and isinstance(cell.plan, RunPlan)]
-            for line in faster_than_best(plans, machine):
-                print(screen.prose(line, 2))
-        failures, defined = sum(map(len, alike.values())), len(cells) - left_out
-        names = " and ".join(dict.fromkeys(too_large))
-        fits = f", {len(too_large)} of them predicted too large for {names} (--gpu names another)" if too_large else ""
-        print(f"{defined - failures} of {defined} valid{fits}" + (f", {left_out} left out" if left_out else ""))
-        return 1 if failures else 0
+    cells, screen = list(check_configuration(options.config, options.gpus, options.gpu)), screen_of(sys.stdout)
+    alike: dict[tuple[str | None, ...], list[UserError]] = {}
+    left_out = 0
+    too_large: list[str] = []
+    for cell in cells:
+        plan, name = cell.plan, f"{cell.model:<10} {cell.platform:<6} {cell.strategy:<22} "
+        if isinstance(plan, RunPlan):
+            said = f"valid: {announcement(plan).partition('Parallelism: ')[2]} on {plan.workload.layout.world_size}"
+            gated, room = cell.memory, cell.machine.memory_bytes if cell.machine else None
+            large = gated is not None and gated[0] == "does not fit"
+            if gated is not None:
+                fit = "" if gated[0] == "fits" else f": {gated[0]}"
+                need = gated[1]
+                said += f", {gibibytes(need.expected_device_bytes)}, at most {gibibytes(need.device_bytes)}"
+                said += f" of {gibibytes(room)}{fit}"
+            too_large += [cell.machine.accelerator or ""] if large and cell.machine else []
+            print(screen.prose(name + said, len(name)))
+        elif isinstance(plan, MissingLayoutError):
+            left_out += 1
+            print(screen.prose(f"{name}left out: {plan.what}", len(name)))
+        else:
+            alike.setdefault((plan.what, plan.why, plan.fix), []).append(plan)
+            print(screen.prose(f"{name}not valid: {plan.what}", len(name)))
+    for errors in alike.values():
+        more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
+        print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
+    machines = {cell.machine for cell in cells if cell.machine is not None}
+    for machine in sorted(machines, key=lambda one: one.platform):
+        plans = [cell.plan for cell in cells if cell.machine == machine and isinstance(cell.plan, RunPlan)]
+        for line in faster_than_best(plans, machine):
+            print(screen.prose(line, 2))
+    failures, defined = sum(map(len, alike.values())), len(cells) - left_out
+    names = " and ".join(dict.fromkeys(too_large))
+    fits = f", {len(too_large)} of them predicted too large for {names} (--gpu names another)" if too_large else ""
+    print(f"{defined - failures} of {defined} valid{fits}" + (f", {left_out} left out" if left_out else ""))
+    return 1 if failures else 0

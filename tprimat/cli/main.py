@@ -1,12 +1,13 @@
 """The command `tprimat`, and the one place where every command starts and ends.
 
-A command is a module of this package, or a class in one, with `run(options) -> int`. Its description and its flags are rows of
-data/commands.yaml. Where some are options of a run, `add_arguments(parser)` adds all of them.
+A command is a function `(options) -> int`: `run` of its module, or one of its name in the module that data/commands.yaml names.
+Its description and its flags are rows there. Where some are options of a run, `add_arguments(parser, name)` adds all of them.
 """
 
 import argparse
 import difflib
 import itertools
+import os
 import re
 import shlex
 import sys
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     name = parser.parse_args(words[:1]).command
-    return start(name, f"tprimat {name}", words[1:], suggest=True)
+    return start(name, os.environ.pop("TPRIMAT_SCRIPT", f"tprimat {name}"), words[1:], suggest=True)
 
 
 def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, suggest: bool = False) -> int:
@@ -100,7 +101,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         words = list(sys.argv[1:] if arguments is None else arguments)
         check_words(words)
         options = parser_of(name, prog).parse_args(words, argparse.Namespace(words=words))
-        status: int = command_named(name).run(options)
+        status: int = getattr(module_of(name), name if "module" in COMMANDS[name] else "run")(options)
         if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
             _suggest(name, options)
     except UserError as error:
@@ -140,11 +141,9 @@ def _suggest(name: str, options: argparse.Namespace) -> None:
         print(f"\nnext: python3 -m tprimat {words}", file=sys.stderr)
 
 
-def command_named(name: str) -> Any:
-    """Return the module or the class of a command."""
-    shared = COMMANDS[name].get("module")
-    module = import_module(f"tprimat.cli.{shared or name}")
-    return getattr(module, name.capitalize()) if shared else module
+def module_of(name: str) -> Any:
+    """Return the module of a command."""
+    return import_module(f"tprimat.cli.{COMMANDS[name].get('module', name)}")
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -164,10 +163,10 @@ def check_words(words: Sequence[str]) -> None:
 
 def parser_of(name: str, prog: str) -> Parser:
     """Return a command's parser."""
-    command = command_named(name)
+    module = module_of(name)
     parser = Parser(prog=prog, description=COMMANDS[name]["description"])
-    if hasattr(command, "add_arguments"):
-        command.add_arguments(parser)
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser, name)
     else:
-        add_flags(parser, name, getattr(command, "TYPES", {}), {})
+        add_flags(parser, name, getattr(module, "TYPES", {}), {})
     return parser

@@ -17,64 +17,52 @@ THROUGHPUT_PICTURE = "img_throughput.png"
 MULTIPLIER_PICTURE = "img_multiplier.png"
 
 
-class Scaling:
-    """Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling."""
+def scaling(options: argparse.Namespace) -> int:
+    """Exit status: 0, or 1 when a file was bad."""
+    from tprimat.report import scaling
+    from tprimat.report.plots import draw_sheet
+    from tprimat.report.plots.scaling import MULTIPLIER, THROUGHPUT, scaling_sheet
+    from tprimat.report.tables import screen_of
+    from tprimat.runner.analysis import result_folders, scaling_of
 
-    @staticmethod
-    def run(options: argparse.Namespace) -> int:
-        """Exit status: 0, or 1 when a file was bad."""
-        from tprimat.report import scaling
-        from tprimat.report.plots import draw_sheet
-        from tprimat.report.plots.scaling import MULTIPLIER, THROUGHPUT, scaling_sheet
-        from tprimat.report.tables import screen_of
-        from tprimat.runner.analysis import result_folders, scaling_of
-
-        results = read(options, options.results or result_folders(), named=bool(options.results))
-        scaled = scaling_of(results.measured)
-        for curves, name in ((THROUGHPUT, THROUGHPUT_PICTURE), (MULTIPLIER, MULTIPLIER_PICTURE)):
-            draw_sheet(scaling_sheet(scaled, curves), options.output / name)
-        if options.format == "json":
-            print_json(scaling.as_document(scaled))
-        else:
-            print(scaling.text(scaled, screen_of(sys.stdout)), end="")
-        print(f"written: {options.output / THROUGHPUT_PICTURE}, {options.output / MULTIPLIER_PICTURE}", file=sys.stderr)
-        return 1 if results.problems else 0
+    results = read(options, options.results or result_folders(), named=bool(options.results))
+    scaled = scaling_of(results.measured)
+    for curves, name in ((THROUGHPUT, THROUGHPUT_PICTURE), (MULTIPLIER, MULTIPLIER_PICTURE)):
+        draw_sheet(scaling_sheet(scaled, curves), options.output / name)
+    if options.format == "json":
+        print_json(scaling.as_document(scaled))
+    else:
+        print(scaling.text(scaled, screen_of(sys.stdout)), end="")
+    print(f"written: {options.output / THROUGHPUT_PICTURE}, {options.output / MULTIPLIER_PICTURE}", file=sys.stderr)
+    return 1 if results.problems else 0
 
 
-class Report:
-    """Write one HTML page about training runs, which opens offline: which wins, by how much, how sure, and on what evidence."""
+def report(options: argparse.Namespace) -> int:
+    """Exit status: 0; 1 when a file was bad."""
+    from tprimat.records.store import write_atomically
+    from tprimat.runner.analysis import report_page
 
-    @staticmethod
-    def run(options: argparse.Namespace) -> int:
-        """Exit status: 0; 1 when a file was bad."""
-        from tprimat.records.store import write_atomically
-        from tprimat.runner.analysis import report_page
-
-        results = read(options, options.results, to_share=True)
-        write_atomically(options.output, report_page(results))
-        print(options.output)
-        return 1 if results.problems else 0
+    results = read(options, options.results, to_share=True)
+    write_atomically(options.output, report_page(results))
+    print(options.output)
+    return 1 if results.problems else 0
 
 
-class Explain:
-    """Say where the throughput of a run went: a waterfall from the GPU's dense peak to what was measured, and what would help."""
+def explain(options: argparse.Namespace) -> int:
+    """Exit status: 0."""
+    from tprimat.records.store import write_atomically
+    from tprimat.report.explain import document, svg, text
+    from tprimat.report.tables import screen_of
 
-    @staticmethod
-    def run(options: argparse.Namespace) -> int:
-        """Exit status: 0."""
-        from tprimat.records.store import write_atomically
-        from tprimat.report.explain import document, svg, text
-        from tprimat.report.tables import screen_of
-
-        explanation = explain_newest(read(options, [options.run]), options.run, options.against)
-        if options.picture:
-            write_atomically(options.picture, svg(explanation, options.unit))
-            print(f"written: {options.picture}", file=sys.stderr)
-        if options.json:
-            print_json(document(explanation))
-        else:
-            print(text(explanation, options.unit, screen_of(sys.stdout)))
-        return 0
+    explanation = explain_newest(read(options, [options.run]), options.run, options.against)
+    if options.picture:
+        write_atomically(options.picture, svg(explanation, options.unit))
+        print(f"written: {options.picture}", file=sys.stderr)
+    if options.json:
+        print_json(document(explanation))
+    else:
+        print(text(explanation, options.unit, screen_of(sys.stdout)))
+    return 0
 
 
 def explain_newest(results: "Results", place: Path, other: str | None) -> "Explanation":

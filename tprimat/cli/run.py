@@ -26,9 +26,19 @@ HOW = "how"
 SETTABLE = f"--set KEY=VALUE sets any key of the configuration, and these:\n{names_listed(OPTIONS)}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of ./benchmark.py."""
-    add_request(parser, "run")
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options that a command has as flags, and its own flags."""
+    groups = {title: parser.add_argument_group(title) for title in (WHAT, WORKLOAD, HOW)}
+    for option in (option for option in OPTIONS if command in option.commands):
+        choices = (AUTO, *ENGINE_NAMES) if option.name == "engine" else option.choices
+        shown = {"choices": choices} if choices else {"metavar": option.metavar}
+        groups[option.group].add_argument(option.flag, help=option.help or None, **shown)
+    add_flags(parser, command, {}, groups)
+    if command == "sweep":
+        decided = dict.fromkeys((f"--{option.name}" for option in DECIDED_HERE), "./benchmark.py")
+        parser.set_defaults(hints=parser.get_default("hints") | decided | {"--model": "./run_all_configs.sh MODEL"})
+        parser.set_defaults(write=False, output_dir=None)
+    parser.epilog = "\n".join(filter(None, (COMMANDS[command].get("examples"), SETTABLE)))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     if options.launcher != "here":
         return _submit(options, request)
     if options.sweep:
-        return _sweep(options, request)
+        return _combinations(options, request)
     from tprimat.runner.auto import RACE, auto_sessions, layouts_to_measure
     from tprimat.runner.cells import Cell
     from tprimat.runner.schedule import complete, exit_status, run_cells
@@ -67,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     return exit_status(results, success=complete(results, cells))
 
 
-def _sweep(options: argparse.Namespace, request: "RunRequest") -> int:
+def _combinations(options: argparse.Namespace, request: "RunRequest") -> int:
     """Make the runs of --sweep: first what cannot run and why, then the runs, the ranking and one picture."""
     from tprimat.runner.cells import planned
     from tprimat.runner.request import sweep_requests
@@ -187,73 +197,50 @@ DECIDED_HERE = (option_of("model"), option_of("parallel"), *DEGREES)
 PICTURES = Path("all_outputs")
 
 
-class Sweep:
-    """Run each of the five strategies of config.yaml in its own folder, then compare them."""
+def sweep(options: argparse.Namespace) -> int:
+    """Exit status: 0 when every cell has a run that counts, 130 after Ctrl-C, 143 after SIGTERM, else 1."""
+    from tprimat.runner.cells import named_twice, planned, without_twins
+    from tprimat.runner.request import RunRequest, strategy_requests, words
+    from tprimat.runner.schedule import complete, exit_status, run_cells
 
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags of a run that this command does not decide, and those of the sweep."""
-        add_request(parser, "sweep")
-        decided = dict.fromkeys((f"--{option.name}" for option in DECIDED_HERE), "./benchmark.py")
-        parser.set_defaults(hints=parser.get_default("hints") | decided | {"--model": "./run_all_configs.sh MODEL"})
-        parser.set_defaults(write=False, output_dir=None)
-
-    @staticmethod
-    def run(options: argparse.Namespace) -> int:
-        """Exit status: 0 when every cell has a run that counts, 130 after Ctrl-C, 143 after SIGTERM, else 1."""
-        from tprimat.runner.cells import named_twice, planned, without_twins
-        from tprimat.runner.request import RunRequest, strategy_requests, words
-        from tprimat.runner.schedule import complete, exit_status, run_cells
-
-        request = request_of(options, "sweep", "./run_all_configs.sh")
-        for option in DECIDED_HERE:
-            field = option.field or option.name
-            if getattr(request, field) != getattr(RunRequest(), field):
-                where, fix = f"--set {option.name}", "./run_all_configs.sh MODEL" if option.name == "model" else "./benchmark.py"
-                raise ConfigError(f"{where} is not for this command.", where=where, fix=fix)
-        models = ("llama", "qwen") if options.models == "both" else words(options.models)
-        entries = planned(strategy_requests(request, models))
-        refuse_nothing(entries)
-        cells, twins = without_twins(entries)
-        for later, first in twins:
-            print(f"{later.name} is {first.plan.strategy} on {later.plan.platform}: run once", file=sys.stderr)
-        if options.dry_run:
-            return max([_show_plans(cell.session, request, options) for cell in cells])
-        results = run_cells(cells, resume=not options.fresh)
-        success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
-        results += named_twice(results, twins)
-        counting = sorted({result.cell.label for result in results if result.counts})
-        probes = [word for place in request.probes for word in ("--set", f"probes={place}")]
-        for folder in counting:
-            success &= draw(PICTURES / f"compare-{folder.removeprefix('output-')}.png", ["--results-dir", folder, *probes])
-        picture = PICTURES / "compare-all.png"
-        own = [folder for folder in counting if folder in {cell.label for cell in cells}]
-        drawn = len(own) > 1 and draw(picture, ["--results-dir", *own, *probes])
-        if options.json:
-            _print_document(results)
-        else:
-            show(entries, results)
-            if drawn:
-                print(f"\nside by side: {picture}", file=sys.stderr)
-        return exit_status(results, success=success and (drawn or len(own) < 2))
+    request = request_of(options, "sweep", "./run_all_configs.sh")
+    for option in DECIDED_HERE:
+        field = option.field or option.name
+        if getattr(request, field) != getattr(RunRequest(), field):
+            where, fix = f"--set {option.name}", "./run_all_configs.sh MODEL" if option.name == "model" else "./benchmark.py"
+            raise ConfigError(f"{where} is not for this command.", where=where, fix=fix)
+    models = ("llama", "qwen") if options.models == "both" else words(options.models)
+    entries = planned(strategy_requests(request, models))
+    refuse_nothing(entries)
+    cells, twins = without_twins(entries)
+    for later, first in twins:
+        print(f"{later.name} is {first.plan.strategy} on {later.plan.platform}: run once", file=sys.stderr)
+    if options.dry_run:
+        return max([_show_plans(cell.session, request, options) for cell in cells])
+    results = run_cells(cells, resume=not options.fresh)
+    success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
+    results += named_twice(results, twins)
+    counting = sorted({result.cell.label for result in results if result.counts})
+    probes = [word for place in request.probes for word in ("--set", f"probes={place}")]
+    for folder in counting:
+        success &= draw(PICTURES / f"compare-{folder.removeprefix('output-')}.png", ["--results-dir", folder, *probes])
+    picture = PICTURES / "compare-all.png"
+    own = [folder for folder in counting if folder in {cell.label for cell in cells}]
+    drawn = len(own) > 1 and draw(picture, ["--results-dir", *own, *probes])
+    if options.json:
+        _print_document(results)
+    else:
+        show(entries, results)
+        if drawn:
+            print(f"\nside by side: {picture}", file=sys.stderr)
+    return exit_status(results, success=success and (drawn or len(own) < 2))
 
 
-# What both commands share: the flags that make a request, and the table of many runs.
-
-
-def add_request(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options that a command has as flags, and its own flags."""
-    groups = {title: parser.add_argument_group(title) for title in (WHAT, WORKLOAD, HOW)}
-    for option in (option for option in OPTIONS if command in option.commands):
-        choices = (AUTO, *ENGINE_NAMES) if option.name == "engine" else option.choices
-        shown = {"choices": choices} if choices else {"metavar": option.metavar}
-        groups[option.group].add_argument(option.flag, help=option.help or None, **shown)
-    add_flags(parser, command, {}, groups)
-    parser.epilog = "\n".join(filter(None, (COMMANDS[command].get("examples"), SETTABLE)))
+# What both commands share: the request that flags make, and the table of many runs.
 
 
 def request_of(options: argparse.Namespace, command: str, program: str) -> "RunRequest":
-    """Return what the flags of `add_request` ask for. Raises ConfigError: a value does not fit its option."""
+    """Return what the flags of `add_arguments` ask for. Raises ConfigError: a value does not fit its option."""
     from tprimat.records.sharing import masked_command
     from tprimat.runner.request import RunRequest, with_settings, with_values
 

@@ -1,6 +1,6 @@
 """Summarize the runs of one ./benchmark.py call, as text and as a JSON document."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ def summary(rows: Sequence[Row], screen: Screen = PLAIN, groups: Sequence[Group]
     with a line for each, and blocks lack the quiet lines of the runs that count.
     """
     whose = {id(item.result.run): group for group in groups for item in group.runs if len(group.runs) > 1}
+    alike = [(run.model, run.strategy, run.workload) for run, *_ in rows]
+    numbers = {id(run): alike[:place].count(alike[place - 1]) for place, (run, *_) in enumerate(rows, 1)}
     blocks: dict[int, str] = {}
     for run, metrics, log in rows:
         group = whose.get(id(run))
         lines = [screen.prose(_heading(run) + (f" · mean of {len(group.runs)} runs" if group else ""), 2)]
-        for label, text in _block(run, metrics, log, group):
+        for label, text in _block(run, metrics, log, group, numbers):
             if text and not (groups and run.counts and (label in QUIET or text.startswith(units.ABSENT))):
                 lines.append(screen.prose(f"  {label:<{VALUES - 3}} {text}", VALUES))
         blocks[id(group or run)] = "\n".join(lines)
@@ -62,14 +64,14 @@ def _heading(run: RunRecord) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path, group: Group | None) -> Lines:
+def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path, group: Group | None, numbers: Mapping[int, int]) -> Lines:
     lines: Lines = []
     if run.outcome != "completed":
         lines += [("outcome", run.outcome.replace("_", " ")), ("cause", run.cause), ("try", run.hint), ("log", str(log))]
     lines += [("not counted", mismatch) for mismatch in run.mismatches]
     if isinstance(metrics, RunMetrics):
-        each = [item.metrics for item in group.runs if item.metrics] if group else []
-        rows = [(f"run {number}", f"{STEP_TIME.in_full(one)}, {_rate(run, one)}") for number, one in enumerate(each, 1)]
+        each = [(numbers[id(item.result.run)], item.metrics) for item in group.runs if item.metrics] if group else []
+        rows = [(f"run {number}", f"{STEP_TIME.in_full(one)}, {_rate(run, one)}") for number, one in each]
         return [*lines, *_measured(run, metrics, group or metrics), *rows]
     return [*lines, ("no speed", metrics if run.outcome == "completed" else None)]  # of another outcome, the cause says more
 

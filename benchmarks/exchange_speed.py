@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from tprimat.core.models import model_shape  # noqa: E402
 from tprimat.megatron import compat  # noqa: E402
-from tprimat.megatron.tp_overlap import Exchange, exchange_of  # noqa: E402
+from tprimat.megatron.tp_overlap import Exchange, Multiply, exchange_of  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402
 
 Implementation = Callable[[Tensor, Tensor], Tensor]
@@ -61,19 +61,27 @@ def implementations(kind: str, group: dist.ProcessGroup) -> dict[str, Implementa
         dist.reduce_scatter_tensor(out, product, group=group)
         return out
 
+    def into(matrix: Tensor) -> Multiply:
+        return lambda rows, out: torch.mm(rows, matrix, out=out)
+
+    def gathered_in_pieces(rows: Tensor, matrix: Tensor) -> Tensor:
+        out = rows.new_empty((group.size() * rows.shape[0], matrix.shape[1]))
+        ours.gather_and_multiply(rows, into(matrix), out)
+        return out
+
     if kind == "gather":
         fused = torch.ops.symm_mem.fused_all_gather_matmul
         return {
             "nccl": gathered,
             "torch": lambda rows, matrix: fused(rows, [matrix], 0, name)[1][0],
-            "ours": lambda rows, matrix: ours.gather_and_multiply(rows, matrix)[1],
+            "ours": gathered_in_pieces,
         }
     scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
     return {
         "nccl": scattered,
         "torch": lambda rows, matrix: scatter(rows, matrix, "sum", 0, name),
-        "ours": ours.multiply_and_reduce_scatter,
-        "ours, behind": lambda rows, matrix: ours.start_reduce_scatter(rows, matrix)(),
+        "ours": lambda rows, matrix: ours.multiply_and_reduce_scatter(rows, into(matrix), matrix.shape[1], rows.dtype),
+        "ours, behind": lambda rows, matrix: ours.start_reduce_scatter(rows, into(matrix), matrix.shape[1], rows.dtype)(),
     }
 
 

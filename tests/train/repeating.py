@@ -34,19 +34,21 @@ class CollectiveExchange:
     def __init__(self, group):
         self.group = group
 
-    def gather_and_multiply(self, shard, matrix):
-        full = shard.new_empty((self.group.size() * shard.shape[0], shard.shape[1]))
-        dist.all_gather_into_tensor(full, shard, group=self.group)
-        return full, full @ matrix
+    def gather_and_multiply(self, shard, multiply, out):
+        full = shard.new_empty((out.shape[0], shard.shape[1]))
+        dist.all_gather_into_tensor(full.view(torch.uint8), shard.view(torch.uint8), group=self.group)
+        multiply(full, out)
+        return full
 
-    def multiply_and_reduce_scatter(self, rows, matrix):
-        product = rows @ matrix
-        out = product.new_empty((product.shape[0] // self.group.size(), product.shape[1]))
+    def multiply_and_reduce_scatter(self, rows, multiply, columns, dtype):
+        product = torch.empty((rows.shape[0], columns), dtype=dtype)
+        multiply(rows, product)
+        out = product.new_empty((rows.shape[0] // self.group.size(), columns))
         dist.reduce_scatter_tensor(out, product, group=self.group)
         return out
 
-    def start_reduce_scatter(self, rows, matrix):
-        done = self.multiply_and_reduce_scatter(rows, matrix)
+    def start_reduce_scatter(self, *operands):
+        done = self.multiply_and_reduce_scatter(*operands)
         return lambda: done
 
     def begin_anew(self):

@@ -2,7 +2,6 @@
 
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.core.errors import MetricError
 from tprimat.megatron import fp8
 from tprimat.megatron.graphs import MicroBatch, StepGraphs
-from tprimat.megatron.training import untested
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
@@ -129,10 +127,3 @@ def test_weights_in_8_bits_from_before_the_recording_take_no_memory_beside_those
     assert alive[2] == [True]
     assert alive[4][:2] == [False, False]
     assert len(kept) == 3
-
-
-@pytest.mark.parametrize(("precision", "tensor", "cautions"), [("fp8", 2, 1), ("fp8", 1, 0), ("bf16", 2, 0)])
-def test_a_record_cautions_only_against_graphs_that_no_gpu_has_run(precision, tensor, cautions):
-    work = SimpleNamespace(matmul_dtype=precision, layout=SimpleNamespace(tensor=tensor))
-    assert len(untested(SimpleNamespace(plan=SimpleNamespace(workload=work), graphs=object()))) == cautions
-    assert not untested(SimpleNamespace(plan=SimpleNamespace(workload=work), graphs=None))

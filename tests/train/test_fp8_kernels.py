@@ -33,7 +33,7 @@ def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_b
     results = []
     for kernels in (LinearProducts(), Fp8Products()):
         out, kept = kernels.forward(rows, weight, bias)
-        prepared = kernels.prepare(gradient)
+        prepared = kernels.operand(gradient, gradient=True)
         total = torch.full((48, 32), 1e-5)
         kernels.wgrad(total, prepared, kept, overwrite=overwrite)
         results.append((out, kernels.dgrad(prepared, weight), total - (0 if overwrite else 1e-5)))

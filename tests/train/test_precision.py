@@ -12,6 +12,7 @@ LONGER = {"training.duration.max_steps": 6, "training.data.sequence_length": 64,
 SHORTER = {"training.duration.max_steps": 6, "training.data.global_batch_size": 2}
 FP8_LAYERS = 1
 """torch multiplies fp8 on a CPU a hundred times slower than bf16."""
+TP2, WAYS = {"tp": 2, "training.duration.max_steps": 2}, ("whole", "in pieces")
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +22,9 @@ def trained(tmp_path_factory):
     def plan(name, ranks=1, **split):
         return make_plan(folder / name, "qwen", split_settings("qwen", ranks, {**STRAIGHT, **LONGER, **split}))
 
-    def thin(name):
-        return make_plan(folder / name, "llama", split_settings("llama", 1, {**STRAIGHT, **SHORTER}), layers=FP8_LAYERS)
+    def thin(name, ranks=1, **split):
+        settings = split_settings("llama", ranks, {**STRAIGHT, **SHORTER, **split})
+        return make_plan(folder / name, "llama", settings, layers=FP8_LAYERS)
 
     plans = {
         "sharded": plan("sharded", 2, fully_shard=True, accumulate_weight_gradients="auto"),
@@ -31,6 +33,7 @@ def trained(tmp_path_factory):
         "masters": plan("masters"),
         "bf16": thin("plain"),
         "fp8": replace(thin("fp8"), matmul_dtype="fp8"),
+        **{way: replace(thin(way, 2, **TP2, overlap_tensor_parallel=way == "in pieces"), matmul_dtype="fp8") for way in WAYS},
     }
     return dict(zip(plans, train_together(list(plans.values())), strict=True))
 
@@ -71,6 +74,13 @@ def test_weights_split_over_replicas_in_fp32_compute_in_bf16(trained):
     assert sharded[0].loss == pytest.approx(masters[0].loss, abs=1e-6)
     assert [step.loss for step in sharded] == pytest.approx([step.loss for step in masters], rel=0.001)
     assert [step.grad_norm for step in sharded] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
+
+
+def test_tensor_ranks_that_exchange_8_bits_scale_as_whole_matrices_do(trained):
+    (whole, steps), (pieces, same) = (trained[way] for way in WAYS)
+    assert (whole.engine_options["overlap_tensor_parallel"], pieces.engine_options["overlap_tensor_parallel"]) == (False, True)
+    assert [(step.loss, step.grad_norm) for step in steps] == [(step.loss, step.grad_norm) for step in same]
+    assert pieces.ran.matmul_dtype == "fp8"
 
 
 def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):

@@ -47,25 +47,30 @@ def operands(step, rank, ranks):
     return numbers(*shape, seed=100 * place + rank), numbers(width, 4, seed=100 * place + 50 + rank)
 
 
+def into(matrix):
+    return lambda rows, out: torch.mm(rows, matrix, out=out)
+
+
 def run(machine, exchange, steps, rank, anew_every):
     """A rank's code, whose operands are let go after each step; returns what it gets. It begins anew after some steps each."""
     results = []
     for step in steps:
         left, right = (machine.tensor(part) for part in operands(step, rank, machine.ranks))
-        kind = step[0]
+        kind, multiply = step[0], into(right)
         with machine.as_rank(rank):
             if kind == "gather":
-                results.append(exchange.gather_and_multiply(left, right))
+                out = left.new_empty((machine.ranks * left.shape[0], right.shape[1]))
+                results.append((exchange.gather_and_multiply(left, multiply, out), out))
             elif kind == "scatter":
-                results.append((exchange.multiply_and_reduce_scatter(left, right),))
+                results.append((exchange.multiply_and_reduce_scatter(left, multiply, right.shape[1], right.dtype),))
             else:
-                coming = exchange.start_reduce_scatter(left, right)
+                coming = exchange.start_reduce_scatter(left, multiply, right.shape[1], right.dtype)
                 _ = torch.mm(left, right)
                 results.append((coming(),))
                 del coming
             if anew_every and (step[-1] + 1) % anew_every == 0:
                 exchange.begin_anew()
-        del left, right
+        del left, right, multiply
     return results
 
 

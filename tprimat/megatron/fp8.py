@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tprimat.megatron import compat, cublaslt
 from tprimat.megatron.compat import compiled, triton_kernels
 from tprimat.megatron.cublaslt import Scaled
-from tprimat.megatron.linear import LinearProducts, row_maxima
+from tprimat.megatron.linear import LinearProducts, Operand, row_maxima
+from tprimat.megatron.tp_overlap import Multiply
 from tprimat.megatron.wgrad import add_gradient
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
@@ -41,13 +43,18 @@ def free_weights() -> None:
         products.converted = None
 
 
-def convert(x: Tensor, dtype: torch.dtype) -> Converted:
-    """Convert a matrix to one of torch's float8 types; `row_maxima` of linear.py spares the search for its largest magnitude."""
+def convert(x: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Converted:
+    """Convert a matrix to one of torch's float8 types; `row_maxima` of linear.py spares the search for its largest magnitude.
+
+    Where each rank of a group has some of a matrix's rows, all scale by the largest magnitude of them all.
+    """
     searched = x if (maxima := row_maxima(x)) is None else maxima
-    if kernels := triton_kernels(x):
-        x = x.contiguous()
-        return kernels.scaled_and_transposed(x, kernels.largest_magnitude(searched.contiguous()), dtype)  # type: ignore[no-any-return]
-    return compiled(_scaled)(x, compiled(_largest)(searched), dtype)  # type: ignore[no-any-return]
+    kernels = triton_kernels(x)
+    largest = kernels.largest_magnitude(searched.contiguous()) if kernels else compiled(_largest)(searched)
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    scaled = kernels.scaled_and_transposed if kernels else compiled(_scaled)
+    return scaled(x.contiguous(), largest, dtype)  # type: ignore[no-any-return]
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -86,14 +93,14 @@ def accumulates_on(device: torch.device) -> bool:
     return torch.allclose(total, 2 * expected, atol=4.0)
 
 
-def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) -> Tensor:
-    """Return a @ b.T + bias in bf16: (m, k), (n, k) and (n,).
+def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Return a @ b.T + bias in bf16, (m, k), (n, k) and (n,), or write it to `out`, (m, n).
 
     `fast` sums in the matrix unit's own precision, on Hopper about 14 bits (arXiv:2412.19437, section 3.3.2), instead of fp32.
     """
     (left, scale_a), (right, scale_b) = a, b
     return compat.scaled_matmul(  # type: ignore[no-any-return]
-        left, right.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast
+        left, right.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast, out=out
     )
 
 
@@ -116,24 +123,36 @@ class Fp8Products(LinearProducts):
             self.converted, self._step = convert(weight.detach(), FORWARD_DTYPE), _step
         return self.converted
 
-    def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def operand(self, x: Tensor, *, gradient: bool = False, group: dist.ProcessGroup | None = None) -> Converted:
+        """Return the matrix, its transpose and its scale."""
+        return convert(x, GRADIENT_DTYPE if gradient else FORWARD_DTYPE, group)
+
+    def whole(self, shard: Operand, full: Tensor) -> Converted:
+        """Transpose what was gathered: a copy in 8 bits instead of a conversion from 16."""
+        kernels = triton_kernels(full)
+        return full, kernels.transposed(full) if kernels else full.t().contiguous(), shard[2]
+
+    def into(self, operand: Operand, weight: Tensor, *, gradient: bool = False) -> Multiply:
+        """See LinearProducts."""
+        self.products += not gradient
+        small, transposed, scale = self._weight(weight)
+        matrix = transposed if gradient else small
+        return lambda rows, out: multiply((rows, operand[2]), (matrix, scale), fast=not gradient, out=out)
+
+    def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Operand]:
         """Return rows @ weight.T + bias, and for the backward pass the transposed rows and their scale."""
         self.products += 1
         small, transposed, scale = convert(rows, FORWARD_DTYPE)
         small_weight, _, weight_scale = self._weight(weight)
         return multiply((small, scale), (small_weight, weight_scale), fast=True, bias=bias), (transposed, scale)
 
-    def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient, its transpose and its scale."""
-        return convert(gradient, GRADIENT_DTYPE)
-
-    def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
+    def dgrad(self, prepared: Operand, weight: Tensor) -> Tensor:
         """Return gradient @ weight."""
         small, _, scale = prepared
         _, transposed_weight, weight_scale = self._weight(weight)
         return multiply((small, scale), (transposed_weight, weight_scale), fast=False)
 
-    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool) -> None:
+    def wgrad(self, total: Tensor, prepared: Operand, kept: Any, *, overwrite: bool) -> None:
         """Total += gradient.T @ rows, or =."""
         _, transposed, scale = prepared
         accumulate(total, (transposed, scale), kept, overwrite=overwrite)

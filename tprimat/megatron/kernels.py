@@ -60,6 +60,22 @@ def _scale_and_transpose(
     _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
 
 
+@triton.jit
+def _transpose(x, transposed, rows, columns, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
+    row, column, inside = _tile(rows, columns, TILE_ROWS, TILE_COLUMNS)
+    tile = tl.load(x + row * columns + column, mask=inside, other=0)
+    tl.store(transposed + tl.trans(column) * rows + tl.trans(row), tl.trans(tile), mask=tl.trans(inside))
+
+
+def transposed(x: Tensor) -> Tensor:
+    """Return the transpose of a contiguous matrix in 8 bits, contiguous."""
+    (rows, columns), out = x.shape, x.new_empty(x.shape[::-1])
+    grid = (triton.cdiv(rows, TILE_ROWS), triton.cdiv(columns, TILE_COLUMNS))
+    numbers = x.view(torch.uint8), out.view(torch.uint8)
+    _transpose[grid](*numbers, rows, columns, TILE_ROWS, TILE_COLUMNS, num_warps=TILE_WARPS)
+    return out
+
+
 def largest_magnitude(x: Tensor) -> Tensor:
     """Return the largest magnitude of a contiguous tensor of any shape as fp32, shape (). NaN does not count."""
     largest = torch.zeros((), dtype=torch.float32, device=x.device)

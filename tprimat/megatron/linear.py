@@ -23,7 +23,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.megatron.tp_overlap import Exchange, exchange_of
+from tprimat.megatron.tp_overlap import Exchange, Multiply, exchange_of
 from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient, let_accumulate
 
 
@@ -44,6 +44,10 @@ def _as_matrix(rows: Tensor) -> Tensor:
     return flat if maxima is None else with_row_maxima(flat, maxima)
 
 
+Operand = tuple[Tensor, ...]
+"""Rows, or the output's gradient, in the form that products take. Its last two tensors are what wgrad takes."""
+
+
 class LinearProducts:
     """The three products of one weight, in its dtype. All rows are matrices, shape (n, in) or (n, out)."""
 
@@ -52,19 +56,28 @@ class LinearProducts:
     sums_in_fp32_only: ClassVar[bool] = False
     """Whether `total` of wgrad must be fp32, instead of the weight's dtype."""
 
-    def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def operand(self, x: Tensor, *, gradient: bool = False, group: dist.ProcessGroup | None = None) -> Operand:
+        """Convert rows, or the output's gradient. With a group, each of its ranks has some of the rows: see `whole`."""
+        return (x,)
+
+    def whole(self, shard: Operand, full: Tensor) -> Operand:
+        """Return the operand of all ranks' rows, given that of this rank's, and its first tensor gathered."""
+        return (full,)
+
+    def into(self, operand: Operand, weight: Tensor, *, gradient: bool = False) -> Multiply:
+        """Return what multiplies some of an operand's rows with weight.T, or a gradient's with weight, into given memory."""
+        matrix = weight if gradient else weight.t()
+        return lambda rows, out: torch.mm(rows, matrix, out=out)
+
+    def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Operand]:
         """Return rows @ weight.T + bias, and what the backward pass needs of the rows."""
         return F.linear(rows, weight, bias), (rows,)
 
-    def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """Return the output's gradient in the form that both products of the backward pass take."""
-        return (gradient,)
-
-    def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
+    def dgrad(self, prepared: Operand, weight: Tensor) -> Tensor:
         """Return gradient @ weight."""
         return prepared[0] @ weight
 
-    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool) -> None:
+    def wgrad(self, total: Tensor, prepared: Operand, kept: Operand, *, overwrite: bool) -> None:
         """Total += gradient.T @ rows, or total = with `overwrite`."""
         accumulate_wgrad(total, prepared[0], kept[0], overwrite=overwrite)
 
@@ -93,7 +106,7 @@ class TensorParallelContext:
         return out, dist.reduce_scatter_tensor(out, rows.contiguous(), group=self.group, async_op=asynchronous)
 
 
-def _wgrad(weight: Parameter, tp: TensorParallelContext, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> Tensor:
+def _wgrad(weight: Parameter, tp: TensorParallelContext, prepared: Operand, kept: Operand) -> Tensor:
     """Add wgrad to the fp32 buffer, if Megatron has one, and return an empty tensor for autograd; otherwise return wgrad."""
     total = getattr(weight, "main_grad", None)
     if tp.fused_wgrad and total is not None:
@@ -103,6 +116,15 @@ def _wgrad(weight: Parameter, tp: TensorParallelContext, prepared: tuple[Tensor,
     fresh = torch.empty_like(weight, dtype=torch.float32 if tp.products.sums_in_fp32_only else weight.dtype)
     tp.products.wgrad(fresh, prepared, kept, overwrite=True)
     return fresh.to(weight.dtype)
+
+
+def _gathered_product(x: Tensor, weight: Tensor, tp: TensorParallelContext, *, gradient: bool) -> tuple[Tensor, Operand]:
+    """Return the product of all ranks' rows with weight.T, or of their gradients with weight, and the operand of all."""
+    assert tp.exchange is not None
+    shard = tp.products.operand(_as_matrix(x.contiguous()), gradient=gradient, group=tp.group)
+    out = x.new_empty((tp.ranks * shard[0].shape[0], weight.shape[1 if gradient else 0]))
+    full = tp.exchange.gather_and_multiply(shard[0], tp.products.into(shard, weight, gradient=gradient), out)
+    return out, tp.products.whole(shard, full)
 
 
 class ColumnParallelMatmul(torch.autograd.Function):
@@ -116,15 +138,13 @@ class ColumnParallelMatmul(torch.autograd.Function):
         """
         ctx.tp, ctx.has_bias = tp, bias is not None
         if tp.exchange:
-            full, product = tp.exchange.gather_and_multiply(rows.contiguous().flatten(0, 1), weight.t())
-            flat: tuple[Tensor, ...] = (full,)
-            out = (product if bias is None else product + bias).view(-1, rows.shape[1], weight.shape[0])
+            product, kept = _gathered_product(rows, weight, tp, gradient=False)
+            product = product if bias is None else product + bias
         else:
             full = tp.gathered(rows) if tp.sequence_parallel else rows
-            product, flat = tp.products.forward(_as_matrix(full), weight, bias)
-            out = product.view(*full.shape[:2], -1)
-        ctx.save_for_backward(weight, *flat)
-        return out
+            product, kept = tp.products.forward(_as_matrix(full), weight, bias)
+        ctx.save_for_backward(weight, *kept[-2:])
+        return product.view(-1, rows.shape[1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -133,9 +153,10 @@ class ColumnParallelMatmul(torch.autograd.Function):
         tp, products, work = ctx.tp, ctx.tp.products, None
         flat = _as_matrix(gradient)
         bias = flat.sum(dim=0) if ctx.has_bias else None
-        prepared = products.prepare(flat)
+        prepared = products.operand(flat, gradient=True)
         if tp.exchange:
-            finish = tp.exchange.start_reduce_scatter(flat, weight)
+            multiply = products.into(prepared, weight, gradient=True)
+            finish = tp.exchange.start_reduce_scatter(prepared[0], multiply, weight.shape[1], gradient.dtype)
             weight_grad = _wgrad(weight, tp, prepared, tuple(kept))
             return finish().view(-1, *gradient.shape[1:-1], weight.shape[1]), weight_grad, bias, None
         rows = products.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
@@ -158,8 +179,11 @@ class RowParallelMatmul(torch.autograd.Function):
         ctx.tp = tp
         flat = _as_matrix(rows)
         if tp.exchange:
-            ctx.save_for_backward(weight, flat)
-            return tp.exchange.multiply_and_reduce_scatter(flat, weight.t()).view(-1, rows.shape[1], weight.shape[0])
+            operand = tp.products.operand(flat)
+            ctx.save_for_backward(weight, *operand[-2:])
+            multiply = tp.products.into(operand, weight)
+            total = tp.exchange.multiply_and_reduce_scatter(operand[0], multiply, weight.shape[0], rows.dtype)
+            return total.view(-1, rows.shape[1], weight.shape[0])
         product, kept = tp.products.forward(flat, weight, None)
         ctx.save_for_backward(weight, *kept)
         out = product.view(*rows.shape[:2], -1)
@@ -175,14 +199,12 @@ class RowParallelMatmul(torch.autograd.Function):
         weight, *kept = ctx.saved_tensors
         tp, products = ctx.tp, ctx.tp.products
         if tp.exchange:
-            full, flat = tp.exchange.gather_and_multiply(gradient.contiguous().flatten(0, 1), weight)
-            rows = flat.view(-1, gradient.shape[1], weight.shape[1])
-            prepared: tuple[Tensor, ...] = (full,)
+            rows, prepared = _gathered_product(gradient, weight, tp, gradient=True)
         else:
-            gradient = tp.gathered(gradient) if tp.sequence_parallel else gradient
-            prepared = products.prepare(_as_matrix(gradient))
-            rows = products.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
-        return rows, _wgrad(weight, tp, prepared, tuple(kept)), None
+            full = tp.gathered(gradient) if tp.sequence_parallel else gradient
+            prepared = products.operand(_as_matrix(full), gradient=True)
+            rows = products.dgrad(prepared, weight)
+        return rows.view(-1, gradient.shape[1], weight.shape[1]), _wgrad(weight, tp, prepared, tuple(kept)), None
 
 
 class ChosenProducts:

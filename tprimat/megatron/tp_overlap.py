@@ -36,6 +36,8 @@ def can_overlap(ranks: int, gpus: int) -> bool:
     return all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
 
 
+Multiply = Callable[[Tensor, Tensor], object]
+"""Multiplies some rows into given memory, (n, in) and (n, out)."""
 Finish = Callable[[], Tensor]
 """Waits for a sum whose parts still travel, and returns it. To call before the group's next exchange."""
 
@@ -82,15 +84,14 @@ class Exchange:
         self._workspaces: dict[str, Workspace] = {}
         self._outgrown: list[Workspace] = []
 
-    def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all ranks' rows, (ranks x n, in), and their product with a matrix, (in, out).
+    def gather_and_multiply(self, shard: Tensor, multiply: Multiply, out: Tensor) -> Tensor:
+        """Return all ranks' rows, (ranks x n, in), and write their product to `out`, (ranks x n, out).
 
         One rank's rows are multiplied while the next one's travel, and so on around the ring. `shard` is contiguous.
         """
         workspace = self._workspace("gather", shard.nbytes)
         shared = workspace.next_half(shard.shape, shard.dtype)
         full = shard.new_empty((self.ranks * shard.shape[0], shard.shape[1]))
-        out = shard.new_empty((full.shape[0], matrix.shape[1]))
         pieces, products = full.chunk(self.ranks), out.chunk(self.ranks)
         others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]
         main = torch.cuda.current_stream()
@@ -102,35 +103,36 @@ class Exchange:
                 pieces[other].copy_(shared[other])
                 arrived.record(self.side)
             pieces[self.rank].copy_(shard)
-        torch.mm(shard, matrix, out=products[self.rank])
+        multiply(shard, products[self.rank])
         for other, arrived in zip(others, self._arrived, strict=True):
             main.wait_event(arrived)
-            torch.mm(pieces[other], matrix, out=products[other])
+            multiply(pieces[other], products[other])
         main.wait_stream(self.side)
-        return full, out
+        return full
 
-    def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """Return this rank's rows of the sum over ranks of rows @ matrix: (ranks x n, in of this rank) -> (n, out).
+    def multiply_and_reduce_scatter(self, rows: Tensor, multiply: Multiply, columns: int, dtype: torch.dtype) -> Tensor:
+        """Return this rank's rows of the sum over ranks of the product: (ranks x n, in of this rank) -> (n, columns).
 
         A piece travels to the rank that needs it while the next is multiplied. `rows` are contiguous.
         """
-        workspace, shared, received = self._scattering(rows, matrix)
+        workspace, shared, received = self._scattering(rows, columns, dtype)
         pieces = rows.chunk(self.ranks)
         main = torch.cuda.current_stream()
         for step in range(1, self.ranks):
             target, source = (self.rank + step) % self.ranks, (self.rank - step) % self.ranks
-            torch.mm(pieces[target], matrix, out=shared[self.rank][target])
+            multiply(pieces[target], shared[self.rank][target])
             self.side.wait_stream(main)
             with torch.cuda.stream(self.side):
                 workspace.handle.barrier(channel=0)
                 received[step - 1].copy_(shared[source][self.rank])
-        own = torch.mm(pieces[self.rank], matrix)
+        own = torch.empty_like(received[0])
+        multiply(pieces[self.rank], own)
         return self._sum(own, received)
 
-    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Finish:
+    def start_reduce_scatter(self, rows: Tensor, multiply: Multiply, columns: int, dtype: torch.dtype) -> Finish:
         """Begin the same as one product, whose parts travel while the caller continues."""
-        workspace, shared, received = self._scattering(rows, matrix)
-        torch.mm(rows, matrix, out=shared[self.rank].flatten(0, 1))
+        workspace, shared, received = self._scattering(rows, columns, dtype)
+        multiply(rows, shared[self.rank].flatten(0, 1))
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             workspace.handle.barrier(channel=0)
@@ -152,11 +154,11 @@ class Exchange:
             workspace.handle.barrier(channel=0)
             workspace.turn = 0
 
-    def _scattering(self, rows: Tensor, matrix: Tensor) -> tuple[Workspace, list[Tensor], Tensor]:
-        """Return the workspace, its next half as a tensor (ranks, n, out) of each rank, and space for the others' parts."""
-        shape = torch.Size((self.ranks, rows.shape[0] // self.ranks, matrix.shape[1]))
-        workspace = self._workspace("scatter", shape.numel() * rows.element_size())
-        return workspace, workspace.next_half(shape, rows.dtype), rows.new_empty((self.ranks - 1, *shape[1:]))
+    def _scattering(self, rows: Tensor, columns: int, dtype: torch.dtype) -> tuple[Workspace, list[Tensor], Tensor]:
+        """Return the workspace, its next half as a tensor (ranks, n, columns) of each rank, and space for the others' parts."""
+        shape = torch.Size((self.ranks, rows.shape[0] // self.ranks, columns))
+        workspace = self._workspace("scatter", shape.numel() * dtype.itemsize)
+        return workspace, workspace.next_half(shape, dtype), rows.new_empty((self.ranks - 1, *shape[1:]), dtype=dtype)
 
     def _workspace(self, kind: str, bytes_needed: int) -> Workspace:
         """Return one that is large enough. Sizes agree on all ranks, so that all of them create a new one in the same call."""

@@ -18,7 +18,7 @@ from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.tp_overlap import can_overlap
 from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import EngineOptions, RunPlan
-from tprimat.records.evidence import CAUTION, REDIRECTED
+from tprimat.records.evidence import REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.compat import lightning, quieten
@@ -103,7 +103,7 @@ def resolve(plan: RunPlan, device: torch.device) -> EngineOptions:
         and plan.workload.layout.tensor > 1
         and can_overlap(plan.workload.layout.tensor, plan.gpus_per_node)
         and ours
-        and precision != "fp8",
+        and (precision != "fp8" or options.overlap_tensor_parallel is True),
         gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
     )
 
@@ -134,20 +134,13 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         attention="Transformer Engine" if modules else _attention(parts),
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,
-        notes=(*((REDIRECTED,) if redirected else ()), *untested(module)),
+        notes=(REDIRECTED,) if redirected else (),
     )
 
 
 def _attention(parts: Sequence[torch.nn.Module]) -> str:
     chosen = (part.backend for part in parts if isinstance(part, SDPACoreAttention) and part.backend)
     return ", ".join(("torch scaled_dot_product_attention", *list(chosen)[:1]))
-
-
-def untested(module: MegatronModule) -> tuple[str, ...]:
-    """Return a caution where CUDA graphs run what no GPU has been seen to record."""
-    if module.graphs is None or module.plan.workload.matmul_dtype != "fp8" or module.plan.workload.layout.tensor == 1:
-        return ()
-    return (f"{CAUTION}CUDA graphs in fp8 over tensor ranks are untested: compare the losses with those of a run without.",)
 
 
 def _kernels(parts: Sequence[Any]) -> list[LinearProducts]:

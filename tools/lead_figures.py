@@ -1,7 +1,6 @@
 """The embedded engine beside the programs that ran in turn with it: benchmarks/results/performance.md's first table."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -55,11 +54,11 @@ WITH_OUTPUT = {
     "on": "embedded engine, output layer in fp8",
     "te": WORDS["transformer_engine"],
 }
-FASTER = {
-    "transformer_engine": "Transformer Engine's layers are faster: the engine runs at {} times their speed",
-    torchtitan.ENGINE.name: "torchtitan is faster: the engine runs at {} times its speed",
-    nemo.ENGINE.name: "NeMo is faster: the engine runs at {} times its speed",
-    bridge.ENGINE.name: "Megatron-Bridge is faster: the engine runs at {} times its speed",
+PEERS = {
+    "transformer_engine": "Transformer Engine's layers",
+    nemo.ENGINE.name: "NeMo's recipe",
+    bridge.ENGINE.name: "Megatron-Bridge's tuned recipe",
+    torchtitan.ENGINE.name: "torchtitan",
 }
 MOST_BY_CHOICE = 0.01
 """How far a ratio may depend on the choice of steps without being listed."""
@@ -72,27 +71,37 @@ RATIO = "embedded engine / this"
 
 
 def answer(results: Path) -> str:
-    """Return in a few sentences where, and how many times as fast as Transformer Engine's layers, NeMo and Bridge, it is."""
+    """Tabulate how many times as fast as each peer the engine is, by dtype, and say in which layouts it is slower.
+
+    The table has comparisons with enough runs; the intervals' ends tell how sure the ratios are.
+    """
     compared = list(_newest(results))
     delayed = [(layout, _programs(results / DELAYED, layout, ())) for layout in LAYOUTS if _has_delayed(results, layout)]
-    layers = _span(compared, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"), delayed)
-    others = [
-        _span(compared, name, (f"the speed of {whose} recipe", "its speed"))
-        for name, whose in ((nemo.ENGINE.name, "NeMo's"), (bridge.ENGINE.name, "Megatron-Bridge's tuned"))
-    ]
-    machines = " and ".join(sorted({_machine(programs[OURS].run) for _, programs in compared}))
-    spans = [f"On {machines}, the embedded engine runs {layers}.", *(f"It runs {other}." for other in others if other)]
-    spans = spans if layers else []
+    ratios: dict[tuple[str, str], list[Estimate]] = {}
     slower = []
-    for layout, programs in compared:
-        for name, words in FASTER.items():
+    for name, words in PEERS.items():
+        for (layout, programs), scaling in [*((one, "current") for one in compared), *((one, "delayed") for one in delayed)]:
             peer, ours = programs.get(name), programs[OURS]
             ratio = _ratio(peer, ours) if peer else None
-            if peer and ratio and ratio.value < 1:
-                runs = plural(min(len(peer.runs), len(ours.runs)), "run")
+            if peer is None or ratio is None:
+                continue
+            runs = plural(min(len(peer.runs), len(ours.runs)), "run")
+            if _ran_often(peer, ours):
+                more = f", {scaling} scaling" if layout.precision == "fp8" else ", experts" if layout.expert > 1 else ""
+                ratios.setdefault((words, f"{layout.precision}{more}"), []).append(ratio)
+            if ratio.value < 1 and scaling == "current":
                 sure = repeated(ratio, times, peer, ours)
-                slower.append(f"In `{layout.name}` {words.format(sure)} ({runs} a side).")
-    return " ".join([*spans, *slower]) or NOTHING
+                slower.append(f"In `{layout.name}` the engine runs at {sure} times the speed of {words} ({runs} a side).")
+    if not ratios:
+        return " ".join(slower) or NOTHING
+    rows = [
+        [*what, str(len(some)), _ends(one.value for one in some), _ends(end for one in some for end in (one.low, one.high))]
+        for what, some in ratios.items()
+    ]
+    machines = " and ".join(sorted({_machine(programs[OURS].run) for _, programs in compared}))
+    intro = f"On {machines}, in comparisons with at least {FEWEST_RUNS} runs a side:"
+    listed = table(("embedded engine beside", "in", "comparisons", "times its tokens/s", "95 % intervals"), rows, left=2)
+    return "\n\n".join([intro, listed, *([" ".join(slower)] if slower else [])])
 
 
 def _machine(run: RunRecord) -> str:
@@ -104,38 +113,13 @@ def _has_delayed(results: Path, layout: Layout) -> bool:
     return (results / DELAYED / OURS / layout.name).is_dir()
 
 
-Compared = Sequence[tuple[Layout, dict[str, Group]]]
-
-
-def _span(compared: Compared, name: str, speeds: tuple[str, str], delayed: Compared = ()) -> str:
-    """Return the lowest and the highest ratio to a peer, by dtype, of comparisons with enough runs; empty without one.
-
-    The intervals' ends tell how far the ratios are sure.
-    """
-    ratios: dict[str, list[Estimate]] = {}
-    for (layout, programs), is_delayed in [*((one, False) for one in compared), *((one, True) for one in delayed)]:
-        peer, ours = programs.get(name), programs[OURS]
-        ratio = _ratio(peer, ours) if peer else None
-        if peer and ratio and _ran_often(peer, ours):
-            dtype, experts = layout.precision, " with experts" if layout.expert > 1 else ""
-            scaling = "" if dtype != "fp8" else " against delayed scaling" if is_delayed else " with current scaling"
-            ratios.setdefault(f"{dtype}{scaling}{experts}", []).append(ratio)
-    spans = [
-        f"{_ends(one.value for one in several)} times {speed} in {dtype} (95 % interval{'s' * (len(several) > 1)} from "
-        f"{_ends(end for one in several for end in (one.low, one.high) if end is not None)})"
-        for speed, (dtype, several) in zip(chain(speeds[:1], repeat(speeds[1])), ratios.items(), strict=False)
-    ]
-    count = plural(sum(map(len, ratios.values())), "comparison")
-    return f"at {', and at '.join(spans)}: {count} below, at least {FEWEST_RUNS} runs a side" if spans else ""
-
-
 def _ran_often(*groups: Group) -> bool:
     return min(len(group.runs) for group in groups) >= FEWEST_RUNS
 
 
-def _ends(values: Iterable[float]) -> str:
+def _ends(values: Iterable[float | None]) -> str:
     """Write the smallest and the largest of some ratios, or the only one."""
-    every = list(values)
+    every = [value for value in values if value is not None]
     return " to ".join(dict.fromkeys(map(times, (min(every), max(every)))))
 
 

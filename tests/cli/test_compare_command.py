@@ -177,7 +177,7 @@ def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_p
     done = compare("--results-dir", tmp_path / "in", "--output", tmp_path / "x.md")
     assert done.returncode == 1
     assert "benchmark_cuda_llama.json:3" in done.stderr
-    assert "1 of 2 results could not be read" in done.stderr
+    assert "1 of 2 results skipped" in done.stderr
     assert "llama tiny Example CPU" in done.stdout
 
 

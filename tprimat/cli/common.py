@@ -105,7 +105,7 @@ def read(
         print(f"skipped: {problem}", file=sys.stderr)
     unread = len(results.problems)
     if unread:
-        print(f"{unread} of {unread + len(results.measured)} results could not be read", file=sys.stderr)
+        print(f"{unread} of {unread + len(results.measured)} results skipped", file=sys.stderr)
     if not results.measured:
         why = None if unread else WHAT_A_RESULT_IS
         way_out = None if unread else "./benchmark.py writes results to ./output"

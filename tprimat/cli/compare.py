@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     if margin is None:
         return 1 if results.problems or not comparison.groups else 0
     gate = regression_gate(comparison, margin)
-    undecided = (*gate.undecided, *["undecided: a file could not be read."] * bool(results.problems))
+    undecided = (*gate.undecided, *["undecided: a result was skipped."] * bool(results.problems))
     judged = {name for one in comparison.verdicts for name in (one.baseline, one.candidate)}
     alone = ", ".join(group.label for group in comparison.groups if group.label not in judged)
     passed = f"passed: nothing is slower than its baseline by more than {percent(margin)}."

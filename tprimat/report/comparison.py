@@ -47,9 +47,8 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     """Format a comparison for a terminal: the winner and the table of each workload, what to know, the runs that do not count."""
     lines = []
     if comparison.groups:
-        lines += [blocks(comparison.rankings, screen, say_apart=not comparison.asked), ""]
-        if comparison.asked:
-            lines += [screen.prose(words.sentence(one), 2) for one in comparison.verdicts] + [""]
+        said = [screen.prose(words.sentence(one), 2) for one in comparison.verdicts if comparison.asked]
+        lines += [blocks(comparison.rankings, screen, say_apart=not comparison.asked), "", *said, *[""] * bool(said)]
         lines += [screen.prose(line, 2) for line in _caveats(comparison)]
     lines += [screen.prose(line, 2) for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
@@ -113,13 +112,12 @@ def _place(item: Measured) -> dict[str, object]:
 
 HEADER = ("result", "tokens/s/GPU", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
-NO_NEIGHBORS = "No published neighbors: no configuration here has a FLOP/s to compare with them.\n"
 
 
 def published_text(neighborhoods: Sequence[Neighborhood], screen: Screen = PLAIN) -> str:
     """Return, for a terminal, a table and the differences for each configuration of ours, then each source."""
     if not neighborhoods:
-        return NO_NEIGHBORS
+        return "No published neighbors: no configuration here has a FLOP/s to compare with them.\n"
     results = {neighbor.result.name: neighbor.result for one in neighborhoods for neighbor in one.neighbors}
     sources = "\n".join(f"{name}\n  source  {result.source}" for name, result in results.items())
     blocks = [_block(one, screen) for one in neighborhoods]

@@ -117,12 +117,12 @@ def check_stack() -> Check:
     """Name the installed packages that trainings run on, and the known set of versions that they are."""
     installed = {name: version for name in STACK if (version := package_version(name)) is not None}
     container = {name: os.environ[variable] for variable, name in CONTAINER.items() if variable in os.environ}
-    finding = ", ".join(f"{name} {version}" for name, version in {**container, **installed}.items()) or "nothing"
+    finding = ", ".join(f"{name} {version}" for name, version in {**container, **installed}.items()) or "nothing installed"
     short = {name: ".".join(version.split(".")[:2]) for name, version in installed.items()}
     for stack in read_rows("stacks.yaml", "stacks", KnownStack):
         if stack.versions.items() <= short.items():
             return Check("stack", "ok", f"{finding}; the versions of {stack.name}")
-    unknown = f"{finding}; not a set of versions known to TPrimat"
+    unknown = f"{finding}; not a set of versions known to TPrimat" if installed else finding
     return Check("stack", "absent", unknown, "docs/engines.md lists known ones under Versions")
 
 

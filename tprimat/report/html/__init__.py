@@ -39,7 +39,7 @@ class ReportContent:
     problems: tuple[RecordError, ...] = ()
     """Files that could not be read."""
     explained: tuple[Explanation, ...] = ()
-    """Where the throughput of the fastest run of each workload went."""
+    """Where the throughput went in the first run of the fastest configuration of each workload."""
 
     @property
     def groups(self) -> list[Group]:

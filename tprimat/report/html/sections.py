@@ -138,11 +138,13 @@ def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[
 
 
 def commands(works: Sequence[RankedWorkload], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the different command lines of every configuration; an empty list where none is recorded."""
+    """Return the command lines of every configuration, one of those that differ in the folder only; empty if none is recorded."""
     every = [(one, work) for work in works for one in work.configurations]
     named = [(one.label_among(work), [item.result.run for item in one.group.runs]) for one, work in every]
     named += [(f"{names[run_name(item)]} (not counted)", [item.result.run]) for item in not_counted]
-    return {label: list(dict.fromkeys(shlex.join(run.command) for run in runs if run.command)) for label, runs in named}
+    lines = {label: [shlex.join(run.command) for run in runs if run.command] for label, runs in named}
+    folder = r" --output-dir ('[^']*'|\S+)"
+    return {label: list({re.sub(folder, "", line): line for line in some}.values()) for label, some in lines.items()}
 
 
 def shown_panels(groups: Sequence[Group]) -> tuple[list[BarPanel], list[Curve]]:

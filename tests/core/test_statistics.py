@@ -197,4 +197,4 @@ def test_runs_whose_steps_vary_are_assumed_to_vary_as_much():
 def test_the_page_states_the_spread_that_single_runs_are_assumed_to_have():
     page = (Path(__file__).parent.parent.parent / "docs" / "results.md").read_text(encoding="utf8")
     dense, mixtures = (100 * spread for spread in (statistics.BETWEEN_RUNS, statistics.BETWEEN_RUNS_OF_MIXTURES))
-    assert f"adds {dense:.1f} % ({mixtures:.0f} % for mixtures of experts)" in page
+    assert f"plus {dense:.1f} % ({mixtures:.0f} % for mixtures of experts)" in page

@@ -9,7 +9,7 @@ from runs.make_runs import a_run
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.scaling import Point, serial_share, series, series_of
+from tprimat.analyze.scaling import Point, Series, serial_share, series_of
 from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, Machine, StepRecord
@@ -20,7 +20,8 @@ def point(gpus, rate, tokens=1.0):
 
 
 def a_series(rates, counts):
-    return series("a", "weak", [point(n, rate, 100.0 * n) for n, rate in zip(counts, rates, strict=True)])
+    points = tuple(point(n, rate, 100.0 * n) for n, rate in zip(counts, rates, strict=True))
+    return Series(name="a", kind="weak", points=points)
 
 
 def run(gpus, batch, seconds, **changes):

@@ -10,7 +10,7 @@ from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, 
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import layout, machine_name, model_and_shape
 from tprimat.core.statistics import mean_of_runs
-from tprimat.records.schema import Estimate, RunMetrics, RunRecord
+from tprimat.records.schema import Estimate, RunRecord
 
 SECONDS_PER_DAY = 86_400
 
@@ -62,6 +62,8 @@ def entry_of(group: Group) -> PeakEntry | None:
     if per_gpu is None or gpus is None:
         return None
     flops = None if on_cpu([group]) else group_estimate(group, lambda one: one.model_flops_per_second_per_gpu)
+    seconds = mean_of_runs(np.array([one.mean_step_seconds for one in metrics])).value
+    low, high = (None if end is None else seconds * per_gpu.value / end for end in (per_gpu.high, per_gpu.low))  # the inverse
     return PeakEntry(
         group=group,
         run=run,
@@ -76,15 +78,8 @@ def entry_of(group: Group) -> PeakEntry | None:
         flops_per_gpu=flops,
         utilization=group_estimate(group, lambda one: one.mfu),
         peak_flops=metrics[0].peak_dense_flops,
-        mean_step=_mean_step(metrics, per_gpu),
+        mean_step=Estimate(value=seconds, low=low, high=high, samples=per_gpu.samples),
     )
-
-
-def _mean_step(metrics: Sequence[RunMetrics], rate: Estimate) -> Estimate:
-    """Return the mean step time with the interval of the throughput, of which it is the inverse."""
-    seconds = mean_of_runs(np.array([one.mean_step_seconds for one in metrics])).value
-    low, high = (None if end is None else seconds * rate.value / end for end in (rate.high, rate.low))
-    return Estimate(value=seconds, low=low, high=high, samples=rate.samples)
 
 
 def peaks(entries: Sequence[PeakEntry]) -> list[PeakEntry]:

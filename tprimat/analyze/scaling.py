@@ -99,11 +99,6 @@ def _row(first: Point, point: Point) -> Row:
     return Row(point=point, multiplier=scaled(efficiency, point.gpus / first.gpus, efficiency.samples), efficiency=efficiency)
 
 
-def series(name: str, kind: ScalingKind, points: Sequence[Point]) -> Series:
-    """Build a series in order of GPUs, of which there are two numbers or more, each once."""
-    return Series(name=name, kind=kind, points=tuple(sorted(points, key=lambda point: point.gpus)))
-
-
 def series_of(groups: Sequence[Group]) -> list[Series]:
     """Return every weak and strong series of one layout among groups of runs; the first says what is a point of none."""
     made = _series_by(groups)
@@ -152,8 +147,8 @@ def _series_of_fastest(kind: ScalingKind, groups: Sequence[Group]) -> tuple[Seri
     members = [best[count][1] for count in sorted(best)]
     run = members[0].run
     name = f"{model_name(run)} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
-    made = series(name, kind, [point for point, _ in best.values()])
-    return replace(made, differing=_differing([group.run for group in members]), on_cpu=on_cpu(members)), members
+    points, differing = tuple(best[count][0] for count in sorted(best)), _differing([group.run for group in members])
+    return Series(name=name, kind=kind, points=points, differing=differing, on_cpu=on_cpu(members)), members
 
 
 def _differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:

@@ -178,16 +178,11 @@ def _listed(items: Iterable[tuple[str, str]], between: str) -> str:
     return ", ".join(f"{name}{between}{value}" for name, value in items)
 
 
-def _nodes(run: RunRecord) -> str | None:
-    count = run.machine.nodes
-    return f"{count} node{'s' * (count > 1)}" if count else None
-
-
 COMPUTED: Mapping[str, Value] = {
     "model": model_name,
     "accelerator": accelerator_name,
     "gpus": ranks,
-    "nodes": _nodes,
+    "nodes": lambda run: f"{count} node{'s' * (count > 1)}" if (count := run.machine.nodes) else None,
     "layout": lambda run: layout(run) or None,
     "engine": engine_words,
     "dtype": dtype_that_ran,

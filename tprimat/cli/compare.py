@@ -3,13 +3,9 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tprimat.cli.common import fraction, read, results_dirs, varying_traits
 from tprimat.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tprimat.report.comparison import Comparison
 
 FORMATS = ("png", "svg", "pdf", "md", "json")
 
@@ -18,7 +14,8 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad or no run counts. Of a gate: 0 open, 1 shown slower, 3 neither is shown."""
     from tprimat.analyze.compare import Question
     from tprimat.core.units import percent
-    from tprimat.report.comparison import text
+    from tprimat.records.store import write_atomically
+    from tprimat.report import comparison as tables
     from tprimat.report.tables import screen_of
     from tprimat.runner.analysis import compare_runs, regression_gate
 
@@ -36,14 +33,20 @@ def run(options: argparse.Namespace) -> int:
     results = read(options, paths)
     comparison = compare_runs(results.measured, paths, baseline, question)
     screen = screen_of(sys.stdout)
-    print(text(comparison, screen), end="")
+    print(tables.text(comparison, screen), end="")
     if options.published:
         from tprimat.analyze.published import nearest_published
-        from tprimat.report.comparison import published_text
 
-        print("\n" + published_text(nearest_published(comparison.groups), screen), end="")
+        print("\n" + tables.published_text(nearest_published(comparison.groups), screen), end="")
     if comparison.groups:
-        write(comparison, path)
+        writers = {".md": tables.markdown, ".json": tables.as_json}
+        if (suffix := path.suffix.lower()) in writers:
+            write_atomically(path, writers[suffix](comparison))
+        else:
+            from tprimat.report.plots import draw_sheet
+            from tprimat.report.plots.comparison import comparison_sheet
+
+            draw_sheet(comparison_sheet(comparison), path)
         print(f"written: {path}", file=sys.stderr)
     if margin is None:
         return 1 if results.problems or not comparison.groups else 0
@@ -56,19 +59,3 @@ def run(options: argparse.Namespace) -> int:
     for line in (*gate.closed, *undecided) or (passed,):
         print(screen_of(sys.stderr).prose(f"gate: {line}", 2), file=sys.stderr)
     return 1 if gate.closed else 3 if undecided else 0
-
-
-def write(comparison: "Comparison", path: Path) -> None:
-    """Write the comparison in the format of the file's suffix."""
-    from tprimat.records.store import write_atomically
-    from tprimat.report import comparison as tables
-
-    writers = {".md": tables.markdown, ".json": tables.as_json}
-    suffix = path.suffix.lower()
-    if suffix in writers:
-        write_atomically(path, writers[suffix](comparison))
-        return
-    from tprimat.report.plots import draw_sheet
-    from tprimat.report.plots.comparison import comparison_sheet
-
-    draw_sheet(comparison_sheet(comparison), path)

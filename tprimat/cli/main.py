@@ -105,7 +105,10 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
             _suggest(name, options)
     except UserError as error:
-        _complain(error)
+        from tprimat.report.tables import screen_of
+
+        screen = screen_of(sys.stderr)
+        print("\n".join(screen.prose(line, 8) for line in f"error: {error}".split("\n")), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "tprimat":
@@ -114,13 +117,6 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         print("  try   make install, or pip install -r requirements.txt", file=sys.stderr)
         return 2
     return status
-
-
-def _complain(error: UserError) -> None:
-    from tprimat.report.tables import screen_of
-
-    screen = screen_of(sys.stderr)
-    print("\n".join(screen.prose(line, 8) for line in f"error: {error}".split("\n")), file=sys.stderr)
 
 
 NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {

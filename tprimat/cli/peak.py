@@ -3,13 +3,9 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tprimat.cli.common import fraction, metric_options, print_json, read, results_dirs
 from tprimat.core.errors import RecordError
-
-if TYPE_CHECKING:
-    from tprimat.analyze.peak import PeakAnalysis
 
 SUMMARY_FILE = Path("peak_throughput_summary.txt")
 PICTURE = Path("peak_throughput_analysis.png")
@@ -21,6 +17,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.records.store import write_atomically
     from tprimat.report.peak import as_document, text
     from tprimat.report.tables import screen_of
+    from tprimat.report.words import not_counted_words
     from tprimat.runner.analysis import result_folders
 
     efficiency = fraction(options.scaling_efficiency, "--scaling-efficiency", "0.9 or 90%")
@@ -34,8 +31,16 @@ def run(options: argparse.Namespace) -> int:
         efficiency=efficiency,
         even_if_different=options.even_if_different,
     )
+    if options.picture and not analysis.peaks:
+        causes = "\n".join(dict.fromkeys(map(not_counted_words, analysis.not_counted)))
+        what = "No run counts, so there is nothing to draw."
+        raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
     if options.picture:
-        draw(analysis, options)
+        from tprimat.report.plots import draw_sheet
+        from tprimat.report.plots.peak import peak_sheet
+
+        draw_sheet(peak_sheet(analysis), path := options.output or PICTURE)
+        print(f"written: {path}", file=sys.stderr)
         return 1 if results.problems else 0
     if options.json:
         print_json(as_document(analysis))
@@ -44,17 +49,3 @@ def run(options: argparse.Namespace) -> int:
     write_atomically(options.output or SUMMARY_FILE, text(analysis, show_all=True))
     print(f"written: {options.output or SUMMARY_FILE}", file=sys.stderr)
     return 1 if results.problems or not analysis.peaks else 0
-
-
-def draw(analysis: "PeakAnalysis", options: argparse.Namespace) -> None:
-    """Draw the peaks."""
-    from tprimat.report.plots import draw_sheet
-    from tprimat.report.plots.peak import peak_sheet
-    from tprimat.report.words import not_counted_words
-
-    if not analysis.peaks:
-        causes = "\n".join(dict.fromkeys(map(not_counted_words, analysis.not_counted)))
-        what = "No run counts, so there is nothing to draw."
-        raise RecordError(what, why=causes, fix="./analyze_peak_throughput.py names them")
-    draw_sheet(peak_sheet(analysis), path := options.output or PICTURE)
-    print(f"written: {path}", file=sys.stderr)

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -125,6 +124,8 @@ GIBIBYTE = 2**30
 LINES = document(DATA / "log_lines.yaml")
 LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
 MOST: Mapping[str, int] = document(DATA / "tolerances.yaml")["most"]
+NAMED_FIELDS = [(name, field, unit) for field, names in LINES["fields"].items() for name, unit in names.items()]
+"""Names of values, with the field of a step that each states and its unit."""
 ESCAPES, LAUNCHER_PREFIX = re.compile(LINES["escapes"]), LINES["prefix"]
 COUNTS = {"global_batch_sequences", "consumed_sequences", "sequence_tokens"}
 TOKEN_RATE, OF_GPU = re.compile(LINES["token_rates"]), re.compile(LINES["of_gpu"])
@@ -139,18 +140,11 @@ def plain(text: str) -> str:
     return ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
 
 
-@cache
-def named_fields() -> tuple[tuple[str, str, float], ...]:
-    """Return names of values, with the field of a step that each states and its unit, by data/log_lines.yaml."""
-    rows = LINES["fields"]
-    return tuple((name, field, unit) for field, names in rows.items() for name, unit in names.items())
-
-
 def stated(parts: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a step that named values of a line state, rates in tokens under any name among them."""
     parts = {name.replace("_", " ").replace("-", " "): text for name, text in parts.items()}
     values: dict[str, Any] = {}
-    for name, field_name, unit in named_fields():
+    for name, field_name, unit in NAMED_FIELDS:
         if name in parts and values.get(field_name) is None:
             values[field_name] = value_of(field_name, parts[name], unit)
     rates = {name: text for name, text in parts.items() if TOKEN_RATE.search(name)}

@@ -77,7 +77,7 @@ def stated_fields(arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
-    """Return the shape that Megatron's arguments describe, named by its size.
+    """Return the shape that Megatron's arguments describe, named by its size: 'dense-8.0b', 'moe-15.7b-a2.7b'.
 
     Raises ConfigError: the log does not print all of it, or it is not a transformer with only attention layers.
     """
@@ -120,7 +120,8 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
         "position": "learned" if arguments.get("position_embedding_type", "").endswith("absolute") else "rope",
     }
     shape = ModelShape(**{"name": "log", **others, **stated})
-    return replace(shape, name=size_name(shape))
+    total, active = (f"{number / 1e9:.1f}b" for number in (parameters(shape).total, parameters(shape).active))
+    return replace(shape, name=f"dense-{total}" if shape.experts is None else f"moe-{total}-a{active}")
 
 
 def other_work(arguments: Mapping[str, str]) -> str | None:
@@ -152,13 +153,6 @@ def cautions_of(arguments: Mapping[str, str]) -> list[str]:
             f"experts drop choices above a capacity of {capacity}, and the log does not say how many: no FLOP, no MFU"
         )
     return cautions
-
-
-def size_name(shape: ModelShape) -> str:
-    """Return a name for a shape without one: 'dense-8.0b' or 'moe-15.7b-a2.7b', total and active parameters."""
-    count = parameters(shape)
-    total, active = f"{count.total / 1e9:.1f}b", f"{count.active / 1e9:.1f}b"
-    return f"dense-{total}" if shape.experts is None else f"moe-{total}-a{active}"
 
 
 def counted_otherwise(arguments: Mapping[str, str], shape: ModelShape) -> list[ShapeDifference]:

@@ -37,7 +37,10 @@ def build_recipe(plan: RunPlan, callbacks: Sequence[Any] = ()) -> Any:
         name="nemo", dir=plan.run_directory, num_nodes=plan.nodes, num_gpus_per_node=plan.gpus_per_node
     )
     recipe.trainer.plugins = _precision(plan)
-    _set_parallelism(recipe.trainer.strategy, plan)
+    strategy, layout = recipe.trainer.strategy, plan.workload.layout
+    names.set_fields(strategy, names.layout_fields(layout))
+    strategy.expert_tensor_parallel_size = 1 if layout.expert > 1 else None  # see plan/megatron_names.py
+    strategy.pipeline_dtype = DTYPES[plan.workload.matmul_dtype] if layout.pipeline > 1 else None
     _set_model(recipe.model.config, plan)
     if plan.nemo.cross_entropy_fusion_impl is not None:
         recipe.model.config.cross_entropy_loss_fusion = True
@@ -73,13 +76,6 @@ def model_fields(shape: ModelShape) -> dict[str, Any]:
             "old_context_len": scaling.original_context_tokens,
         }
     return fields
-
-
-def _set_parallelism(strategy: Any, plan: RunPlan) -> None:
-    layout = plan.workload.layout
-    names.set_fields(strategy, names.layout_fields(layout))
-    strategy.expert_tensor_parallel_size = 1 if layout.expert > 1 else None  # see plan/megatron_names.py
-    strategy.pipeline_dtype = DTYPES[plan.workload.matmul_dtype] if layout.pipeline > 1 else None
 
 
 def _precision(plan: RunPlan) -> Any:

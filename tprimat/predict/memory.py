@@ -11,7 +11,7 @@ All sizes are bytes. torch rounds each tensor up to 512 bytes, which is not coun
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from tprimat.core.rows import DATA, document
 from tprimat.core.workload import ATTENTION_ALONE, MOMENTS_IN_BF16, FullWorkload
@@ -19,7 +19,6 @@ from tprimat.predict.calibration import margin_of
 from tprimat.predict.stages import Stage, Weights, chunks_in_flight, layer_weights, stages_of, weights_of
 
 Part = Literal["weights", "gradients", "optimizer", "8-bit copies", "activations", "loss", "backward", "buffers"]
-PARTS: tuple[Part, ...] = get_args(Part)
 
 FP32_BYTES = 4
 MOMENTS = 2

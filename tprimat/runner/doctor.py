@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tprimat.core.accelerators import PLATFORM_OF
-from tprimat.core.rows import read_rows
+from tprimat.core.rows import DATA, document
 from tprimat.engines import ENGINE_NAMES, FALLBACK
 from tprimat.engines.base import INSTALL, Here, engine_named
 from tprimat.hardware.gpus import Gpu, open_nvml, query_nvml, visible_gpus
@@ -104,24 +104,15 @@ def check_package(name: str, distributions: Sequence[str]) -> Check:
     return Check(name, "problem", "not installed", INSTALL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownStack:
-    """A row of data/stacks.yaml."""
-
-    name: str
-    versions: dict[str, str]
-    source: str
-
-
 def check_stack() -> Check:
     """Name the installed packages that trainings run on, and the known set of versions that they are."""
     installed = {name: version for name in STACK if (version := package_version(name)) is not None}
     container = {name: os.environ[variable] for variable, name in CONTAINER.items() if variable in os.environ}
     finding = ", ".join(f"{name} {version}" for name, version in {**container, **installed}.items()) or "nothing installed"
     short = {name: ".".join(version.split(".")[:2]) for name, version in installed.items()}
-    for stack in read_rows("stacks.yaml", "stacks", KnownStack):
-        if stack.versions.items() <= short.items():
-            return Check("stack", "ok", f"{finding}; the versions of {stack.name}")
+    for stack in document(DATA / "stacks.yaml")["stacks"]:
+        if stack["versions"].items() <= short.items():
+            return Check("stack", "ok", f"{finding}; the versions of {stack['name']}")
     unknown = f"{finding}; not a set of versions known to TPrimat" if installed else finding
     return Check("stack", "absent", unknown, "docs/engines.md lists known ones under Versions")
 

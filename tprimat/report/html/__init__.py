@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -21,8 +20,8 @@ from tprimat.records.sharing import LEFT_HERE
 from tprimat.report.explain import Explanation, advised, svg
 from tprimat.report.html import sections
 from tprimat.report.html.sections import page_data, short_names, shown_panels
-from tprimat.report.names import RankedWorkload, ranked_workloads
-from tprimat.report.plots import MOST_SERIES, Look, looks
+from tprimat.report.names import ranked_workloads
+from tprimat.report.plots import MOST_SERIES, looks
 from tprimat.report.plots.comparison import colors
 from tprimat.report.words import caveats, rule_words, run_name, subtitle
 
@@ -58,7 +57,8 @@ def html_report(report: ReportContent) -> str:
     Raises LaunchError: plotly, which draws the curves, is not installed.
     """
     groups, works = report.groups, ranked_workloads(report.rankings)
-    appearance = _appearance(works, colors(works))
+    shown, rest = colors(works), cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])  # the fastest look as in pictures
+    appearance = [shown.get(one.name) or next(rest) for work in works for one in work.configurations]
     names = short_names(report.runs)
     models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
     cards, remarks = sections.cards(works)
@@ -129,10 +129,3 @@ def _plotly() -> str:
     except (ModuleNotFoundError, FileNotFoundError) as error:
         what = "The page needs plotly, which draws its curves."
         raise LaunchError(what, why=str(error), fix="pip install -r requirements.txt") from error
-
-
-def _appearance(works: Sequence[RankedWorkload], shown: Mapping[str, Look]) -> list[Look]:
-    """Return a look for each group: that of the pictures for the fastest, another line for each of the others."""
-    rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
-    names = [one.name for work in works for one in work.configurations]
-    return [shown[name] if name in shown else next(rest) for name in names]

@@ -21,7 +21,7 @@ from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.records.evidence import REDIRECTED
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.train.callback import BenchmarkCallback
-from tprimat.train.compat import lightning, quieten
+from tprimat.train.compat import let_host_go_ahead, lightning, quieten
 from tprimat.train.observed import common_evidence, dtype_name, matmul_dtype, te_modules, te_precision
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.rank import StepLog, local_rank, running_record
@@ -61,6 +61,7 @@ def fit(plan: RunPlan, redirected: bool, callback: Any = None) -> None:
         use_distributed_sampler=False,
         limit_val_batches=0,
     )
+    let_host_go_ahead(trainer)
     # On an NVIDIA GPU torch prefers cuDNN's attention, as its newer versions do by themselves.
     cudnn = [] if torch.version.hip else [SDPBackend.CUDNN_ATTENTION]
     backends = [*cudnn, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -66,6 +66,15 @@ def quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def let_host_go_ahead(trainer: Any) -> None:
+    """Leave out what Lightning does since 2.6 before each batch: a broadcast of whether to stop, for which the host waits.
+
+    The device would idle while the host makes the next batch. Each rank still stops by its own SIGTERM.
+    """
+    if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = lambda: None
+
+
 def last_logged(trainer: Any, names: Collection[str]) -> list[tuple[str, str, Any]]:
     """Return key, name and value of what training logged last under these names, by step.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from changes import replace
 
-from tprimat.analyze.compare import Question, comparable, verdict
+from tprimat.analyze.compare import comparable, verdict
 from tprimat.analyze.groups import group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import ranks
@@ -28,13 +28,6 @@ def groups_of(*results):
 
 def changed(result, **fields):
     return replace(result, run=replace(result.run, **fields))
-
-
-def with_batch(result, sequences, tokens=2048):
-    """The same steps with another batch."""
-    steps = tuple(replace(step, tokens=sequences * tokens) for step in result.steps)
-    run = changed(result, global_batch_sequences=sequences, sequence_tokens=tokens)
-    return replace(run, steps=steps)
 
 
 def slowed(result, factor, run_id):
@@ -95,32 +88,6 @@ def test_a_run_that_failed_or_ran_something_else_is_not_counted():
     other = measure(changed(recorded("h100", "llama-0")[0], mismatches=("TP 4 asked, 1 ran",)), MetricOptions())
     assert "TP 4 asked, 1 ran" in not_counted_words(other)
     assert group_runs([oom, other]) == []
-
-
-@pytest.mark.parametrize(
-    ("what", "fields"),
-    [
-        ("model", {"model": "qwen"}),
-        ("model", {"size": "tiny"}),
-        ("tokens a step", {"batch": (64, 2048)}),
-        ("sequence length", {"batch": (64, 4096)}),
-        ("dtype that ran", {"matmul_dtype": "fp8"}),
-        ("dtype that ran", {"matmul_dtype": None}),
-        ("clock", {"clock": "framework"}),
-        ("model's shape", {"shape": replace(model_shape("llama-3.1-8b"), ffn=8192)}),
-    ],
-)
-def test_unlike_workloads_are_refused_and_the_difference_is_named(what, fields):
-    one, two = recorded("h100", "llama-0")[0], recorded("h100", "llama-1")[0]
-    two = with_batch(two, *fields["batch"]) if "batch" in fields else changed(two, **fields)
-    assert [difference.name for difference in comparable(one.run, two.run)] == [what]
-    first, second = groups_of(one, two)
-    judged = verdict(first, second)
-    assert (judged.outcome, judged.ratio) == ("refused", None)
-    assert [difference.name for difference in judged.differences] == [what]
-    shown = verdict(first, second, Question(even_if_different=True))
-    assert shown.ratio is not None
-    assert shown.differences == judged.differences
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from changes import replace
 from runs.make_runs import H100, a_run
 
-from tprimat.analyze.groups import measure
+from tprimat.analyze.groups import measure, price_of
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
 from tprimat.core.models import model_shape
 from tprimat.records.discover import read_result
@@ -120,16 +120,6 @@ def test_what_cuda_graphs_hold_is_not_taken_for_little_memory(options, graphs, t
     assert {step.peak_allocated_bytes for step in measured.result.steps} == {None if graphs else 60 * 2**30}
 
 
-def test_conventions_order_as_their_definitions_do():
-    values = {
-        name: run_metrics(RUN, steps_of([4.0] * 3), options=MetricOptions(flops_convention=name)).flop_per_token
-        for name in ("causal", "full", "6n")
-    }
-    assert values["causal"] / 1e9 == pytest.approx(46.64, abs=0.01)
-    assert values["full"] / 1e9 == pytest.approx(48.25, abs=0.01)
-    assert values["6n"] / 1e9 == pytest.approx(48.2, abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -163,6 +153,12 @@ def test_memory_is_the_worst_inside_the_window_and_loss_the_last():
     ]
     metrics = run_metrics(RUN, steps, options=MetricOptions(warmup=1))
     assert (metrics.peak_memory_bytes, metrics.final_loss) == (60, 10.0)
+
+
+def test_a_price_is_found_by_short_name_or_device_name_and_that_of_another_gpu_is_not_taken():
+    for name in ("H100 SXM", "NVIDIA H100 80GB HBM3"):
+        assert price_of(RUN, {"MI300X": 2.0, name: 2.5}) == 2.5
+    assert price_of(RUN, {"H100 PCIe": 2.0, "H200": 3.5}) is None
 
 
 def test_cost_and_share_of_the_ceiling_follow_from_throughput():

@@ -205,15 +205,6 @@ def test_a_baseline_that_diverged_is_named_as_the_reason(tmp_path):
     assert (done.returncode, "before-0: its loss ends at" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("change", [{"seed": 99}, {"rate": 10.0}])
-def test_only_the_folders_differ_is_not_said_beside_a_recorded_difference(tmp_path, change):
-    side(tmp_path / "before", "before-0", **MOCK, seed=5)
-    side(tmp_path / "after", "after-0", 0.95, **MOCK, **{"seed": 5} | change)
-    done = run_command("compare.py", "--results-dir", "before", "after", *TABLE, cwd=tmp_path)
-    assert "Only the folders differ" not in done.stdout
-    assert "Losses not shown equal: " in done.stdout
-
-
 def test_folders_that_a_user_names_are_compared_and_never_merged(tmp_path):
     for number in range(3):
         side(tmp_path / "with", f"with-{number}", 0.97 + 0.0007 * number)

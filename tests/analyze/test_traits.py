@@ -150,6 +150,7 @@ def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_na
     (trait,) = [one for one in judgment.traits if one.key == key]
     assert trait.effect == TRAITS[key].effect
     assert (judgment.outcome == "refused") == any(one.effect == "refuse" for one in judgment.traits)
+    assert judged(both, TRAPS[key], even_if_different=True).ratio is not None
     words = sentence(judgment)
     if trait.effect == "refuse":
         assert f"{trait.name} " in words.partition("they differ: ")[2]

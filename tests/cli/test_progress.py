@@ -8,7 +8,7 @@ from changes import replace
 from planning import make_plan
 
 from tprimat.analyze.groups import measure
-from tprimat.analyze.metrics import MetricOptions, StepRates
+from tprimat.analyze.metrics import MetricOptions
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import load_results
 from tprimat.records.schema import StepRecord
@@ -47,7 +47,7 @@ def test_a_stage_of_the_start_stays_when_warnings_follow_and_the_profiler_is_hea
 
 
 STEP = StepRecord(step=3, step_seconds=2.65, tokens=131072, loss=6.4, peak_allocated_bytes=110_700_000_000)
-RATES = StepRates(tokens_per_second=49_412.0, model_flops_per_second_per_gpu=576.1e12)
+RATES = (49_412.0, 576.1e12)
 
 
 @pytest.mark.parametrize(("width", "last"), [(130, " · loss 6.400 · 576.1 TFLOP/s/GPU · 103.1 GiB"), (48, " · 18.6 s left")])

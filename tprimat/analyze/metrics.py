@@ -4,17 +4,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from tprimat.analyze.window import Warmup, steady_steps, steady_window, steps_without_graphs, tensor_memory
+from tprimat.analyze.window import Warmup, steady_steps, steady_window, tensor_memory
 from tprimat.core.accelerators import peak_flops
 from tprimat.core.flops import FlopConvention, flop_per_token
 from tprimat.core.rows import DATA, document
 from tprimat.core.statistics import Array, Interval, TwoStates, median, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
-from tprimat.records.evidence import captures_layers, cautions
+from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS, captures_layers, cautions
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 
 LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["metrics"]
@@ -50,7 +50,8 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     model needs, not what recomputation repeats; MFU (Chowdhery et al. 2022, arXiv:2204.02311, appendix B) divides them by the
     dense peak of the dtype that ran. Raises MetricError: no steady step.
     """
-    window = steady_window(steps, options.warmup, run.profiled_steps, steps_without_graphs(run))
+    without_graphs = STEPS_WITHOUT_GRAPHS if run.engine_options.get("cuda_graphs") is True else 0  # of the embedded engine
+    window = steady_window(steps, options.warmup, run.profiled_steps, without_graphs)
     steady = steady_steps(tensor_memory(run, steps), window)
     seconds = np.array([step.step_seconds for step in steady])
     states, dropped = two_states(seconds), _mean(step.dropped for step in steady)
@@ -342,17 +343,8 @@ def _is_one_of(words: Sequence[str], reason: str) -> bool:
     return any(word in reason.lower() for word in words)
 
 
-class StepRates(NamedTuple):
-    """Rates of a single step, for the live line; results come from windows."""
-
-    tokens_per_second: float | None
-    """Over all ranks."""
-    model_flops_per_second_per_gpu: float | None
-    """None on a CPU, where it would mean nothing."""
-
-
-def step_rates(run: RunRecord, step: StepRecord) -> StepRates:
-    """Return how fast one step was."""
+def step_rates(run: RunRecord, step: StepRecord) -> tuple[float | None, float | None]:
+    """Return the tokens/s of all ranks in one step, and the FLOP/s of a GPU but for CPUs: for the live line, no result."""
     tokens = step.tokens / step.step_seconds if step.tokens and step.step_seconds > 0 else None
     flop, gpus = _flop_per_token(run, "causal", step.dropped)[0], run.machine.gpus
-    return StepRates(tokens, tokens * flop / gpus if tokens and flop and gpus and run.machine.platform != "cpu" else None)
+    return tokens, tokens * flop / gpus if tokens and flop and gpus and run.machine.platform != "cpu" else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from tprimat.core.errors import MetricError
 from tprimat.core.statistics import Array, drift, median, outliers, unsteady_prefix
-from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS, captures_layers
+from tprimat.records.evidence import captures_layers
 from tprimat.records.schema import RunRecord, StepRecord, Window
 
 Warmup = int | Literal["auto"]
@@ -76,11 +76,6 @@ def _warm_up(numbers: Sequence[int], seconds: Array) -> tuple[int, str]:
     startup = int(numbers[:1] == [1])
     count, faster = unsteady_prefix(seconds[startup:])
     return startup + count, ("faster, not sustained" if faster else "warm-up") if count else "start-up"
-
-
-def steps_without_graphs(run: RunRecord) -> int:
-    """Return how many steps came before those that the embedded engine launched as CUDA graphs; 0 for runs without."""
-    return STEPS_WITHOUT_GRAPHS if run.engine_options.get("cuda_graphs") is True else 0
 
 
 def tensor_memory(run: RunRecord, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:

@@ -103,7 +103,9 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         options = parser_of(name, prog).parse_args(words, argparse.Namespace(words=words))
         status: int = getattr(module_of(name), name if "module" in COMMANDS[name] else "run")(options)
         if suggest and not status and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
-            _suggest(name, options)
+            following = shlex.join(map(str, NEXT[name](options))) if name in NEXT else ""
+            if 0 < len(following) < 100:  # several folders, as of make demo, are no hint
+                print(f"\nnext: python3 -m tprimat {following}", file=sys.stderr)
     except UserError as error:
         from tprimat.report.tables import screen_of
 
@@ -129,12 +131,6 @@ NEXT: dict[str, Callable[[argparse.Namespace], Sequence[object]]] = {
     "validate": lambda options: ("run", "--dry-run"),
 }
 """Command -> the words of the one that most users want after it; none where its own options say what is wanted."""
-
-
-def _suggest(name: str, options: argparse.Namespace) -> None:
-    words = shlex.join(map(str, NEXT[name](options))) if name in NEXT else ""
-    if 0 < len(words) < 100:  # several folders, as of make demo, are no hint
-        print(f"\nnext: python3 -m tprimat {words}", file=sys.stderr)
 
 
 def module_of(name: str) -> Any:

@@ -66,10 +66,7 @@ def recipe_name(plan: RunPlan) -> str:
 def inexpressible(plan: RunPlan) -> LaunchError | None:
     """Say why Bridge's recipes cannot express the plan; None: they can."""
     shape = plan.workload.shape
-    lacking = {
-        **beyond_recipes(shape),
-        "qkv_bias with qk_norm": shape.qkv_bias and shape.qk_norm,
-    }
+    lacking = beyond_recipes(shape) | {"qkv_bias with qk_norm": shape.qkv_bias and shape.qk_norm}
     if features := [words for words, so in lacking.items() if so]:
         what = f"The engine bridge cannot set {', '.join(features)} of {shape.name} in Bridge's recipes."
         return LaunchError(what, where=f"models.{plan.model}.architecture", fix=OTHER_ENGINE)

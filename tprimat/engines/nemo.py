@@ -75,8 +75,10 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError(what, where=place, why=LAYERS, fix=f"a recipe named {'..., '.join(FAMILIES)}...; or {OTHER_ENGINE}")
         return
     wanted = {name for name in ("qk_norm", "rope_scaling", "experts") if getattr(shape, name)}
-    lacking = [words for words, so in _beyond_all(shape).items() if so] + sorted(wanted - set(FAMILIES[family]))
-    if lacking:
+    router = f"router_score: {shape.router_score}, router_normalized: {str(shape.router_normalized).lower()}"
+    other_router = shape.experts is not None and (shape.router_score != "softmax" or not shape.router_normalized)
+    beyond_it = {**beyond_recipes(shape), router: other_router}
+    if lacking := [words for words, so in beyond_it.items() if so] + sorted(wanted - set(FAMILIES[family])):
         what = f"NeMo's recipe {recipe} cannot express {', '.join(lacking)} of {shape.name}."
         yield LaunchError(what, where=where("models", plan.model, "architecture"), why=LAYERS, fix=OTHER_ENGINE)
     if surplus := ", ".join(sorted(set(FAMILIES[family]) - wanted)):
@@ -88,12 +90,6 @@ def _inexpressible(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if plan.seed != SEED:
         place = where("experiment", "seed")
         yield LaunchError(f"NeMo always trains with seed {SEED}.", where=place, fix=f"experiment.seed: {SEED}")
-
-
-def _beyond_all(shape: ModelShape) -> dict[str, bool]:
-    router = f"router_score: {shape.router_score}, router_normalized: {str(shape.router_normalized).lower()}"
-    other_router = shape.experts is not None and (shape.router_score != "softmax" or not shape.router_normalized)
-    return {**beyond_recipes(shape), router: other_router}
 
 
 ENGINE = NemoEngine()

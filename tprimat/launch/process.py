@@ -156,15 +156,6 @@ class Ending:
     collectives: tuple[RankRecord, ...] = ()
 
 
-def start_error(command: Command, error: OSError) -> LaunchError:
-    """Return the error for a program that the operating system cannot start."""
-    if command.directory is not None and not Path(command.directory).is_dir():
-        return LaunchError(f"The working directory {command.directory} does not exist.", where=command.directory)
-    fix = "install it, or add its folder to PATH" if isinstance(error, FileNotFoundError) else None
-    what = f"{command.argv[0]} cannot be started: {error.strerror or error}."
-    return LaunchError(what, where=command.argv[0], fix=fix)
-
-
 def bytecode_cache() -> dict[str, str]:
     """Return variables that keep Python's bytecode in ~/.cache/tprimat where an image has none, and keeps none.
 
@@ -211,7 +202,12 @@ class Supervisor:
             )
         except OSError as error:
             self._reaper.dismiss()
-            raise start_error(command, error) from error
+            what, where, fix = f"{command.argv[0]} cannot be started: {error.strerror or error}.", command.argv[0], None
+            if command.directory is not None and not Path(command.directory).is_dir():
+                what, where = f"The working directory {command.directory} does not exist.", command.directory
+            elif isinstance(error, FileNotFoundError):
+                fix = "install it, or add its folder to PATH"
+            raise LaunchError(what, where=where, fix=fix) from error
         self._reaper.tell(self._process.pid)
         self._pipe = cast("BinaryIO", self._process.stdout)  # not None with stdout=PIPE
         self._closed = False

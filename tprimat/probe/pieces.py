@@ -43,13 +43,15 @@ LAUNCH_EFFORT = Effort(flush=False, seconds=0.5)
 
 def cases(*, small: bool, on_cpu: bool = False) -> list[Case]:
     """Return every piece that one device measures. Torch has some for GPUs only."""
+    count = SMALL_LAUNCHES if small else LAUNCHES
+    launch, shape = partial(prepare_launches, count), {"launches": count}
     return [
         *product_cases("bf16", small=small),
         *product_cases("fp8", small=small),
         *(case for case in grouped_cases(small=small) if not (on_cpu and case.dtype == "fp8")),
         *attention_cases(("flash",) if on_cpu else ("cudnn", "flash"), small=small),
         *region_cases(small=small),
-        launch_case(small=small),
+        Case(kind="launch", variant="autograd", shape=shape, dtype="fp32", prepare=launch, effort=LAUNCH_EFFORT),
     ]
 
 
@@ -235,10 +237,3 @@ def prepare_launches(count: int, device: torch.device) -> Call:
         return torch.autograd.grad(result, start, numbers)
 
     return autograd
-
-
-def launch_case(*, small: bool) -> Case:
-    """Return launches through autograd, in both passes."""
-    count = SMALL_LAUNCHES if small else LAUNCHES
-    prepare, shape = partial(prepare_launches, count), {"launches": count}
-    return Case(kind="launch", variant="autograd", shape=shape, dtype="fp32", prepare=prepare, effort=LAUNCH_EFFORT)

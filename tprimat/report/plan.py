@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tprimat.core import units
 from tprimat.core.accelerators import PLATFORM_OF, find_accelerator
@@ -44,22 +44,12 @@ class Wishes:
     whole: bool = False
     """Every layout, and the parts of the fastest one."""
 
-    def bill(self, candidate: Candidate) -> "Bill":
-        """Return what the tokens take."""
+    def bill(self, candidate: Candidate) -> tuple[float | None, float | None, float | None]:
+        """Return days, and dollars of a billion tokens and of all tokens; None where the tokens or the price are not known."""
         rate = rate_of(candidate)
         days = None if self.tokens is None else self.tokens / (rate * candidate.workload.world_size) / SECONDS_OF_A_DAY
         each = None if self.price is None else 1e9 / rate / 3600 * self.price
-        return Bill(days, each, None if each is None or self.tokens is None else each * self.tokens / 1e9)
-
-
-class Bill(NamedTuple):
-    """Time and money of a training; None where the tokens or the price are not known."""
-
-    days: float | None
-    per_billion: float | None
-    """Dollars of a billion tokens."""
-    cost: float | None
-    """Dollars of all tokens."""
+        return days, each, None if each is None or self.tokens is None else each * self.tokens / 1e9
 
 
 def rate_of(candidate: Candidate) -> float:
@@ -369,7 +359,7 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
     row = placed("documents.plan_layout", candidate=candidate, work=candidate.workload)
     row["memory"] = {part: value for part, value in candidate.memory.parts.items() if value}
     if time is not None:
-        low, high = interval(candidate)
+        (low, high), (days, each, _) = interval(candidate), money.bill(candidate)
         share = candidate.step_seconds / time.step_seconds
         row |= {
             "step_seconds": candidate.step_seconds,
@@ -381,8 +371,8 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
             "measured_on": step.measured_on if step else None,
             "assumed": step.widened or rates.accelerator not in step.measured_on if step else None,
             "mfu": mfu_of(candidate, rates),
-            "days": money.bill(candidate).days,
-            "dollars_per_billion_tokens": money.bill(candidate).per_billion,
+            "days": days,
+            "dollars_per_billion_tokens": each,
             "why_not": reason(candidate, answer.fitting[0]),
         }
     if candidate is answer.fitting[0] if answer.fitting else False:

@@ -1,6 +1,5 @@
 """Check plans without starting or writing anything: those of a session, and every cell of a configuration."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,10 +28,10 @@ FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT
 """What a plan shows where MASTER_ADDR is not set."""
 
 
-def command_shown(plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
+def command_shown(plan: RunPlan) -> Command:
     """Return the command of this node; without MASTER_ADDR that of the first node, under a name in place of its address."""
     try:
-        nodes = find_nodes(plan.nodes, environment)
+        nodes = find_nodes(plan.nodes)
     except LaunchError:
         nodes = replace(FIRST_NODE, count=plan.nodes)
     return command_on(plan, nodes)
@@ -48,7 +47,7 @@ def predicted_lead(session: Session, request: RunRequest) -> Iterator[str]:
         yield from faster_than_best(plans, session.machine)
 
 
-def check_session(session: Session, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
+def check_session(session: Session) -> Iterator[Check]:
     """Look at what a run of these plans needs here: GPUs, nodes, data, memory, and a place for results."""
     plan = session.plans[0]
     yield _gpus(session, plan)
@@ -56,7 +55,7 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
     if not session.is_here and isinstance(here, UserError):
         yield Check("engine", "absent", f"{here.what} The machine that runs this needs it.")
     if plan.nodes > 1:
-        yield _nodes(plan, environment)
+        yield _nodes(plan)
     yield Check("data", "ok", plan.dataset)
     for one in {(plan.model, plan.strategy): plan for plan in session.plans}.values():
         yield _memory(session, one, several=len({plan.run_id for plan in session.plans}) > 1)
@@ -79,9 +78,9 @@ def _gpus(session: Session, plan: RunPlan) -> Check:
     return Check("GPUs", "ok", f"{wanted} of {machine.gpus_per_node} x {machine.accelerator}")
 
 
-def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
+def _nodes(plan: RunPlan) -> Check:
     try:
-        nodes = find_nodes(plan.nodes, environment)
+        nodes = find_nodes(plan.nodes)
     except LaunchError as error:
         finding = f"{plan.nodes}; the command is for the first one, with FIRST_NODE as its address"
         return Check("nodes", "absent", finding, error.fix)

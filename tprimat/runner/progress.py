@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tprimat.analyze.metrics import StepRates, step_rates
+from tprimat.analyze.metrics import step_rates
 from tprimat.core import units
 from tprimat.engines.base import engine_named
 from tprimat.plan.schema import RunPlan
@@ -93,17 +93,17 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
     return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4)
 
 
-def step_line(plan: RunPlan, step: StepRecord, rates: StepRates, screen: Screen = PLAIN) -> str:
+def step_line(plan: RunPlan, step: StepRecord, rates: tuple[float | None, float | None], screen: Screen = PLAIN) -> str:
     """Format a step with what is known of it, the most important first: a terminal shows as much as fits."""
     # CUDA graphs hold tensors that do not count as allocated.
     graphs = captures_layers(engine_named(plan.engine).options(plan))
-    memory = step.peak_reserved_bytes if graphs else step.peak_allocated_bytes
+    memory, (tokens_rate, flops_rate) = step.peak_reserved_bytes if graphs else step.peak_allocated_bytes, rates
     show: list[tuple[float | None, Callable[[float], str]]] = [
         (step.step_seconds, units.seconds),
         ((plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
-        (rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
+        (tokens_rate, lambda value: f"{units.count(value)} tokens/s"),
         (step.loss, lambda value: f"loss {value:.3f}"),
-        (rates.model_flops_per_second_per_gpu, lambda value: f"{units.teraflops(value)}/GPU"),
+        (flops_rate, lambda value: f"{units.teraflops(value)}/GPU"),
         (memory, lambda value: units.gibibytes(value) + " reserved" * graphs),
     ]
     parts = [f"  {plan.model} step {step.step}/{plan.steps}", *(text(value) for value, text in show if value)]

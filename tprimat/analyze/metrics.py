@@ -1,7 +1,7 @@
 """Derive the metrics of a run from its steps. Everything that prints or draws a rate gets it from `run_metrics`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
@@ -11,13 +11,11 @@ import numpy as np
 from tprimat.analyze.window import Warmup, steady_steps, steady_window, tensor_memory
 from tprimat.core.accelerators import peak_flops
 from tprimat.core.flops import FlopConvention, flop_per_token
-from tprimat.core.rows import DATA, document
 from tprimat.core.statistics import Array, Interval, TwoStates, median, median_interval, ratio_of_sums, scaled_mad, two_states
 from tprimat.records.benchmark_file import Stated
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS, captures_layers, cautions
 from tprimat.records.schema import Estimate, Finding, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 
-LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["metrics"]
 OF_MACHINE = ("thermal", "hot", "brake", "slowdown")
 """Throttle reasons of NVML and AMD SMI that are a state of the machine, which another day may not have."""
 LOWERED = "application"
@@ -195,7 +193,7 @@ def _joules_per_token(
         one, other = stated.window, window
         both = min(one.last_step, other.last_step) + 1 - max(one.first_step, other.first_step)
         either = max(one.last_step, other.last_step) + 1 - min(one.first_step, other.first_step)
-        alike = one.left_out == other.left_out and both >= LIMITS["same_steps"] * either > 0
+        alike = one.left_out == other.left_out and both >= 0.8 * either > 0
         return (stated.joules_per_token, []) if alike else (None, [Finding(kind="energy of other steps")])
     if window.left_out and options.telemetry:
         return None, [Finding(kind="energy of profiled steps")]
@@ -257,10 +255,10 @@ def _integral(readings: Sequence[tuple[float, float]], start: float, end: float)
 
 def _of_steps(steady: Sequence[StepRecord], window: Window, states: TwoStates | None) -> list[Finding]:
     findings = []
-    if window.steps < LIMITS["trusted_steps"]:
+    if window.steps < 10:
         findings.append(Finding(kind="few steps", numbers=(window.steps,)))
     drift = (window.drift_per_step or 0.0) * window.steps
-    if abs(drift) >= LIMITS["drift"]:
+    if abs(drift) >= 0.005:  # long runs show smaller trends, which are irrelevant
         findings.append(Finding(kind="drift", numbers=(drift,)))
     if window.outliers:
         findings.append(Finding(kind="outliers", numbers=(window.outliers, window.steps)))
@@ -303,7 +301,7 @@ def stragglers(run: RunRecord) -> list[Finding]:
     for rank, seconds in enumerate(times):
         likes = times[rank // size * size : (rank // size + 1) * size]
         usual = float(np.median(likes))
-        if len(likes) > 1 and usual > 0 and seconds > usual * (1 + LIMITS["straggling"]):
+        if len(likes) > 1 and usual > 0 and seconds > 1.05 * usual:
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
             place = f"rank {rank} (GPU {rank % gpus}{host})"
             findings.append(Finding(kind="straggler", subjects=(place,), numbers=(seconds / usual - 1,)))
@@ -336,7 +334,7 @@ def during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> 
 
 def of_machine(reason: str, share: float) -> bool:
     """Whether a throttle reason, in a share of the readings, is a state of the machine, such as heat, and not its power limit."""
-    return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= LIMITS["always"])
+    return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= 0.99)
 
 
 def _is_one_of(words: Sequence[str], reason: str) -> bool:

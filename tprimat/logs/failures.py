@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from typing import Literal
 
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
-from tprimat.logs.fields import ESCAPES, LIMITS, MOST, count
+from tprimat.logs.fields import ESCAPES, MOST, count
 from tprimat.records.schema import Failure, Outcome, StepRecord
 
 
@@ -128,7 +128,7 @@ def stopped_by(name: str, seconds_left: float | None) -> Failure:
         name: of the signal, such as SIGTERM.
         seconds_left: until the scheduler's time limit; None if there is none or it is unknown.
     """
-    margin = LIMITS["warning_seconds"] if name in {"SIGUSR1", "SIGUSR2"} else LIMITS["limit_seconds"]
+    margin = 900 if name in {"SIGUSR1", "SIGUSR2"} else 10  # a warning that a user asked for comes earlier than SIGTERM
     if seconds_left is None or seconds_left > margin or name in {"SIGINT", "SIGHUP"}:
         return Failure(outcome="interrupted", cause=f"Stopped by {name}.", hint=AGAIN)
     when = f"{seconds_left:.0f} s before" if seconds_left > 0 else "at"
@@ -197,7 +197,7 @@ def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
 
 
 def diverging(steps: Sequence[StepRecord]) -> Failure | None:
-    """Return a failure if the loss is not finite in the last two steps, or ended far above its start.
+    """Return a failure if the loss is not finite in the last two steps, or ended far above its start, about log(vocabulary).
 
     One step alone may be one that fp16's loss scaling skips.
     """
@@ -207,7 +207,7 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
         cause = f"The loss or the gradient norm is not finite, first in step {first}."
     first_losses = list(islice((step.loss for step in steps if step.loss is not None), 10))
     last_losses = list(islice((step.loss for step in reversed(steps) if step.loss is not None), 3))
-    if not cause and len(first_losses) == 10 and (last := statistics.median(last_losses)) > LIMITS["growth"] * first_losses[0]:
+    if not cause and len(first_losses) == 10 and (last := statistics.median(last_losses)) > 1.5 * first_losses[0]:
         cause = f"The loss grew from {first_losses[0]:.4g} to {last:.4g}."
     hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
     return Failure(outcome="diverged", cause=cause, hint=hint, kind="diverged") if cause else None

@@ -122,7 +122,6 @@ def _rule(
 
 GIBIBYTE = 2**30
 LINES = document(DATA / "log_lines.yaml")
-LIMITS: Mapping[str, float] = document(DATA / "tolerances.yaml")["logs"]
 MOST: Mapping[str, int] = document(DATA / "tolerances.yaml")["most"]
 NAMED_FIELDS = [(name, field, unit) for field, names in LINES["fields"].items() for name, unit in names.items()]
 """Names of values, with the field of a step that each states and its unit."""

@@ -11,7 +11,7 @@ from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
 from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of, search
-from tprimat.logs.fields import LIMITS, MOST, Dialect, LineFields, count, number, plain, scaled, whole
+from tprimat.logs.fields import MOST, Dialect, LineFields, count, number, plain, scaled, whole
 from tprimat.logs.formats import deepspeed, maxtext, torchtitan
 from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
 from tprimat.records.schema import Failure, StepRecord
@@ -97,7 +97,7 @@ def _device_of(line: str) -> Device | None:
             facts = match.groupdict()
             gib = scaled(number(facts.get("mib")), 1 / 1024) or number(facts.get("gib") or facts.get("limit"))
             used, percent = number(facts.get("used")), number(facts.get("percent"))
-            if used and percent and percent > LIMITS["least_percent"]:
+            if used and percent and percent > 5:  # of which the total follows with enough digits
                 gib = 100 * used / percent
             return Device(platform, facts.get("name"), gib, "limit" in facts)
     return None

@@ -17,7 +17,7 @@ from tprimat.logs.arguments import arithmetic_of, options_of
 from tprimat.logs.checks import check_claims, check_model, logged_claims, machine_of, model_of, with_evidence, world_size
 from tprimat.logs.contents import Claims, LogContents, LoggedStep, check_claim
 from tprimat.logs.failures import diverging
-from tprimat.logs.fields import LIMITS, MOST, Dialect, number_of
+from tprimat.logs.fields import MOST, Dialect, number_of
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.lines import LogLines
 from tprimat.logs.parse import LogReading
@@ -242,10 +242,10 @@ def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
         for step, tokens in timing.tokens_of_rates(contents, gpus)
         if step.is_printed and (batch := timing.batch_of(step, claims))
     ]
-    exact = {timing.near_multiple([length], SEQUENCE_UNIT, LIMITS["sequence"]) for length in lengths}
+    exact = {timing.near_multiple([length], SEQUENCE_UNIT, 1e-4) for length in lengths}
     if len(exact) == 1 and None not in exact:
         return exact.pop()
-    return timing.near_multiple(lengths, timing.TOKENS_UNIT, LIMITS["median_sequence"])
+    return timing.near_multiple(lengths, timing.TOKENS_UNIT, 1e-3)
 
 
 def step_record(step: LoggedStep, seconds: float, claims: Claims, loss: float | None = None) -> StepRecord:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from tprimat.core.limits import LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS, finite_or_none
 from tprimat.logs.contents import FLAGS, Claims, LogContents, LoggedStep
-from tprimat.logs.fields import LIMITS, MOST
+from tprimat.logs.fields import MOST
 
 TOKENS_UNIT = 1024
 """Tokens of a GPU in a step are multiples of it, as of any usual sequence length."""
@@ -63,7 +63,7 @@ def tokens_of_rates(contents: LogContents, gpus: int | None) -> list[tuple[Logge
 def tokens_by_rates(contents: LogContents, gpus: int | None) -> int | None:
     """Return the tokens of a step by the rates of its lines and their times."""
     tokens = [of_gpu for _, of_gpu in tokens_of_rates(contents, gpus)]
-    nearest = near_multiple(tokens, TOKENS_UNIT, LIMITS["stamps"])
+    nearest = near_multiple(tokens, TOKENS_UNIT, 0.005)  # stamps have milliseconds
     return nearest * gpus if nearest and gpus else None
 
 
@@ -148,7 +148,7 @@ def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut
     if not rest:
         return (), f"{begins} and has one line: nothing tells whether its time holds start-up"
     slowness = seconds / statistics.median(rest)
-    if slowness > LIMITS["slow_first_line"] and seconds > max(rest):
+    if slowness > 1.05 and seconds > max(rest):
         return (first,), f"{begins}, which takes {slowness:.2f} times as long as the others: left out as start-up"
     return (), f"{begins}, which is no slower than the others: it counts"
 
@@ -222,7 +222,7 @@ def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
     third = next((seconds for step in logged[2:] if (seconds := seconds_of(step, claims)) is not None), None)
     count = second.step - first.step + 1
     corrected = (count * mean - first_seconds) / (count - 1)
-    shows_start = first_seconds > LIMITS["start_up"] * (mean if third is None else third)
+    shows_start = first_seconds > 1.25 * (mean if third is None else third)
     interval = logged[2].step - second.step if len(logged) > 2 else second.step - first.step
     # The number of the first line proves the first iteration of a process, or allows it, as after a restart from a checkpoint.
     proves = first.step == 1 or (len(logged) > 2 and interval > 1 and first.step % interval != 0)
@@ -231,7 +231,7 @@ def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
     if third is None:
         note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
         return second.step, None, None, note
-    if _log_distance(corrected, third) >= _log_distance(mean, third) or _log_distance(corrected, mean) < LIMITS["correction"]:
+    if _log_distance(corrected, third) >= _log_distance(mean, third) or _log_distance(corrected, mean) < 0.01:  # noise does that
         return None
     loss = (count * second.loss - first.loss) / (count - 1) if second.loss and first.loss else None
     note = f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"

@@ -103,7 +103,15 @@ def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_ti
     symmetric = event("kernel", "c10d::symmetric_memory::barrier_kernel", 40, 45, NETWORK)
     loading = event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 43, 50, "host")
     summary = summarize(
-        {"traceEvents": [event("kernel", GEMM, 0, 5), *exchanges, symmetric, loading, event("kernel", GEMM, 60, 61)]}
+        {
+            "traceEvents": [
+                event("kernel", GEMM, 0, 5),
+                *exchanges,
+                symmetric,
+                loading,
+                *launched(event("kernel", GEMM, 60, 61), 46, 1),
+            ]
+        }
     )
     assert {name: seconds for name, seconds in summary.exchanges.items() if seconds} == {
         "tensor": milliseconds(10 - 5 + 5),
@@ -111,7 +119,7 @@ def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_ti
         "pipeline": milliseconds(10),
     }
     assert summary.exposed_communication_seconds == milliseconds(40)
-    assert (summary.idle_seconds, summary.data_seconds) == (milliseconds(15), milliseconds(5))
+    assert (summary.idle_seconds, summary.data_seconds, summary.between_seconds) == (milliseconds(15), milliseconds(5), 0)
 
 
 def test_a_step_in_which_training_failed_does_not_count():
@@ -185,7 +193,7 @@ def test_without_ranges_of_the_device_the_launches_tell_whose_work_a_kernel_is()
     ]
     summary = summarize({"traceEvents": events})
     assert summary.steps == ({"number": 1, "seconds": milliseconds(38)}, {"number": 2, "seconds": milliseconds(40)})
-    assert summary.idle_seconds == milliseconds(10 / 2)
+    assert summary.idle_seconds == summary.between_seconds == milliseconds(10 / 2), "the copy was launched in time"
     assert summary.exposed_communication_seconds == milliseconds(5 / 2)
 
 

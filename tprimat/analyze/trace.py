@@ -38,8 +38,9 @@ WANTED = re.compile(
 OPTIMIZER = re.compile(r"optimizer_step$|Optimizer\.step#")
 """Marks the ranges, of Megatron's step and of torch's optimizers, whose small kernels belong to the optimizer."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
-SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("joins", "i8")])
-"""One span: its kind counts in CLASSES, its name in the names of all spans, `joins` in JOINED, of which the last is unknown."""
+SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("joins", "i8"), ("launched", "f8")])
+"""One span: its kind counts in CLASSES, its name in the names of all spans, `joins` in JOINED, of which the last is unknown.
+`launched`: when the host began to launch it; NaN where the trace does not tell."""
 JOINED: tuple[tuple[str, str], ...] = (*document(DATA / "kernels.yaml")["joined"].items(), ("", ""))
 """The ranks that communication joins, by the description of their group, which Kineto copies, or by the kernel's name."""
 LOADING = re.compile(r"enumerate\(DataLoader\)#")
@@ -123,19 +124,21 @@ def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     Small kernels inside a range of the optimizer of their stream belong to it. In a trace with only the host's ranges, it is
     those that were launched in one.
     """
-    launches: dict[int | None, TraceEvent] = {}
-    ranges = _ranges(events, ("gpu_user_annotation",))
-    if not ranges:
-        ranges = _ranges(events, ("user_annotation", "cpu_op"))
-        launches = {event.correlation: event for event in events if event.category in LAUNCHES and event.correlation}
+    launches, on_device = _launches(events), _ranges(events, ("gpu_user_annotation",))
+    ranges = on_device or _ranges(events, ("user_annotation", "cpu_op"))
     work = [event for event in events if event.category in DEVICE_WORK]
     place = {name: number for number, name in enumerate(dict.fromkeys(event.name for event in work))}
-    kinds = (_kind(event, launches.get(event.correlation, event), ranges) for event in work)
-    cells = [
-        (event.start, event.end, CLASSES.index(kind), place[event.name], _joins(f"{event.group} {event.name}"))
-        for event, kind in zip(work, kinds, strict=True)
-    ]
+    cells = []
+    for event in work:
+        launch = launches.get(event.correlation)
+        kind = _kind(event, event if on_device or launch is None else launch, ranges)
+        joins, launched = _joins(f"{event.group} {event.name}"), math.nan if launch is None else launch.start
+        cells.append((event.start, event.end, CLASSES.index(kind), place[event.name], joins, launched))
     return np.array(cells, dtype=SPAN), list(place)
+
+
+def _launches(events: Iterable[TraceEvent]) -> dict[int | None, TraceEvent]:
+    return {event.correlation: event for event in events if event.category in LAUNCHES and event.correlation}
 
 
 @cache
@@ -163,12 +166,12 @@ def step_windows(events: Sequence[TraceEvent]) -> list[StepWindow]:
     ROCm; those are used where a trace holds no launches.
     """
     host = sorted(_numbered(events, "user_annotation").items(), key=lambda step: step[1])
-    launches = {event.correlation: event.start for event in events if event.category in LAUNCHES and event.correlation}
+    launches = _launches(events)
     starts = [start for _, (start, _) in host]
     spans: dict[int, tuple[float, float]] = {}
     for event in events if host else ():
         if event.category in DEVICE_WORK and event.correlation in launches:
-            at = launches[event.correlation]
+            at = launches[event.correlation].start
             number, (_, end) = host[max(bisect_right(starts, at) - 1, 0)]
             if starts[0] <= at < end:
                 _extend(spans, number, event)
@@ -234,6 +237,8 @@ class ProfileSummary:
     """Exposed communication by the ranks that it joins (tensor, context, experts, pipeline, replicas), where the trace tells."""
     data_seconds: float = 0.0
     """Of the idle time, while the host waits for torch's loader."""
+    between_seconds: float = 0.0
+    """Of the idle time, before work that the host had already begun to launch: no host is late there."""
     top: tuple[KernelTime, ...]
 
 
@@ -255,7 +260,7 @@ def summarize(trace: Mapping[str, Any]) -> ProfileSummary:
     parts = [(window, part) for window, part in parts if len(part)]
     if not parts:
         raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")
-    loading = np.array([(event.start, event.end, 0, 0, 0) for event in events if LOADING.match(event.name)], dtype=SPAN)
+    loading = np.array([(event.start, event.end, 0, 0, 0, 0) for event in events if LOADING.match(event.name)], dtype=SPAN)
 
     def mean(value: Callable[[StepWindow, Spans], float]) -> float:
         return sum(value(window, part) for window, part in parts) / len(parts)
@@ -284,6 +289,7 @@ def summarize(trace: Mapping[str, Any]) -> ProfileSummary:
         data_seconds=mean(
             lambda window, part: covered(np.append(part, inside(loading, window.start, window.end))) - covered(part)
         ),
+        between_seconds=mean(lambda _, part: _between(part)),
         top=_top(parts, names),
     )
 
@@ -309,10 +315,20 @@ def covered(spans: Spans) -> float:
     """Return the seconds in which at least one span runs: the length of their union."""
     if not len(spans):
         return 0.0
+    ordered, gaps = _gaps(spans)
+    return float(ordered["end"].max() - ordered["start"][0] - gaps.sum())
+
+
+def _gaps(spans: Spans) -> tuple[Spans, npt.NDArray[np.float64]]:
+    """Return spans by their start, shape (n,), and the seconds before each but the first in which none runs, (n - 1,)."""
     ordered = spans[np.argsort(spans["start"], kind="stable")]
-    starts, reach = ordered["start"], np.maximum.accumulate(ordered["end"])
-    gaps = np.maximum(starts[1:] - reach[:-1], 0.0)
-    return float(reach[-1] - starts[0] - gaps.sum())
+    return ordered, np.maximum(ordered["start"][1:] - np.maximum.accumulate(ordered["end"])[:-1], 0.0)
+
+
+def _between(part: Spans) -> float:
+    """Return the seconds of gaps that end with work whose launch had begun before the gap."""
+    ordered, gaps = _gaps(part)
+    return float(gaps[ordered["launched"][1:] <= ordered["start"][1:] - gaps].sum())
 
 
 def _top(parts: Sequence[TracePart], names: Sequence[str]) -> tuple[KernelTime, ...]:

@@ -22,7 +22,7 @@ from tprimat.records.schema import RunMetrics, RunRecord
 
 Exchange = Literal["tensor", "context", "experts", "pipeline", "replicas"]
 Kernels = Literal["products", "attention", "memory"]
-Waits = Literal["bubble", "optimizer", "recompute", "uneven", "host", "data"]
+Waits = Literal["bubble", "optimizer", "recompute", "uneven", "gaps", "host", "data"]
 LossName = Literal["clock", Kernels, Exchange, "exchange", Waits, "rest"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 """In the order of a waterfall. exchange: communication of a trace that does not say between which ranks."""
@@ -148,8 +148,9 @@ def _parts(
     if trace is not None:
         idle = min(trace.idle_seconds, max(0.0, metrics.mean_step_seconds - trace.step_seconds + trace.idle_seconds))
         seconds["data"] = min(idle, trace.data_seconds)
-        seconds["host"] = idle - seconds["data"]
-        sources |= {"host": "trace", "data": "trace"}
+        seconds["gaps"] = min(idle - seconds["data"], trace.between_seconds)
+        seconds["host"] = idle - seconds["data"] - seconds["gaps"]
+        sources |= {"gaps": "trace", "host": "trace", "data": "trace"}
     elif metrics.gpu_busy is not None:
         seconds["host"] = (1 - metrics.gpu_busy) * metrics.mean_step_seconds
         sources["host"] = "telemetry: share of time without a kernel"

@@ -28,7 +28,7 @@ from tprimat.runner.analysis import read_results
 from tprimat.runner.explain import explained, newest, trace_of_run
 
 FIELDS: dict[str, list[str]] = document(DATA / "traits.yaml")["differences"]
-MEASURED = ("host", "data")
+MEASURED = ("gaps", "host", "data")
 """Parts that no prediction of a field contains: sustained rates contain the clock."""
 VERSIONS = ("tprimat", "torch", "megatron-core", "transformer-engine", "nemo-toolkit", "nccl")
 """Of software, whose effect no prediction knows."""

@@ -162,7 +162,7 @@ def _changes(run: RunRecord, work: FullWorkload, accelerator: Accelerator) -> It
     is_te = run.engine_options.get("layers") == "transformer_engine" and work.matmul_dtype == "bf16"
     keys = f"--set platform_optimizations.{accelerator.vendor.lower()}."
     micro, batch, data = work.micro_batch, work.global_batch_sequences, work.data_parallel
-    larger: Losses = ("products", "tensor", "experts", "host", "replicas")
+    larger: Losses = ("products", "tensor", "experts", "gaps", "host", "replicas")
     kept = {"recompute": "none", "recompute_modules": None, "recompute_layers": None}
     changes: list[tuple[Losses, str, dict[str, Any]]] = [
         (larger, f"--micro-batch-size {2 * micro}", {"micro_batch_sequences": 2 * micro}),

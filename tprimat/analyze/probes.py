@@ -129,7 +129,8 @@ def share_of_fastest_product(step: ProbeRecord, probes: Sequence[ProbeRecord]) -
 
 def scaling_efficiency(step: ProbeRecord, steps: Sequence[ProbeRecord]) -> float | None:
     """Return the throughput over that of one rank times the ranks; None where one rank was not measured."""
-    one = next((tokens_per_second(probe) for probe in steps if probe.shape["ranks"] == 1), None)
+    alike = [one for one in steps if (one.kind, one.variant) == (step.kind, step.variant) and one.seconds]
+    one = next((tokens_per_second(probe) for probe in alike if probe.shape["ranks"] == 1), None)
     tokens = tokens_per_second(step)
     return tokens / one / step.shape["ranks"] if tokens and one else None
 

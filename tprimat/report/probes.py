@@ -60,11 +60,6 @@ def _speed(probe: ProbeRecord) -> str:
     return units.si(figures.bus_bandwidth(probe) or figures.bandwidth(probe), "B/s") if probe.bytes else rate_of(probe)
 
 
-def _efficiency(probe: ProbeRecord, probes: Probes) -> float | None:
-    same = [other for other in of_kind(probes, probe.kind) if other.variant == probe.variant and other.seconds]
-    return figures.scaling_efficiency(probe, same)
-
-
 def _size(name: str) -> "ProbeCell":
     return lambda probe, _: units.count(probe.shape.get(name))
 
@@ -93,7 +88,7 @@ CELLS: dict[str, ProbeCell] = {
     "rate, 6N": lambda probe, _: units.teraflops(figures.six_n_rate(probe)),
     "of dense peak": lambda probe, _: units.percent(figures.share_of_peak(probe)),
     "of fastest product": lambda probe, probes: units.percent(figures.share_of_fastest_product(probe, probes)),
-    "scaling efficiency": lambda probe, probes: units.percent(_efficiency(probe, probes)),
+    "scaling efficiency": lambda probe, probes: units.percent(figures.scaling_efficiency(probe, probes)),
     "bandwidth": lambda probe, _: units.si(figures.bandwidth(probe), "B/s"),
     "bus bandwidth": lambda probe, _: units.si(figures.bus_bandwidth(probe), "B/s"),
     "of data sheet": lambda probe, _: units.percent(figures.share_of_bandwidth(probe)),

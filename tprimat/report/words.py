@@ -127,7 +127,9 @@ def differing_traits(judged: Sequence[Verdict], varying: Collection[str] = ()) -
         ("Caution, they also differ in", [key for key in differ if key in warned - set(varying)]),
     ):
         if keys:
-            values = {key: _values([one for one in traits if one.key == key]) for key in keys}
+            words = {key: [word for one in traits if one.key == key for word in one.words] for key in keys}
+            texts = {key: values_in_words(TRAITS[key].name, words[key]) for key in keys}
+            values = {key: f" ({text})" if len(text) <= LONGEST_VALUES else "" for key, text in texts.items()}
             while sum(map(len, values.values())) > LONGEST_OF_ALL:
                 values[max(values, key=lambda key: len(values[key]))] = ""
             lines.append(f"{before} {', '.join(TRAITS[key].name + text for key, text in values.items())}.")
@@ -155,12 +157,6 @@ def clock_words(held: Sequence[Mapping[str, float]]) -> list[str]:
         if max(seen) - min(seen) >= NOTABLE_SHARE or (max(seen) >= LEAST_HELD_BACK and of_machine(reason, max(seen)))
     ]
     return [f"Clocks were held back: {', '.join(parts)} of the readings."] if parts else []
-
-
-def _values(traits: Sequence[DifferingTrait]) -> str:
-    """Return a trait's values in parentheses; nothing where there is no room."""
-    text = values_in_words(traits[0].name, [word for one in traits for word in one.words])
-    return f" ({text})" if len(text) <= LONGEST_VALUES else ""
 
 
 def values_in_words(name: str, words: Iterable[str]) -> str:
@@ -272,7 +268,7 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     between = mixed if len(several) > 1 else "runs" if True in several else "steps"
     lines = [CPU_CAUTION] if "cpu" in platforms else []
     lines.append(f"Throughput is per {per_rank('GPU', platforms)}, with its 95 % interval: between {between}.")
-    judged = [one for ranking in rankings for one in (*ranking.against_best, ranking.lead) if one is not None]
+    judged = [one for ranking in rankings for one in ranking.against_best if one is not None]
     weakest = min(judged, key=lambda verdict: min(verdict.runs), default=None)
     if weakest is not None and min(weakest.runs) < FEWEST_RUNS:
         lines.append(f"The weakest comparison here has {evidence_words(weakest)}. Repeat with --runs 3.")

@@ -283,6 +283,6 @@ def _parts_apart(one: str, other: str) -> tuple[str, str]:
     return first or f"without {second}", second or f"without {first}"
 
 
-def few(parts: Sequence[str], most: int, between: str = ", ") -> str:
+def few(parts: Sequence[str], most: int) -> str:
     """Return 'a, b', of more than `most` parts the first ones and how many more: 'a, b and 3 more'."""
-    return between.join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")

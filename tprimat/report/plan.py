@@ -343,13 +343,13 @@ def flags_of(workload: FullWorkload | None, question: LayoutQuestion, rates: Rat
     return " ".join([*words, *(f"--set {name}={value}" for name, value in (settings | of_experts).items() if value is not None)])
 
 
-def document(answer: Answer, rates: Rates, money: Wishes | None = None) -> dict[str, Any]:
+def document(answer: Answer, rates: Rates, money: Wishes) -> dict[str, Any]:
     """Return everything in SI units, and dollars."""
     return {
         "question": placed("documents.plan_question", question=answer.question, rates=rates),
         "rates": {"source": rates.source, "measured": rates.measured},
-        "fitting": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.fitting],
-        "too_large": [_row(candidate, answer, rates, money or Wishes()) for candidate in answer.too_large],
+        "fitting": [_row(candidate, answer, rates, money) for candidate in answer.fitting],
+        "too_large": [_row(candidate, answer, rates, money) for candidate in answer.too_large],
         "refused": list(answer.refused),
     }
 
@@ -375,7 +375,7 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates, money: Wishes) -> d
             "dollars_per_billion_tokens": each,
             "why_not": reason(candidate, answer.fitting[0]),
         }
-    if candidate is answer.fitting[0] if answer.fitting else False:
+    if answer.fitting and candidate is answer.fitting[0]:
         other = other_routing(candidate, rates)
         row["other_routing"] = other and {"routing": other.workload.routing, "tokens_per_second_per_gpu": rate_of(other)}
     return row

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ./compare_all_configs.sh [OUTPUT_DIR] [FLAGS]   output-00 to output-04 here -> OUTPUT_DIR/compare-00.png to compare-04.png, each
 #                                                 folder by itself, and OUTPUT_DIR/compare-all.png, all of them side by side
-#                                                 (./all_outputs); FLAGS are those of ./compare.py: --set warmup=2. Those that
-#                                                 name one folder (--baseline, --fail-if-slower) make compare-all.png alone.
+#                                                 (./all_outputs); FLAGS are those of ./compare.py: --set warmup=2. With those
+#                                                 that name one folder (--baseline, --fail-if-slower), only compare-all.png.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"

@@ -235,7 +235,7 @@ def test_folders_that_a_number_tells_apart_are_repetitions_and_the_output_says_s
     for place, name in enumerate(names):
         side(tmp_path / name, f"run-{place}", 1 + 0.03 * place)
     out = run_command("compare.py", "--results-dir", ".", *TABLE, cwd=tmp_path).stdout
-    assert ("names differ in a number only are repetitions: tuned, tuned-2." in out, "Only the folders differ" in out) == (
+    assert ("that differ only in a number count as repetitions: tuned, tuned-2." in out, "Only the folders differ" in out) == (
         one,
         not one,
     )

@@ -53,9 +53,9 @@ def groups_of(*sides):
     [
         ({}, "faster", ""),
         ({"losses": 1.1}, "other loss", "on the same data and seed the loss differs by +10.0 %"),
-        ({"seeds": (4, 5, 6)}, "faster", "Losses not shown equal: seed is 3 on one side and 6 on the other"),
+        ({"seeds": (4, 5, 6)}, "faster", "Losses not proven equal: seed is 3 on one side and 6 on the other"),
         ({"engine": "nemo"}, "faster", "two engines draw different initial weights from the same seed"),
-        ({"seeds": (None,) * 3}, "faster", "Losses not shown equal: seed is 3 on one side and not recorded on the other"),
+        ({"seeds": (None,) * 3}, "faster", "Losses not proven equal: seed is 3 on one side and not recorded on the other"),
     ],
 )
 def test_losses_are_compared_by_seed_or_the_verdict_says_why_not(other, outcome, words):
@@ -63,7 +63,7 @@ def test_losses_are_compared_by_seed_or_the_verdict_says_why_not(other, outcome,
     assert judged.outcome == outcome
     assert words in sentence(judged)
     assert (
-        ("Losses not shown equal: " in sentence(judged))
+        ("Losses not proven equal: " in sentence(judged))
         == bool(open_losses([judged]))
         == ("Losses" in words or "engines" in words)
     )

@@ -206,7 +206,7 @@ def test_more_or_less_of_the_model_in_fp8_is_another_dtype(fields, words, known)
     usual = replace(known, run=ran_with(known.run, matmul_dtype="fp8"))
     judgment = judged(usual, seen(**fields))
     assert judgment.outcome == "refused"
-    assert f"dtype that ran {words} against fp8" in sentence(judgment)
+    assert f"dtype {words} against fp8" in sentence(judgment)
     assert len(groups_of(known, replace(known, run=seen(**fields)(replace(known.run, run_id="other"))))) == 1, "bf16 is bf16"
 
 
@@ -277,7 +277,7 @@ def test_a_trait_that_is_the_question_may_differ_and_whatever_else_differs_is_th
     judgment = judged(known, fp8_by_nemo, varying=("dtype",))
     assert judgment.outcome == "no difference shown"
     assert {one.key: one.effect for one in judgment.traits} == {"dtype": "list", "engine": "warn", "micro-batch": "warn"}
-    assert "Varied dtype that ran (bf16 | fp8)." in sentence(judgment)
+    assert "Varied dtype (bf16 | fp8)." in sentence(judgment)
     assert "Caution, they also differ in engine (megatron | nemo), micro-batch (1 | 2)." in sentence(judgment)
 
 

@@ -64,9 +64,9 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
 def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):
     done = scaling(RUNS / "h100", "--output", tmp_path)
     assert done.returncode == 2
-    assert "No configuration ran on two numbers of GPUs" in done.stderr
+    assert "No configuration ran on two GPU counts" in done.stderr
     assert "--gpus" in done.stderr
     assert (
-        "No configuration ran on two numbers of processes with the same work on each"
+        "No configuration ran on two process counts with the same work per process"
         in scaling(RUNS / "cpu", "--output", tmp_path).stderr
     )

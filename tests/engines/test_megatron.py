@@ -146,7 +146,7 @@ def test_scales_of_blocks_are_refused_by_name_where_no_layers_have_them(engine, 
     if engine in {"bridge", "megatron-lm"}:
         assert error is None
     else:
-        assert error.what == f"The engine {engine} has no {precision}."
+        assert error.what == f"The engine {engine} does not train in {precision}."
         assert error.fix.endswith("or --engine bridge")
 
 

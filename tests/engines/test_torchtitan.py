@@ -71,7 +71,7 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
     [
         ([], {"platform": "cpu"}, "The engine torchtitan does not run on a CPU."),
         ([], {"size": "tiny"}, "The engine torchtitan trains the full model only."),
-        ([], {"model": "qwen"}, "torchtitan has no qwen-2.5-7b."),
+        ([], {"model": "qwen"}, "torchtitan cannot train qwen-2.5-7b."),
         (["hardware.platforms.nvidia.nodes=2"], {}, "The engine torchtitan is measured on one node only."),
         (
             ["parallelism.balanced.llama.nvidia={pipeline_model_parallel_size: 2}"],

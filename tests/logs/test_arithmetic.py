@@ -61,10 +61,10 @@ NARROW = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat1
 @pytest.mark.parametrize(
     ("both", "other", "said"),
     [
-        ({}, NARROW, "they differ: optimizer states in fp32 with moments in bf16 against"),
+        ({}, NARROW, "above: optimizer states in fp32 with moments in bf16 against"),
         ({}, {"reset_attention_mask": True}, "4,096 packed against"),
-        (FP8, {"fp8_wgrad": False}, "they differ: dtype that ran fp8 except in weight gradients against fp8"),
-        ({}, {"moe_router_force_biased": 0.5}, "they differ: routing biased against natural"),
+        (FP8, {"fp8_wgrad": False}, "above: dtype fp8 except in weight gradients against fp8"),
+        ({}, {"moe_router_force_biased": 0.5}, "above: routing biased against natural"),
         ({}, {"grad_reduce_in_bf16": True, "accumulate_allreduce_grads_in_fp32": False}, "differ in gradients"),
         ({}, {"optimizer_cpu_offload": True}, "optimizer_cpu_offload=True"),
     ],

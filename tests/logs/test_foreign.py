@@ -34,7 +34,7 @@ def test_gpt_neox_is_named_beside_the_timer_of_deepspeed_too():
 
 
 def test_a_framework_that_is_read_counts_beside_one_that_is_not():
-    lines = [text for step in (10, 20, 30) for text in (LINES["the Trainer of Hugging Face"], TIMER.format(step))]
+    lines = [text for step in (10, 20, 30) for text in (LINES["Hugging Face's Trainer"], TIMER.format(step))]
     run = run_from([*SETTINGS, *lines], "llama", **FLAGS)
     assert [step.step_seconds for step in run.steps] == [pytest.approx(128 / 112)] * 2
 

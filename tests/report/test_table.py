@@ -66,7 +66,7 @@ def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
     assert out[0] == "llama H200 SXM, llama-3.1-8b, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
     assert re.fullmatch(r"dp_mbs4 is fastest: 9\.\d % \[8\.\d, 9\.\d\] ahead of the next, tp2_mbs4", out[1])
     assert out[2].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel=False | ")
-    assert re.fullmatch(r"Where the rest went: python3 -m tprimat explain \S+/repeated/dp_mbs4/1/\S+", out[3])
+    assert re.fullmatch(r"Where the throughput went: python3 -m tprimat explain \S+/repeated/dp_mbs4/1/\S+", out[3])
     names = [line.split()[0] for line in out[7:13]]
     assert names == ["dp_mbs4", "tp2_mbs4", "dp_mbs1", "tp2_pp2_mbs4", "tp2_pp2_vpp2_mbs4", "tp4_mbs4"]
     assert "fastest" in out[7]

@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listing = "\n".join(f"  {name:<14}{row['summary']}" for name, row in COMMANDS.items())
     parser = Parser(
         prog="tprimat",
-        description="Which parallelism strategy trains an LLM fastest here, how far is that from the limit, and how sure is it?",
-        epilog=f"commands:\n{listing}\n\ntprimat COMMAND --help explains one of them.",
+        description="Find which parallelism strategy trains an LLM fastest here, how close to the limit, and how sure that is.",
+        epilog=f"commands:\n{listing}\n\ntprimat COMMAND --help describes a command.",
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     if not words:

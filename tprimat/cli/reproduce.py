@@ -1,4 +1,4 @@
-"""Run what comes nearest to a published row on this machine, and say whether it is as fast as the row lets expect."""
+"""Run what comes nearest to a published row on this machine, and say whether it is as fast as expected."""
 
 import argparse
 import shlex

@@ -181,7 +181,7 @@ LIMITS: Mapping[str, tuple[Callable[[RunPlan], bool], str, str, str]] = {
     "cpu": (lambda plan: plan.platform == "cpu", "does not run on a CPU", "--platform", f"--platform nvidia, or {OTHER_ENGINE}"),
     "blocks": (
         lambda plan: plan.workload.fp8_scaling is not None,
-        "has no {plan.workload.format}",
+        "does not train in {plan.workload.format}",
         "--precision",
         "--precision fp8, or --engine bridge",
     ),

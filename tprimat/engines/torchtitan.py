@@ -103,8 +103,8 @@ def installed_version(package: str) -> tuple[int, ...]:
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     place = where("models", plan.model, "architecture")
     if plan.workload.shape.name not in FLAVORS:
-        why = f"TPrimat starts it for {', '.join(FLAVORS)}."
-        yield LaunchError(f"torchtitan has no {plan.workload.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
+        why = f"TPrimat runs it only for {', '.join(FLAVORS)}."
+        yield LaunchError(f"torchtitan cannot train {plan.workload.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
     elif plan.workload.shape != model_shape(plan.workload.shape.name):
         yield LaunchError(f"The shape {plan.workload.shape.name} differs from torchtitan's.", where=place, fix=OTHER_ENGINE)
     if plan.optimizer.gradient_clipping == 0:

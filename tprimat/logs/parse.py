@@ -303,7 +303,7 @@ class LogReading:
             )
         likeliest = self._likeliest() if self.dialect is None else None
         if prose or (likeliest is None and not failed):
-            written = f"of {self.dialect.name} has a step's number" if self.dialect else f"is one of {', '.join(NAMES)}"
+            written = f"of {self.dialect.name} has a step's number" if self.dialect else f"comes from {', '.join(NAMES)}"
             raise RecordError(
                 f"{self.name} holds no training step of a known framework.",
                 where=self.name,

@@ -128,7 +128,7 @@ class _Reader:
 def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
     seconds = reader.numbers("raw_step_times", "step_times")
     if not seconds:
-        raise reader.error("no step times.", "A result holds raw_step_times or step_times: a list of seconds, one a step.")
+        raise reader.error("no step times.", "A result holds raw_step_times or step_times: a list of seconds, one per step.")
     batch, length = reader.whole("global_batch_size"), reader.whole("sequence_length")
     absent = [None] * len(seconds)
     columns = [reader.numbers(*names) for names in NAMES["columns"]]

@@ -188,7 +188,7 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         if (
             MFU.value(best) is not None and path.exists() and str(path).isprintable()
         ):  # a caveat says why there is none; inside an archive nothing explains
-            lines.append(screen.prose(f"Where the rest went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
+            lines.append(screen.prose(f"Where the throughput went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
         lines += [screen.prose(reason, 2) for reason in words.apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)

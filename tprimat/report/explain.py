@@ -64,7 +64,7 @@ class Against:
 
     @property
     def within(self) -> bool | None:
-        """Whether the run is as fast as the row lets expect; None: not known."""
+        """Whether the run is as fast as expected from the row; None: not known."""
         return None if self.low is None or self.high is None else self.low <= self.here <= self.high
 
 
@@ -155,7 +155,7 @@ def bars(parts: Waterfall, unit: Unit) -> list[WaterfallBar]:
 def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     """Format a waterfall, what would help with its largest parts, and the kernels of a trace."""
     parts, unit = explanation.parts, unit_of(explanation.parts, asked)
-    header = ["part", "known by", *(("ms of a step", "of the step") if unit == "ms" else ("TFLOP/s/GPU", "of the loss"))]
+    header = ["part", "source", *(("ms of a step", "of the step") if unit == "ms" else ("TFLOP/s/GPU", "of the gap"))]
     rows = []
     for bar in bars(parts, unit):
         known = KNOWN_BY[bar.known_by] + (f" ({bar.source})" if bar.source else "")
@@ -191,7 +191,7 @@ def against_lines(against: Against, screen: Screen, step_seconds: float | None =
     lines = ["", screen.prose(title, 2), "", columns(header, body, left=3, screen=screen)]
     if against.low is not None and against.high is not None:
         usual, low, high = (value / 1e12 for value in (against.here - against.parts.get("rest", 0.0), against.low, against.high))
-        lines += ["", f"expected: {usual:,.0f} TFLOP/s/GPU, nine of ten from {low:,.0f} to {high:,.0f}"]
+        lines += ["", f"expected: {usual:,.0f} TFLOP/s/GPU, nine of ten runs from {low:,.0f} to {high:,.0f}"]
     return lines
 
 

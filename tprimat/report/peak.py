@@ -23,8 +23,8 @@ MOST_MODELS = 3
 def counted_as(options: MetricOptions) -> str:
     """Say in words how metrics are counted."""
     return (
-        f"FLOP counted {options.flops_convention}, utilization of the {options.peak} peak of the dtype that ran. "
-        "[low, high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."
+        f"FLOP counted {options.flops_convention}; utilization is of the {options.peak} peak of the dtype that ran. "
+        "[low, high]: 95 % interval between runs,\nor between the steps of a single run."
     )
 
 
@@ -93,7 +93,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     words = [catalogue.CPU_CAUTION] if any(on_cpu([entry.group]) for entry in analysis.entries) else []
     if len(best) > 1:
         more = f" {plural(len(best) - MOST_MODELS, 'more model')} in the table." if len(best) > MOST_MODELS else ""
-        words.append(f"Models do not compare by tokens/s: these are the best of each.{more}")
+        words.append(f"Tokens/s do not compare models: each of these is the best of its model.{more}")
     words.append(counted_as(analysis.options))
     return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]))
 

@@ -28,7 +28,7 @@ USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
 NAMES: Mapping[str, Mapping[str, str]] = yaml_document(DATA / "part_names.yaml")
 MEMORY_NAMES, TIME_NAMES, ROUTING_NAMES = NAMES["memory"], NAMES["time"], NAMES["routing"]
-LIMIT_NOT_KEPT = "Even the fastest costs more or takes longer than --budget and --deadline allow."
+LIMIT_NOT_KEPT = "No number of GPUs above keeps within the limits; this is the fastest."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, 
         parts.append(_table(shown, question, screen))
         parts.append("\n".join(_next(rated, len(shown), screen, wishes)))
     else:
-        parts.append(screen.prose(f"Nothing fits {units.gibibytes(question.memory_bytes)} a GPU."))
+        parts.append(screen.prose(f"Nothing fits in {units.gibibytes(question.memory_bytes)} per GPU."))
         parts += [screen.prose(_enough(enough, question))] if enough else []
     if wishes.whole and layouts:
         parts.append(_bars(layouts[0], screen))

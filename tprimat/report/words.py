@@ -26,7 +26,7 @@ NOTABLE_SHARE = 0.1
 MOST_REASONS = 2
 """Why losses were not compared; further reasons are counted."""
 ANYWAY = "(--even-if-different compares anyway.)"
-UNLIKE_MODELS = f"Different models are not compared with each other: a token is not the same work. {ANYWAY}"
+UNLIKE_MODELS = f"Different models are not compared: a token is not the same work in each. {ANYWAY}"
 
 
 # Who leads.
@@ -182,7 +182,7 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
     nearest = min(same, key=lambda other: len(comparable(other.best.run, run, varying)))
     words = "; ".join(difference(entry) for entry in comparable(nearest.best.run, run, varying))
     which = "the workload above" if nearest is earlier[-1] else f"{heading(nearest)} above"
-    return [f"Not compared with {which}, because they differ: {words}. {ANYWAY}"]
+    return [f"Not compared with {which}: {words}. {ANYWAY}"]
 
 
 def difference(entry: DifferingTrait) -> str:
@@ -251,7 +251,7 @@ def open_losses(judged: Sequence[Verdict]) -> list[str]:
     """Say why it is not shown that compared sides reach the same losses."""
     reasons = list(dict.fromkeys(finding_words(verdict.losses_open) for verdict in judged if verdict.losses_open))
     rest = f"; and {plural(len(reasons) - MOST_REASONS, 'more reason')}" if len(reasons) > MOST_REASONS else ""
-    return [f"Losses not shown equal: {'; '.join(reasons[:MOST_REASONS])}{rest}."] if reasons else []
+    return [f"Losses not proven equal: {'; '.join(reasons[:MOST_REASONS])}{rest}."] if reasons else []
 
 
 # What a reader must know.
@@ -264,19 +264,19 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     groups = [group for ranking in rankings for group in ranking.groups]
     platforms = {group.run.machine.platform for group in groups}
     several = {len(group.runs) > 1 for group in groups}
-    mixed = "runs if there are several, else between the steps of one run"
+    mixed = "runs, or between the steps of a single run"
     between = mixed if len(several) > 1 else "runs" if True in several else "steps"
     lines = [CPU_CAUTION] if "cpu" in platforms else []
-    lines.append(f"Throughput is per {per_rank('GPU', platforms)}, with its 95 % interval: between {between}.")
+    lines.append(f"Throughput is per {per_rank('GPU', platforms)}, with a 95 % interval between {between}.")
     judged = [one for ranking in rankings for one in ranking.against_best if one is not None]
     weakest = min(judged, key=lambda verdict: min(verdict.runs), default=None)
     if weakest is not None and min(weakest.runs) < FEWEST_RUNS:
         lines.append(f"The weakest comparison here has {evidence_words(weakest)}. Repeat with --runs 3.")
     listed = {trait.name for verdict in judged for trait in verdict.traits}
     if silent := dict.fromkeys(name for verdict in judged for name in verdict.unrecorded if name not in listed):
-        lines.append(f"Unrecorded on both sides of a comparison, so unchecked: {', '.join(silent)}.")
+        lines.append(f"Recorded on neither side of a comparison, so not checked: {', '.join(silent)}.")
     lines += [
-        f"Folders whose names differ in a number only are repetitions: {few(names, MOST_NAMED)}." for names in _repeating(groups)
+        f"Folders that differ only in a number count as repetitions: {few(names, MOST_NAMED)}." for names in _repeating(groups)
     ]
     lines += open_losses(judged)
     if believed := [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]:

@@ -225,7 +225,7 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
     series = series_of(group_runs(measured))
     if not series:
         counted = sum(item.counts for item in measured)
-        what = "No configuration ran on two numbers of GPUs with the same work on each, or in all."
+        what = "No configuration ran on two GPU counts with the same work per GPU or in total."
         raise MetricError(
             per_rank(what, {item.result.run.machine.platform for item in measured}),
             why=f"{counted} of {len(measured)} runs count.",

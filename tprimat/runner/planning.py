@@ -230,7 +230,7 @@ def _answer(question: LayoutQuestion, accelerator: Accelerator, probes: Sequence
             raise ConfigError(refused.what, where="--engine", why=refused.why, fix=refused.fix)
         why = f"No layout divides {batch} sequences of {tokens:,} tokens over {question.gpus} GPUs."
         fix = f"--global-batch-size {_usual_batch(question.gpus)}"
-        raise ConfigError("There is no legal layout.", where="--gpus", why=why, fix=fix)
+        raise ConfigError("There is no valid layout.", where="--gpus", why=why, fix=fix)
     return result, rates
 
 

@@ -18,6 +18,8 @@ MOST_FOR_LIBYAML = 5000
 """Characters that may begin a nested value: libyaml's binding crashes on 30,000 levels, where PyYAML raises RecursionError."""
 MOST_VALUES = 20_000
 """With those of aliases, which a few lines can multiply without end."""
+OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[\d_]+:[\d:_.]+)")
+"""What YAML 1.1 takes for a number of base 8 or 60, and a person does not: text."""
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -112,23 +114,22 @@ class _Reader:
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.read += 1
         if self.read > MOST_VALUES:
-            raise ConfigError(
-                f"{self.name} holds more than {MOST_VALUES:,} values, with those of aliases.", where=self.line_of(node)
-            )
+            what = f"{self.name} holds more than {MOST_VALUES:,} values, with those of aliases."
+            raise ConfigError(what, where=self.line_of(node))
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
         expanded = VARIABLE.sub(lambda match: self.variable(match, path), node.value)
         try:
-            value = parse_scalar(expanded) if VARIABLE.search(node.value) else self.loader.construct_object(node, deep=True)
+            own = expanded != node.value or OTHER_BASE.fullmatch(expanded)
+            value = parse_scalar(expanded) if own else self.loader.construct_object(node)
             if isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
                 raise ValueError("It holds a character that no path and no terminal can show.")
             return value
         except (yaml.YAMLError, ValueError) as error:  # an unknown tag, an impossible date, a number without end
-            why = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
-            where = f"{self.line_of(node)} {'.'.join(path)}"
-            raise ConfigError(f"{'.'.join(path)} is {node.value[:100]!r}.", where=where, why=why) from error
+            key, why = ".".join(path), error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
+            raise ConfigError(f"{key} is {node.value[:100]!r}.", where=f"{self.line_of(node)} {key}", why=why) from error
 
     def variable(self, match: re.Match[str], path: KeyPath) -> str:
         name, default = match.groups()
@@ -143,10 +144,9 @@ class _Reader:
 def parse_scalar(text: str) -> Any:
     """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001. Anything else stays text."""
     try:
-        value = yaml.safe_load(text)
-        # YAML 1.1 reads 1e-4, without a dot, as text.
-        is_number = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value)
-        return float(value) if is_number else value
+        if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text):  # YAML 1.1 reads 1e-4, without a dot, as text
+            return float(text)
+        return text if OTHER_BASE.fullmatch(text) else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
 

@@ -43,7 +43,7 @@ def _routing(text: str) -> dict[str, Any]:
             asked["capacity"] = _amount(value)
         else:
             known = ", ".join([*ROUTINGS, *DISPATCHERS, "capacity=X"])
-            raise argparse.ArgumentTypeError(f"{word!r} is none of {known}")
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of {known}")
     return asked
 
 

@@ -216,7 +216,7 @@ def unpacked(path: Path, most: int | None = None) -> Iterator[Path]:
                 _extract_results(members, folder, path, most or most_unpacked(path.stat().st_size))
                 for number, _ in enumerate(iter(lambda: packed.read(1 << 20), b"")):  # the checksum stands at the end
                     if number > FREE_OF_RATIO >> 20:
-                        raise RecordError(f"{path} goes on behind the end of its archive.", where=str(path))
+                        raise RecordError(f"{path} has data after the end of its archive.", where=str(path))
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             if getattr(error, "errno", None) in NO_ROOM:

@@ -100,7 +100,7 @@ class _Reader:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
-            raise self.error(f"{names[0]} is {value!r}.", "It counts something: a whole number of 1 or more.")
+            raise self.error(f"{names[0]} is {value!r}.", "It must be a whole number of 1 or more.")
         return int(value)
 
     def numbers(self, *names: str) -> list[float | None]:

@@ -100,7 +100,7 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     wider = range_of(math.log(step.high / step.step_seconds))
     assumed = f"{wider} is assumed, not measured" if step.widened else "the same range is assumed, not measured"
     if rates.accelerator not in step.measured_on:
-        return f"{words} None of them is of {rates.accelerator}: {assumed}."
+        return f"{words} None was measured on {rates.accelerator}: {assumed}."
     return f"{words} This run differs from them: {assumed}." if step.widened else words
 
 

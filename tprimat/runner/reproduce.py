@@ -102,7 +102,7 @@ def refuse_unlike(row: str, run: RunRecord) -> None:
     if layers[0] != layers[1] or here.matmul_dtype != there.matmul_dtype:
         other = "model" if layers[0] != layers[1] else "dtype"
         ran = f"{here.shape.name if here.shape else run.model}, {here.matmul_dtype}"
-        raise ConfigError(f"{run.run_id} is no run of {row}.", where=run.run_id, why=f"It ran {ran}: another {other}.")
+        raise ConfigError(f"{run.run_id} is not a run of {row}.", where=run.run_id, why=f"It ran {ran}: another {other}.")
 
 
 def _divided(work: FullWorkload, gpus: int) -> FullWorkload:

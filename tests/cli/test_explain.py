@@ -143,4 +143,4 @@ def test_a_published_row_is_the_other_side_and_the_nearest_has_the_same_model_an
     assert "llama-3-70b, TP4 PP8 VPP5 DP2" in [one["there"] for one in against["apart"]]
     done = run_command("explain", DP2, "--against", "nobody-s-row")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: There is no run and no published row 'nobody-s-row'.")
+    assert done.stderr.startswith("error: There is no published row 'nobody-s-row'.")

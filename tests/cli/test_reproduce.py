@@ -67,7 +67,7 @@ def test_the_exit_status_says_whether_a_run_is_within_the_interval(case, status,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nobody-s-row",), "There is no run and no published row 'nobody-s-row'."),
+        (("nobody-s-row",), "There is no published row 'nobody-s-row'."),
         (("tprimat-h100-qwen", "--dry-run", "--set", "gpu=H100"), "tprimat-h100-qwen cannot be reproduced."),
         ((ROW, "--dry-run", "--set", "gpu=A100"), "ran in fp8, in which A100 SXM 80GB does not multiply."),
         (("megatron-bridge-2604-gpt-oss-120b-h100", "--dry-run", "--set", "gpu=H100"), "gpt-oss-120b cannot be trained."),

@@ -7,7 +7,7 @@ from pathlib import Path
 from changes import replace
 from commands import run_command
 
-from tprimat.analyze.scaling import Point, series
+from tprimat.analyze.scaling import Point, Series
 from tprimat.records.schema import Estimate
 from tprimat.records.store import RunDirectory
 from tprimat.report.plots import draw_sheet
@@ -27,7 +27,7 @@ def test_both_pictures_say_the_finding_and_what_was_measured(tmp_path):
         Point(gpus=gpus, nodes=None, tokens_per_second=Estimate(value=rate, low=None, high=None, samples=1), tokens=33.8e6 * gpus)
         for gpus, rate in rates.items()
     ]
-    scaled = series("throughput_scaling", "weak", points)
+    scaled = Series(name="throughput_scaling", kind="weak", points=tuple(points))
     for curves in (THROUGHPUT, MULTIPLIER):
         draw_sheet(scaling_sheet([scaled], curves), tmp_path / "picture.svg")
         words = (tmp_path / "picture.svg").read_text()
@@ -39,8 +39,7 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     source = RunDirectory(RUNS / "h100" / "runs" / "h100-llama-0")
     for gpus in (2, 4, 8):
         run, place = source.read_run(), RunDirectory(tmp_path / "runs" / f"r{gpus}")
-        machine = replace(run.machine, gpus_per_node=gpus)
-        batch = 16 * gpus
+        machine, batch = replace(run.machine, gpus_per_node=gpus), 16 * gpus
         place.write_run(
             replace(run, run_id=f"r{gpus}", machine=machine, data_parallel=gpus, global_batch_sequences=batch, evidence=None)
         )
@@ -58,7 +57,8 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     assert re.search(r"Multiplier and efficiency assume that single runs vary by \d\.\d %\.", done.stdout)
     point = json.loads(scaling(tmp_path, "--output", tmp_path, "--format", "json").stdout)[0]["points"][-1]
     assert point["efficiency_low"] < point["efficiency"] < point["efficiency_high"] < point["multiplier_low"]
-    assert "Weak scaling" in done.stdout
+    few = scaling(tmp_path / "runs" / "r2", tmp_path / "runs" / "r8", "--output", tmp_path).stdout
+    assert ["GPUs, from two points alone." in one for one in (done.stdout, few)] == [False, True]
 
 
 def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):

@@ -18,8 +18,8 @@ KINDS: dict[ScalingKind, str] = {
 }
 MOST_LEFT_OUT = 4
 """Configurations that are named for each reason why they are no point; more are counted."""
-HEADER = ("Configuration", "Total tokens", "Tokens/s", "per GPU", "Multiplier", "Efficiency")
-DROP = ("Total tokens", "per GPU")
+HEADER = ("Configuration", "Tokens processed", "Tokens/s", "per GPU", "Multiplier", "Efficiency")
+DROP = ("Tokens processed", "per GPU")
 """Columns in the order in which a narrow terminal loses them."""
 
 
@@ -68,7 +68,7 @@ def remarks(series: Series, most: int | None = MOST_LEFT_OUT) -> list[str]:
         traits = ", ".join(f"{name} ({values_in_words(name, words)})" for name, words in series.differing.items())
         lines.append(f"Caution, the points also differ in {traits}.")
     share = serial_share(series)
-    law = f"{cell(share, units.percent)} of the work is not shared by GPUs"
+    law = f"{cell(share, units.percent)} of the work is not shared by GPUs{', from two points alone' * (share.low is None)}"
     lines += [repetition(series), f"Amdahl's law: {law if share.value >= 0 else 'throughput grows by more than the GPUs'}."]
     return [*(on_ranks(line, series) for line in lines), *left_out(series.left_out, most)]
 

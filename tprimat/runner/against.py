@@ -135,8 +135,8 @@ def published_named(name: str) -> PublishedResult:
     """Return a published row by its id."""
     row = next((row for row in results() if row.name == name), None)
     if row is None:
-        what = f"There is no run and no published row {name!r}."
-        raise ConfigError(what, where=name, fix="a folder of results, or a name that python3 -m tprimat models --published lists")
+        fix = "a name that python3 -m tprimat models --published lists; explain --against takes a folder of results, too"
+        raise ConfigError(f"There is no published row {name!r}.", where=name, fix=fix)
     return row
 
 

@@ -46,7 +46,7 @@ TRACED = (
 """Title, folder of a record, and the summary of a trace of the same configuration on another day."""
 SHOWN = ("repeated/dp_mbs4", "in-turn-four-programs/megatron/dp_mbs4/1")
 """README's fastest layout on four GPUs, and its waterfall on two."""
-SOURCES = "By probes of H200, without a trace. The first record has no telemetry: the clock counts among the products."
+SOURCES = "From probes of H200, without a trace. The first record has no telemetry, so its clock is part of the products."
 ROWS = (
     "dgx-cloud-llama-3.1-8b-bf16",
     "torchtitan-llama-3.1-8b-compiled",
@@ -112,7 +112,7 @@ def both_ways(pairs: Sequence[tuple[str, Explanation, Explanation]]) -> str:
             cells = [f"{signed(ours * 100)} / {signed(theirs * 100)}" for ours, theirs in (column[name] for column in columns)]
             rows.append([LOSS_NAMES[name], *cells])
     over = "\n".join(f"- {line}" for line in worst) or "- none"
-    return f"{table(header, rows)}\n\nApart by more than 3 % of the step (without the trace minus with it):\n\n{over}\n"
+    return f"{table(header, rows)}\n\nParts that differ by over 3 % of the step (without a trace minus with one):\n\n{over}\n"
 
 
 def of_cases() -> str:
@@ -203,7 +203,7 @@ def of_readme() -> str:
     """Return the waterfalls of the runs that README shows."""
     shown = [text(explain_one(H200 / place, None), "tflops") for place in SHOWN]
     blocks = "\n\n".join(f"```text\n{one}\n```" for one in shown)
-    return f"\n## README's own numbers\n\n{SOURCES}\n\n{blocks}\n"
+    return f"\n## The README's numbers\n\n{SOURCES}\n\n{blocks}\n"
 
 
 def page() -> str:
@@ -214,9 +214,9 @@ def page() -> str:
         pairs.append((title, explain_one(H200 / place, None), explain_one(H200 / place, trace)))
     return f"""# Where the throughput went, with a trace and without
 
-`tools/explain_page.py` wrote this page from the records in `benchmarks/records`. Each cell has a part of `tprimat explain`
-without the trace, which is predicted by probes of the same kind of machine or read from telemetry, and with it. The traces here
-are of other runs of the same configuration, some by older versions, so that parts and what is not explained also differ for that.
+`tools/explain_page.py` wrote this page from the records in `benchmarks/records`. Each cell has a part of the step
+without a trace (predicted from probes of the same kind of machine, or read from telemetry), then with one. The traces are of
+other runs of the same configuration, some by older versions, which also makes parts differ.
 
 {both_ways(pairs)}{of_readme()}{of_rows()}{of_cases()}"""
 

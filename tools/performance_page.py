@@ -131,6 +131,8 @@ def profiles(results: Path) -> str:
 def parts_of_tp4(results: Path) -> str:
     """Break TP4's step on four H100 down as `tprimat explain` does, by the trace that the run left."""
     place = results.parent / "h100" / "profile-tp4"
+    if not place.is_dir():
+        return NOTHING
     run = newest(read_results([place], MetricOptions(), {}).measured, place)
     return f"```text\n{text(explained(run, (), trace_of_run(run.result.run, run.result.path)), 'tflops')}\n```"
 

@@ -99,5 +99,5 @@ def test_a_page_an_export_and_a_benchmark_file_hold_nothing_private(tmp_path):
             assert private not in text, file
     page = unpacked((tmp_path / "p.html").read_text())
     assert "text:[path][left out]" in page
-    assert "What stands in brackets did not leave the machine that ran it: fill it in." in page
+    assert "Fill in the brackets: what they held did not leave the machine that ran it." in page
     assert 'class="copy"' not in page.partition('<section id="commands">')[2].partition("</section>")[0]

@@ -111,7 +111,7 @@ def _place(item: Measured) -> dict[str, object]:
 # Our results next to published ones, on a common basis.
 
 HEADER = ("result", "tokens/s/GPU", "TFLOP/s/GPU", "of dense peak", "ours is")
-CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
+CAPTION = "FLOP counted causal throughout, against the dense peak. The ratios are only a rough guide; the differences are below."
 
 
 def published_text(neighborhoods: Sequence[Neighborhood], screen: Screen = PLAIN) -> str:

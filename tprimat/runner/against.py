@@ -200,7 +200,7 @@ def _worths(here: Side, there: Side) -> Iterator[Apart]:
         steps = [_usual_step(full, rates).step_seconds for full, rates in ((now, here.rates), (there.full, there.rates))]
         whole = there.flops + scale * (flops_of(now, here.rates) - flops_of(there.full, there.rates))
         words = [units.signed_percent(step - 1) for step in steps]
-        yield Apart(name="steps over their prediction", here=words[0], there=words[1], flops=whole * (steps[1] / steps[0] - 1))
+        yield Apart(name="longer than predicted", here=words[0], there=words[1], flops=whole * (steps[1] / steps[0] - 1))
 
 
 def _differing(keys: Sequence[str], here: object, there: object) -> list[str]:

@@ -134,10 +134,11 @@ def test_eight_configurations_are_in_color_and_the_rest_are_named_and_grey(tmp_p
     for number in range(11):
         write(tmp_path, f"r{number:02}", 4 + number / 10, number, strategy=f"choice_{number}")
     with drawn(sheet_of(tmp_path)) as picture:
-        (loss,) = axes_titled(picture, "Training loss")
+        (loss,), (memory,) = axes_titled(picture, "Training loss"), axes_titled(picture, "Peak memory in each step")
+        picture.draw_without_rendering()
+        assert loss.bbox.x0 == pytest.approx(memory.bbox.x0, abs=0.5), "panels below each other are aligned"
         assert len(loss.lines) == MOST_SERIES
         (bars,) = axes_titled(picture, "Model throughput")
-        assert len(bars.patches) == 11
         assert len({patch.get_facecolor() for patch in bars.patches}) == MOST_SERIES + 1
         assert len({patch.get_facecolor() for patch in bars.patches[MOST_SERIES:]}) == 1
         assert [label.get_text() for label in bars.get_yticklabels()] == [f"choice_{number} (DP8)" for number in range(11)]

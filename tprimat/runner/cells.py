@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tprimat.analyze.compare import QUESTION, Question, rankings
-from tprimat.analyze.groups import Group, Measured, findings, group_runs
+from tprimat.analyze.groups import Group, Measured, findings, group_runs, on_cpu
 from tprimat.analyze.traits import model_name
 from tprimat.core import units
 from tprimat.core.errors import MissingLayoutError, UserError
@@ -224,8 +224,8 @@ def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
 
 
 def measured_lead(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield a sentence for each model for which another strategy was measured faster than maximum_performance."""
-    for ranking in rankings(groups):
+    """Yield a sentence for each model for which a GPU ran another strategy faster than maximum_performance."""
+    for ranking in rankings([group for group in groups if not on_cpu([group])]):
         for group, judged in zip(ranking.groups, ranking.against_best, strict=True):
             if group.run.strategy == BEST and judged is not None and judged.outcome in {"slower", "these runs differ"}:
                 yield f"{BEST} is not the fastest for {group.run.model} here: {sentence(judged)}"

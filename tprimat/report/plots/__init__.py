@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -253,25 +254,33 @@ def draw_sheet(sheet: Sheet, path: Path) -> None:
 @contextmanager
 def drawn(sheet: Sheet) -> "Iterator[Figure]":
     """Draw the panels that have data, of which there is one at least; the picture can be saved inside the with statement."""
+    from matplotlib.lines import Line2D
+
     chosen = [panel for panel in sheet.panels if panel.present]
-    rows = _rows(chosen)
-    heights = [max(panel.height for panel in row) for row in rows]
+    blocks = [list(rows) for _, rows in groupby(_rows(chosen), key=lambda row: row[0].rows)]
+    heights = [[max(panel.height for panel in row) for row in block] for block in blocks]
     headline, subtitle = wrapped(sheet.title, WIDTH / BOLD, HEADLINE), wrapped(sheet.subtitle, WIDTH, SUBTITLE)
     notes = [line for text in sheet.notes for line in wrapped(text, WIDTH, SMALL)]
     legend = () if all(panel.rows for panel in chosen) else sheet.legend  # rows say what they are
     words = (HEADLINE * len(headline) + SUBTITLE * (len(subtitle) + len(legend) / 3) + SMALL * len(notes)) * 1.25 / 72
-    with figure(WIDTH, sum(heights) + words + 0.8) as picture:
+    with figure(WIDTH, sum(map(sum, heights)) + words + 0.8) as picture:
         picture.supxlabel("\n".join(notes), x=LEFT, ha="left", size=SMALL, color=SOFT)
         picture.suptitle("\n".join(headline), x=LEFT, ha="left", size=HEADLINE, weight="bold")
         body = picture.add_subfigure(picture.add_gridspec(1, 1)[0, 0])
         body.suptitle("\n".join(subtitle), x=LEFT, ha="left", size=SUBTITLE, color=SOFT)
         if legend:
-            _draw_legend(body, legend)
-        for part, row in zip(body.subfigures(len(rows), 1, squeeze=False, height_ratios=heights).flat, rows, strict=True):
-            grid = part.add_gridspec(1, len(row))
-            for column, panel in enumerate(row):
-                labelled = not (column and panel.rows and panel.rows == row[column - 1].rows)
-                panel.draw(Canvas(part=part, place=grid[0, column], labelled=labelled, inches=WIDTH / len(row)))
+            handles = [Line2D([], [], color=look.color, linestyle=look.line, linewidth=2) for _, look in legend]
+            names = [name for name, _ in legend]
+            columns = max(1, int(WIDTH / (0.9 + max(map(len, names)) * 0.075)))
+            body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
+        parts = body.subfigures(len(blocks), 1, squeeze=False, height_ratios=list(map(sum, heights))).flat
+        for part, block, tall in zip(parts, blocks, heights, strict=True):
+            grid = part.add_gridspec(len(block), max(map(len, block)), height_ratios=tall)  # aligned below each other
+            for line, row in enumerate(block):
+                for column, panel in enumerate(row):
+                    labelled = not (column and panel.rows and panel.rows == row[column - 1].rows)
+                    place = grid[line, column] if len(row) == grid.ncols else grid[line, :]
+                    panel.draw(Canvas(part=part, place=place, labelled=labelled, inches=WIDTH / len(row)))
         yield picture
 
 
@@ -284,15 +293,6 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
         else:
             rows.append([panel])
     return rows
-
-
-def _draw_legend(body: "SubFigure", entries: Sequence[tuple[str, Look]]) -> None:
-    from matplotlib.lines import Line2D
-
-    names = [name for name, _ in entries]
-    handles = [Line2D([], [], color=look.color, linestyle=look.line, linewidth=2) for _, look in entries]
-    columns = max(1, int(WIDTH / (0.9 + max(map(len, names)) * 0.075)))
-    body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     proof = f"of {units.count(step.rows)} held-out results ({step.kind}: {measured_on}), 90 % lay within"
     words = f"Predicted from {rates.source}: {proof} {range_of(step.spread)} of the prediction."
     wider = range_of(math.log(step.high / step.step_seconds))
-    assumed = f"{wider} is assumed, not measured" if step.widened else "the same range is assumed, not measured"
+    assumed = f"{wider} is assumed" if step.widened else "the same range is assumed"
     if rates.accelerator not in step.measured_on:
         return f"{words} None was measured on {rates.accelerator}: {assumed}."
     return f"{words} This run differs from them: {assumed}." if step.widened else words

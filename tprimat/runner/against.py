@@ -21,7 +21,7 @@ from tprimat.predict.calibration import Expected, expected
 from tprimat.predict.rates import Rates, published_rates
 from tprimat.predict.time import predict_time
 from tprimat.records.schema import ProbeRecord
-from tprimat.report.explain import Against, Apart, Explanation, named, speed_of
+from tprimat.report.explain import Against, Apart, Explanation, named
 from tprimat.report.plan import layout_name
 from tprimat.report.words import without_mfu
 from tprimat.runner.analysis import read_results
@@ -108,7 +108,7 @@ def _side(explanation: Explanation) -> Side:
     if explanation.parts.flops is None or run.machine.platform == "cpu":
         why = without_mfu(explanation.measured.metrics) or None
         raise ConfigError("There is no FLOP/s to compare.", where=str(explanation.measured.result.path), why=why)
-    name, flops = f"{named(explanation)}: {speed_of(explanation.parts)}", explanation.parts.flops
+    name, flops = named(explanation), explanation.parts.flops
     return Side(
         name=name, flops=flops, known=run.ran, full=explanation.workload, rates=explanation.rates, explanation=explanation
     )

@@ -105,10 +105,12 @@ def test_a_trace_takes_the_place_of_the_prediction(tmp_path):
     assert ["nvjet_tst_192x192", "2.20", "s"] in map(str.split, explain(run).splitlines())
 
 
-def test_what_cannot_be_explained_is_refused_with_a_reason(tmp_path):
-    done = run_command("explain", tmp_path / "nothing")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: There is no file or folder {tmp_path / 'nothing'}.")
+def test_a_run_that_does_not_count_says_so(tmp_path):
+    for file in shutil.copytree(DP2, tmp_path / "run").rglob("*.json"):
+        file.write_text(file.read_text().replace('"world_size": 2', '"world_size": 4'))
+    title, why, *_ = explain(tmp_path / "run").splitlines()
+    assert " on 2 x H200 SXM (not counted): 587 of " in title
+    assert why == "this cannot be: GPU count is 2 in the record but 4 in its evidence"
 
 
 def differences(run, other, *words):

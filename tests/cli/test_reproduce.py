@@ -74,6 +74,7 @@ def test_the_exit_status_says_whether_a_run_is_within_the_interval(case, status,
         (("megatron-bridge-deepseek-v3-h100-fp8", "--dry-run", "--set", "gpu=H100", "--set", "gpus=1"), "does not fit 1 GPU."),
         ((ROW,), "This machine shows no GPU."),
         ((ROW, CASES / "first-machine" / "dp2"), "-layers, bf16: another model."),
+        ((ROW, "nowhere"), "There is no file or folder nowhere."),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_with_the_reason(words, said):

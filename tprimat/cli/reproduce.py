@@ -5,18 +5,16 @@ import shlex
 import sys
 from pathlib import Path
 
-from tprimat.cli.common import doing
+from tprimat.cli.common import doing, read
 from tprimat.config.options import assignment
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 within the interval, 1 a failed run, 2 no reproduction possible, 3 outside the interval."""
-    from tprimat.analyze.metrics import MetricOptions
     from tprimat.cli.main import start
     from tprimat.cli.results import explain_newest
     from tprimat.report.explain import against_lines, text
     from tprimat.report.tables import screen_of
-    from tprimat.runner.analysis import read_results
     from tprimat.runner.reproduce import nearest_run, refuse_unlike
 
     place, screen = options.made, screen_of(sys.stdout)
@@ -34,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"\nA tiny version of {options.row} trains here; a CPU says nothing of its speed.")
             return 0
         place = max((Path(plan.output_directory) / "runs").iterdir())
-    explanation = explain_newest(read_results([place], MetricOptions(), {}), place, options.row)
+    explanation = explain_newest(read(argparse.Namespace(settings=()), [place]), place, options.row)
     refuse_unlike(options.row, explanation.measured.result.run)
     print(text(explanation, "tflops", screen))
     assert explanation.against is not None

@@ -17,6 +17,7 @@ from tprimat.predict.rates import Rates
 from tprimat.records.store import as_document
 from tprimat.report.names import KNOWN_BY, LOSS_NAMES
 from tprimat.report.tables import PLAIN, Screen, columns
+from tprimat.report.words import not_counted_words
 
 Unit = Literal["tflops", "ms"]
 WIDEST_NAME = 90
@@ -87,7 +88,7 @@ def named(explanation: Explanation) -> str:
     """Name a run, what it trained in, and its machine."""
     run = explanation.measured.result.run
     who = ", ".join(filter(None, (f"{run.model} {run.strategy or ''}".strip(), run.engine, dtype_that_ran(run))))
-    return f"{who} on {machine_name(run)}{on_nodes(run)}"
+    return f"{who} on {machine_name(run)}{on_nodes(run)}{'' if explanation.measured.counts else ' (not counted)'}"
 
 
 def speed_of(parts: Waterfall) -> str:
@@ -160,8 +161,8 @@ def text(explanation: Explanation, asked: Unit, screen: Screen = PLAIN) -> str:
     for bar in bars(parts, unit):
         known = KNOWN_BY[bar.known_by] + (f" ({bar.source})" if bar.source else "")
         rows.append([bar.name, known, bar.shown(1), "" if bar.share is None else units.percent(bar.share)])
-    title = screen.prose(f"{named(explanation)}: {speed_of(parts)}", 2)
-    lines = [title, "", columns(header, rows, left=2, screen=screen)]
+    title = [f"{named(explanation)}: {speed_of(parts)}", not_counted_words(explanation.measured)]
+    lines = [*(screen.prose(one, 2) for one in title if one), "", columns(header, rows, left=2, screen=screen)]
     lines += ["", *(screen.prose(one, 2) for one in advised(explanation, unit))]
     if explanation.against:
         lines += against_lines(explanation.against, screen, parts.step_seconds if unit == "ms" else None)
@@ -216,6 +217,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
     return {
         "run_id": explanation.measured.result.run.run_id,
         "path": str(explanation.measured.result.path),
+        "not_counted": not_counted_words(explanation.measured) or None,
         **whole,
         "advice": [as_document(one) for one in explanation.advice],
         "against": None if explanation.against is None else as_document(explanation.against),

@@ -157,7 +157,7 @@ def test_money_and_time_choose_among_numbers_of_gpus():
         ((*QUESTION, "--sequence-length", "999999"), "out of range"),
         (
             ("--model", "llama-3.1-8b", "--gpu", "A100 SXM 80GB", "--precision", "fp8"),
-            "--precision bf16 or --precision fp16, or a",
+            "--precision bf16, fp16, or a",
         ),
         (("--model", "llama-3.1-8b", "--gpu", "V100 SXM2 16GB"), "try   --precision fp16, or a later GPU\n"),
         ((*QUESTION[:4], "--gpus", "4", "--nodes", "8"), "try   --gpus 8\n"),

@@ -72,7 +72,7 @@ def test_layers_are_recomputed_as_asked(plan):
 @pytest.mark.parametrize(
     ("recompute", "layers", "stages", "said"),
     [
-        ("selective", 2, 1, ("Layers apply to recompute: full only.", "recompute: full")),
+        ("selective", 2, 1, ("It applies only to recompute: full.", "recompute: full")),
         ("full", 32, 1, ("A stage or its chunk has 32 layers.", "recompute_layers: 1 to 31, or null for all")),
         ("full", 16, 2, ("A stage or its chunk has 16 layers.", "recompute_layers: 1 to 15, or null for all")),
     ],

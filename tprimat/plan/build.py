@@ -103,9 +103,7 @@ def _check_settings(loaded: LoadedConfig, platform: PlatformName, settings: Plat
     if settings.precision not in {"bf16", "fp32"} and platform == "cpu":
         where = loaded.where("platform_optimizations", platform, "precision")
         why = "No processor multiplies 8-bit floating point; Megatron-Core would silently run another type."
-        raise ConfigError(
-            f"{settings.precision} cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32"
-        )
+        raise ConfigError(f"{settings.precision} cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or fp32")
 
 
 NEEDED_BY_MODULES: Mapping[str, tuple[str, str]] = {
@@ -126,7 +124,7 @@ def _recompute_modules(
         if asked is None:
             return ()
         what = f"recompute_modules is set, but recompute is {settings.recompute}."
-        raise ConfigError(what, where=where, why="Modules apply to recompute: selective only.", fix="recompute: selective")
+        raise ConfigError(what, where=where, why="It applies only to recompute: selective.", fix="recompute: selective")
     for module in asked or ():
         field, words = NEEDED_BY_MODULES.get(module, ("layers", ""))
         if not getattr(shape, field):
@@ -147,7 +145,7 @@ def _recompute_layers(
     where = loaded.where("platform_optimizations", platform, "recompute_layers")
     if settings.recompute != "full":
         what = f"recompute_layers is set, but recompute is {settings.recompute}."
-        raise ConfigError(what, where=where, why="Layers apply to recompute: full only.", fix="recompute: full")
+        raise ConfigError(what, where=where, why="It applies only to recompute: full.", fix="recompute: full")
     fewest = shape.layers // layout.chunks
     if asked >= fewest:
         fix = f"recompute_layers: 1 to {fewest - 1}, or null for all" if fewest > 1 else "recompute_layers: null"

@@ -292,5 +292,5 @@ def refuse_precision(
     """Refuse what a known GPU does not multiply in, naming those of `among` in which it does."""
     if accelerator is not None and not multiplies(accelerator, wanted):
         known = [one for one in among if multiplies(accelerator, one)]
-        fix = " or ".join(f"--precision {one}" for one in known) + ", or a later GPU"
+        fix = f"--precision {', '.join(known)}, or a later GPU"
         raise ConfigError(f"{accelerator.name} does not multiply in {wanted}.", where=where, fix=fix)

@@ -55,7 +55,7 @@ def named(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
     wrong = [name for name in names if name not in known]
     if wrong or not names:
         said = f"There is no {what} {wrong[0]!r}." if wrong else f"No {what} is named."
-        raise ConfigError(said, where=f"--{what}", fix=f"one or more of {', '.join(known)}")
+        raise ConfigError(said, where="kinds" if what == "probe" else f"--{what}", fix=f"one or more of {', '.join(known)}")
     return names
 
 

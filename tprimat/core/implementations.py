@@ -12,7 +12,7 @@ from tprimat.core.rows import DATA, document
 
 Attention = Literal["flash", "unfused"]
 Optimizer = Literal["one_pass", "fused", "eager"]
-LossKind = Literal["chunked", "in_place", "compiled_away", "native", "compiled"]
+LossKind = Literal["chunked", "in_place", "copied", "compiled_away", "native", "compiled"]
 DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
 """What carries tokens to experts -> whether a token travels to a node once, however many of its experts are there. Megatron-Core
 calls the last two "flex"."""
@@ -30,9 +30,9 @@ class Implementation:
     attention: Attention = "flash"
     """flash: queries, keys, values, output and one number a row; unfused: the scores as well."""
     loss: LossKind = "native"
-    """chunked: never whole logits; in_place: Transformer Engine writes the gradient over bf16 logits; compiled_away: the gradient
-    beside them, in bf16 too; native: a copy in fp32;
-    compiled: two copies in fp32, because a compiled function does not change its argument."""
+    """chunked: never whole logits; in_place: Transformer Engine writes the gradient over bf16 logits; copied: over their copy;
+    compiled_away: the gradient beside them, in bf16 too; native: a copy in fp32; compiled: two copies in fp32, because a compiled
+    function does not change its argument."""
     loss_chunk_tokens: int = 2048
     loss_over_tensor_ranks: LossKind | None = None
     """Where it differs over several tensor ranks."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, UserError
-from tprimat.core.implementations import Implementation
+from tprimat.core.implementations import Implementation, LossKind
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import DATA, document
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK
@@ -114,11 +114,11 @@ class Engine(ABC):
         return None
 
     def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
     ) -> Implementation | None:
         """Return how the engine's layers use memory on a GPU under its switches, for predictions; None: not known.
 
-        `transformer_engine` says whether its layers run; None: not known yet.
+        `transformer_engine` says whether its layers run, or of which version; None: not known yet.
         """
         return self.layers
 
@@ -155,6 +155,16 @@ def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> 
     """
     engine = engine_named(plan.engine)
     return engine.implementation(plan.workload.shape, engine.options(plan), transformer_engine)
+
+
+LOSS_COPIES = (2, 19)
+"""The release since which Transformer Engine's loss copies the logits first (overwrite_input of pytorch/cross_entropy.py)."""
+
+
+def fused_loss(transformer_engine: bool | str | None) -> LossKind:
+    """Return how Transformer Engine's loss uses memory in a version; not given: the one installed here, or else a new one."""
+    version = transformer_engine if isinstance(transformer_engine, str) else package_version("transformer-engine")
+    return "in_place" if version and release(version) < LOSS_COPIES else "copied"
 
 
 def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engine, str]:

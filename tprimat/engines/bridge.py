@@ -8,7 +8,7 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import BRIDGE, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import DATA, document
-from tprimat.engines.base import ANY_LIGHTNING, OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, release
+from tprimat.engines.base import ANY_LIGHTNING, OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, fused_loss, release
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import package_version
 
@@ -33,15 +33,15 @@ class BridgeEngine(RecipesEngine):
         return next(beyond(self, plan, where), None) or inexpressible(plan)
 
     def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
     ) -> Implementation | None:
         """Tuned recipes reduce gradients in bf16, and Qwen 2.5's plain one has Megatron-Core's loss."""
         tuned = str(options.get("recipe")).startswith("perf_")
         plain_loss = "native" if model_kind(shape) == "qwen2" and not tuned else "te"
-        in_place = options.get("cross_entropy_fusion_impl", plain_loss) == "te"
+        fused = options.get("cross_entropy_fusion_impl", plain_loss) == "te"
         return replace(
             BRIDGE,
-            loss="in_place" if in_place else "native",
+            loss=fused_loss(transformer_engine) if fused else "native",
             reduces_in_fp32=options.get("grad_reduce_in_fp32", not tuned),
         )
 

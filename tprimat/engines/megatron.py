@@ -11,7 +11,7 @@ from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_ma
 from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import graph_obstacle
-from tprimat.engines.base import Here, Where, WorkerEngine, beyond_limits
+from tprimat.engines.base import Here, Where, WorkerEngine, beyond_limits, fused_loss
 from tprimat.plan.graphs import FEWEST_STEPS, launches_graphs, measured_gain
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
@@ -62,7 +62,7 @@ class EmbeddedEngine(WorkerEngine):
         return f"CUDA graphs: on, {gain}; recording makes step {STEPS_WITHOUT_GRAPHS} {seconds} longer"
 
     def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
     ) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
         on = {name: value is not False for name, value in options.items()}
@@ -72,7 +72,7 @@ class EmbeddedEngine(WorkerEngine):
             by_torch = options.get("optimizer_states") == "bf16"
             return replace(
                 TRANSFORMER_ENGINE,
-                loss="in_place",
+                loss=fused_loss(transformer_engine),
                 optimizer=_optimizer(fused=on.get("fused_adam", True) or not by_torch, compiled=False),
                 balanced_stages=on.get("balanced_stages", True),
                 reduces_in_fp32=in_fp32,

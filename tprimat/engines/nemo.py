@@ -12,7 +12,7 @@ from tprimat.core.errors import LaunchError, UserError
 from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import DATA, document
-from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, is_installed
+from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, fused_loss, is_installed
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import captures_layers
 
@@ -48,7 +48,7 @@ class NemoEngine(RecipesEngine):
         return asdict(plan.nemo)
 
     def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | None = None
+        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
     ) -> Implementation | None:
         """Tell Transformer Engine's layers from the torch's of older records; Qwen's recipe leaves the fused activation off."""
         fused = not shape.name.startswith("qwen")
@@ -57,7 +57,7 @@ class NemoEngine(RecipesEngine):
             return replace(NEMO_ON_TORCH, fused_activation=fused, reduces_in_fp32=in_fp32)
         return replace(
             NEMO,
-            loss="in_place" if options.get("cross_entropy_fusion_impl") == "te" else NEMO_ON_TORCH.loss,
+            loss=fused_loss(transformer_engine) if options.get("cross_entropy_fusion_impl") == "te" else NEMO_ON_TORCH.loss,
             fused_activation=fused,
             reduces_in_fp32=in_fp32,
             captures_layers=captures_layers(options),

@@ -471,12 +471,12 @@ def _loss(workload: FullWorkload) -> tuple[int, int]:
             backward = max(backward + fp32, (split + hidden) * size + 2 * fp32 + words * shape.hidden * size)
         return forward, backward
     logits = tokens * words
-    copies = {"in_place": 0, "compiled_away": 0, "native": FP32_BYTES, "compiled": 2 * FP32_BYTES}[workload.loss]
-    kept = FP32_BYTES if copies else size
+    copies = {"in_place": 0, "copied": size, "compiled_away": 0, "native": FP32_BYTES, "compiled": 2 * FP32_BYTES}[workload.loss]
+    kept = FP32_BYTES if workload.loss in {"native", "compiled"} else size
     earlier = (workload.mtp_layers or 0) * logits * kept
     ends = 2 * split * size
     forward = logits * (size + copies) + ends + earlier
-    softmax = {"in_place": 0, "compiled_away": size}.get(workload.loss, FP32_BYTES)
+    softmax = {"in_place": 0, "copied": 0, "compiled_away": size}.get(workload.loss, FP32_BYTES)
     produced = logits * size + weight + hidden * size
     if code.shards_weights:
         produced += words * shape.hidden * FP32_BYTES  # the gradient as the reduce-scatter sends it

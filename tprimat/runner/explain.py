@@ -205,7 +205,8 @@ def recorded_workload(run: RunRecord) -> FullWorkload | None:
     needed = (ran.tensor_parallel, ran.pipeline_parallel, ran.accumulation_steps, ran.sequence_tokens, dtype)
     if run.engine not in ENGINE_NAMES or ran.shape is None or None in needed:
         return None
-    te = run.evidence.transformer_engine if run.evidence is not None else None
+    te: bool | str | None = run.evidence.transformer_engine if run.evidence is not None else None
+    te = te and run.software.get("transformer-engine", te)
     code = engine_named(run.engine).implementation(ran.shape, run.engine_options, te)
     if code is None:
         return None

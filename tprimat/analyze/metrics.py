@@ -94,7 +94,7 @@ def _rates(
     per_gpu = scaled(rate, 1 / gpus, len(steady)) if rate and gpus else None
     flops = scaled(per_gpu, flop, len(steady)) if per_gpu and flop else None
     mfu = scaled(flops, 1 / peak, len(steady)) if flops and peak else None
-    no_rate = Finding(kind="no MFU: not recorded", subjects=("tokens of a step" if rate is None else "number of GPUs",))
+    no_rate = Finding(kind="no MFU: not recorded", subjects=("number of tokens in a step" if rate is None else "number of GPUs",))
     return {
         "tokens_per_second": rate.value if rate else None,
         "tokens_per_second_per_gpu": per_gpu,

@@ -177,9 +177,9 @@ def _show_plans(session: "Session", request: "RunRequest", options: argparse.Nam
         print(f"{plan.model} ({work.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
         print(
-            f"Workload: {plan.steps} steps of {work.global_batch_sequences} x {work.sequence_tokens} tokens, micro-batch "
-            f"{work.micro_batch_sequences}, {work.format}, recompute {work.recompute_words}, data {plan.dataset}"
-            + (f", {runs} runs" if runs > 1 else "")
+            f"Workload: {plan.steps} step{'s' * (plan.steps > 1)} of {work.global_batch_sequences} x {work.sequence_tokens} "
+            f"tokens, micro-batch {work.micro_batch_sequences}, {work.format}, recompute {work.recompute_words}, "
+            f"data {plan.dataset}" + (f", {runs} runs" if runs > 1 else "")
         )
         if remark := engine_named(plan.engine).remark(plan):
             print(remark)

@@ -190,8 +190,8 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, here: int | None) 
     if requested == "auto":
         return hardware.nodes, here or hardware.gpus_per_node_when_absent
     if platform != "cpu" and here is not None and requested > here:
-        where = loaded.where("hardware", "platforms", platform, "gpus_per_node")
-        raise ConfigError(f"{requested} GPUs are requested, but this machine has {here}.", where=where, fix=f"--gpus {here}")
+        where, fix = loaded.where("hardware", "platforms", platform, "gpus_per_node"), f"--gpus {here}, and --nodes N for more"
+        raise ConfigError(f"{requested} GPUs are requested on a node that has {here}.", where=where, fix=fix)
     return hardware.nodes, requested
 
 

@@ -257,7 +257,7 @@ def drawn(sheet: Sheet) -> "Iterator[Figure]":
     from matplotlib.lines import Line2D
 
     chosen = [panel for panel in sheet.panels if panel.present]
-    blocks = [list(rows) for _, rows in groupby(_rows(chosen), key=lambda row: row[0].rows)]
+    blocks = [list(rows) for _, rows in groupby(_rows(chosen), key=lambda row: (bool(row[0].rows), len(row)))]
     heights = [[max(panel.height for panel in row) for row in block] for block in blocks]
     headline, subtitle = wrapped(sheet.title, WIDTH / BOLD, HEADLINE), wrapped(sheet.subtitle, WIDTH, SUBTITLE)
     notes = [line for text in sheet.notes for line in wrapped(text, WIDTH, SMALL)]
@@ -275,12 +275,11 @@ def drawn(sheet: Sheet) -> "Iterator[Figure]":
             body.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), fontsize=SUBTITLE)
         parts = body.subfigures(len(blocks), 1, squeeze=False, height_ratios=list(map(sum, heights))).flat
         for part, block, tall in zip(parts, blocks, heights, strict=True):
-            grid = part.add_gridspec(len(block), max(map(len, block)), height_ratios=tall)  # aligned below each other
+            grid = part.add_gridspec(len(block), len(block[0]), height_ratios=tall)  # aligned below each other
             for line, row in enumerate(block):
                 for column, panel in enumerate(row):
                     labelled = not (column and panel.rows and panel.rows == row[column - 1].rows)
-                    place = grid[line, column] if len(row) == grid.ncols else grid[line, :]
-                    panel.draw(Canvas(part=part, place=place, labelled=labelled, inches=WIDTH / len(row)))
+                    panel.draw(Canvas(part=part, place=grid[line, column], labelled=labelled, inches=WIDTH / len(row)))
         yield picture
 
 

@@ -101,7 +101,7 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> str | None:
     if fit == "too tight to promise":
         return f"memory: {memory_words(fit, need, room)}. {ways or ''}".rstrip()
     raise LaunchError(
-        f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, as predicted.",
+        f"{plan.model} under {plan.strategy} is predicted to need {units.gibibytes(need.allocated_bytes)} on the fullest rank.",
         where="--parallel",
         why=f"A GPU has {units.gibibytes(room)}. The largest part is {largest}: {units.gibibytes(need.parts[largest])}.",
         fix="; ".join(filter(None, [ways, "--force runs it anyway"])),

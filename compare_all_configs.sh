@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# ./compare_all_configs.sh [OUTPUT_DIR] [FLAGS]   output-00 to output-04 here -> OUTPUT_DIR/compare-00.png to compare-04.png, each
-#                                                 folder by itself, and OUTPUT_DIR/compare-all.png, all of them side by side
-#                                                 (./all_outputs); FLAGS are those of ./compare.py: --set warmup=2. With those
-#                                                 that name one folder (--baseline, --fail-if-slower), only compare-all.png.
+# Compare output-00 to output-04: each by itself, then all of them side by side.
+#
+# ./compare_all_configs.sh [OUTPUT_DIR] [FLAGS]
+#   OUTPUT_DIR   where compare-00.png to compare-04.png and compare-all.png go (./all_outputs)
+#   FLAGS        those of ./compare.py, such as --set warmup=2; with --baseline or --fail-if-slower, which name one folder,
+#                only compare-all.png is drawn
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
@@ -15,8 +17,12 @@ fi
 flags=("$@") alone=1
 for flag in "${flags[@]}"; do
     case "${flag}" in
-    -h | --help | --results-dir* | --output*)
-        sed -n 's/^# //p' "${BASH_SOURCE[0]}" >&2
+    -h | --help)
+        sed -n 's/^# \?//p' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+    --results-dir* | --output*)
+        sed -n 's/^# \?//p' "${BASH_SOURCE[0]}" >&2
         exit 2
         ;;
     --baseline* | --fail-if-slower*) alone=0 ;;

@@ -81,7 +81,7 @@ def without_steps(*left):
 
 TRAPS = [
     (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
-    (every_fifth_step_hurried, "step 5 is faster than its GPU could compute it, as 8 of 37 are"),
+    (every_fifth_step_hurried, "8 of 37 steps are faster than its GPU can compute them, such as step 5"),
     (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, but 128 sequences of 2,048 make 262,144"),
     (later_batches_doubled, "17 of 37 steps have 524,288 tokens, but 128 sequences of 2,048 make 262,144"),
     (on(accelerator="NVIDIA B200"), "B200 has 178.2 GiB, but 79.2 GiB were recorded"),

@@ -102,7 +102,7 @@ def test_steps_are_missed_by_the_plan_where_the_record_does_not_count_them(tmp_p
         assert load_results([tmp_path])[0][0].run.steps_recorded is None
     (tmp_path / "run" / "plan.json").unlink()
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
-    assert "How many steps it had is not recorded: some may be lost: cpu-llama-0" in done.stdout
+    assert "Its number of steps is not recorded: some may be lost: cpu-llama-0" in done.stdout
 
 
 @pytest.mark.parametrize(

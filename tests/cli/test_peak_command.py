@@ -21,11 +21,12 @@ def analyze(*arguments, cwd):
 def test_runs_behind_published_peaks_are_counted_honestly_and_as_they_were_published(tmp_path):
     done = analyze("--results-dir", RUNS / "published", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for figure in ("87,933 tokens/s", "7,597,433,417 tokens", "3,709,684 samples of 2,048 tokens", "14.91 s", "703,466"):
+    for figure in ("87,933 tokens/s", "7,597,433,417 tokens", "3,709,684 samples of 2,048 tokens", "14.91 s", "703,466", "43.5"):
         assert figure in done.stdout
-    assert "43.5 %" in done.stdout
-    as_published = ("--set", "flops=6n", "--set", "peak=sparse")
-    assert "22.8 %" in analyze("--results-dir", RUNS / "published", *as_published, cwd=tmp_path).stdout
+    as_published = ("--results-dir", RUNS / "published", "--set", "flops=6n", "--set", "peak=sparse")
+    assert "22.8 %" in analyze(*as_published, cwd=tmp_path).stdout
+    compared = [run_command("compare.py", *words, cwd=tmp_path).stdout for words in (as_published, as_published[:2])]
+    assert ["FLOP counted 6n; MFU is of the sparse peak." in text for text in compared] == [True, False]
 
 
 def test_unlike_work_is_named_and_no_winner_is_paired_across_models(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 from tprimat.analyze.metrics import during
 from tprimat.analyze.trace import ProfileSummary
 from tprimat.core import units
-from tprimat.core.accelerators import find_accelerator
+from tprimat.core.accelerators import find_accelerator, peak_flops
 from tprimat.core.flops import flop_per_token
 from tprimat.core.models import ModelShape
 from tprimat.records.benchmark_file import RunResult
@@ -88,7 +88,8 @@ def waterfall(
     Kernels are timed by the trace where there is one, else by the prediction. The model's own FLOP at the peak, and then at the
     clock that was held, are taken out of products and attention.
     """
-    step, peak, flops = metrics.mean_step_seconds, metrics.peak_dense_flops, metrics.model_flops_per_second_per_gpu
+    step, flops, run = metrics.mean_step_seconds, metrics.model_flops_per_second_per_gpu, result.run
+    peak = peak_flops(run.machine.accelerator, run.ran.matmul_dtype) if metrics.peak_dense_flops else None
     at_peak = step * flops.value / peak if peak and flops and flops.value < peak else 0.0
     clock, slower = _clock(result, metrics)
     losses = [Loss(name="clock", seconds=at_peak * slower, known_by="run", source=clock)]

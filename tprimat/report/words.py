@@ -4,10 +4,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
-from tprimat.analyze.groups import Group, Measured, Shared, on_cpu
+from tprimat.analyze.groups import Measured, Shared, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait, engine_words, few, machine_name, model_name
 from tprimat.core import units
+from tprimat.core.accelerators import peak_flops
 from tprimat.core.rows import DATA, document
 from tprimat.core.statistics import FEWEST_RUNS, more_runs
 from tprimat.records.evidence import grade_of
@@ -268,6 +269,10 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     between = mixed if len(several) > 1 else "runs" if True in several else "steps"
     lines = [CPU_CAUTION] if "cpu" in platforms else []
     lines.append(f"Throughput is per {per_rank('GPU', platforms)}, with a 95 % interval between {between}.")
+    run, metrics = groups[0].run, groups[0].runs[0].metrics
+    sparse = metrics and metrics.peak_dense_flops not in {None, peak_flops(run.machine.accelerator, run.ran.matmul_dtype)}
+    if metrics and (sparse or metrics.flops_convention != "causal"):
+        lines.append(f"FLOP counted {metrics.flops_convention}; MFU is of the {'sparse' if sparse else 'dense'} peak.")
     judged = [one for ranking in rankings for one in ranking.against_best if one is not None]
     weakest = min(judged, key=lambda verdict: min(verdict.runs), default=None)
     if weakest is not None and min(weakest.runs) < FEWEST_RUNS:
@@ -275,20 +280,16 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     listed = {trait.name for verdict in judged for trait in verdict.traits}
     if silent := dict.fromkeys(name for verdict in judged for name in verdict.unrecorded if name not in listed):
         lines.append(f"Recorded on neither side of a comparison, so not checked: {', '.join(silent)}.")
-    lines += [
-        f"Folders that differ only in a number count as repetitions: {few(names, MOST_NAMED)}." for names in _repeating(groups)
-    ]
+    for group in groups:  # the names of its folders, where it has several whose names are more than a number
+        paths = [item.result.path.parent for item in group.runs]
+        names = {(path.parent if path.name == "runs" else path).name for path in paths}
+        if len(names) > 1 and not all(map(str.isdecimal, names)):
+            folders = few(sorted(map(units.printable, names)), MOST_NAMED)
+            lines.append(f"Folders that differ only in a number count as repetitions: {folders}.")
     lines += open_losses(judged)
     if believed := [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]:
         lines.append(f"The dtype is stated, not observed: {_places(believed, 'configurations')}.")
     return lines + told(findings)
-
-
-def _repeating(groups: Sequence[Group]) -> list[list[str]]:
-    """Return the names of the folders of one configuration, where it has several whose names are more than a number."""
-    paths = [[item.result.path.parent for item in group.runs] for group in groups]
-    names = [{(path.parent if path.name == "runs" else path).name for path in several} for several in paths]
-    return [sorted(map(units.printable, some)) for some in names if len(some) > 1 and not all(map(str.isdecimal, some))]
 
 
 SHOWN: Mapping[str, Callable[[float], str]] = {

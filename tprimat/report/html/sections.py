@@ -200,19 +200,15 @@ def short_names(runs: Sequence[Measured]) -> dict[str, str]:
 
 def _series(item: Measured, curves: Sequence[Curve], names: Mapping[str, str]) -> dict[str, Any]:
     steps = item.result.steps
+    columns = [[curve.value(step) for step in steps] for curve in curves]
     numbers = [step.step for step in steps]
     rising = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
     return {
         "name": names[run_name(item)],
         "first": None if item.metrics is None else item.metrics.window.first_step,
         "steps": (numbers[:1] or [1])[0] if rising else numbers,
-        "curves": [_points(item, curve) for curve in curves],
+        "curves": [list(map(_short, values)) if {*values} != {None} else [] for values in columns],
     }
-
-
-def _points(item: Measured, curve: Curve) -> list[float | None]:
-    values = [curve.value(step) for step in item.result.steps]
-    return [] if all(value is None for value in values) else [_short(value) for value in values]
 
 
 def _short(value: float | None) -> float | None:

@@ -67,7 +67,7 @@ def test_dropped_choices_of_experts_are_no_work():
 def test_without_the_dropped_share_there_is_no_flop():
     unknown = run_metrics(replace(MIXTURE, expert_capacity=1.25), steps_of([4.0] * 3), options=KEEP)
     assert (unknown.flop_per_token, unknown.mfu) == (None, None)
-    assert "full at a capacity of 1.25" in without_mfu(unknown)
+    assert "dropped at a capacity of 1.25" in without_mfu(unknown)
     assert run_metrics(replace(MIXTURE, expert_capacity="unlimited"), steps_of([4.0] * 3), options=KEEP).mfu
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import dropwhile, pairwise
 
 from tprimat.analyze.window import steady_steps
-from tprimat.core.accelerators import find_accelerator
+from tprimat.core.accelerators import find_accelerator, peak_flops
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
 from tprimat.core.rows import DATA, document
@@ -81,10 +81,12 @@ def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
 def _rates(run: RunRecord, metrics: RunMetrics, steady: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare FLOP/s with the accelerator's peak, in its fastest dtype where the dtype is not known; and power with its limit."""
     known, flops = find_accelerator(run.machine.accelerator), metrics.model_flops_per_second_per_gpu
-    if metrics.mfu is not None and metrics.mfu.value > 1:
-        yield Finding(kind="too much MFU", numbers=(metrics.mfu.value,))
-    elif metrics.mfu is not None and run.clock == "step_end":  # a framework may print a step late, and the next one short
-        least = metrics.mfu.value * metrics.mean_step_seconds
+    dense = peak_flops(run.machine.accelerator, run.ran.matmul_dtype)  # whatever peak the user counts by
+    share = flops.value / dense if metrics.mfu is not None and flops and dense else 0.0
+    if share > 1:
+        yield Finding(kind="too much MFU", numbers=(share,))
+    elif run.clock == "step_end":  # a framework may print a step late, and the next one short
+        least = share * metrics.mean_step_seconds
         if fast := [step.step for step in steady if step.step_seconds < least]:
             yield Finding(kind="too fast", numbers=(fast[0], len(fast), len(steady)))
     if metrics.mfu is None and known and flops and flops.value > (most := max(known.dense_flops.values())):

@@ -18,7 +18,7 @@ from tprimat.engines import AUTO, ENGINE_NAMES
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
     from tprimat.plan.schema import RunPlan
-    from tprimat.runner.cells import CellResult, PlannedEntry
+    from tprimat.runner.cells import Cell, CellResult, PlannedEntry
     from tprimat.runner.request import RunRequest
     from tprimat.runner.session import Session
 
@@ -72,9 +72,13 @@ def run(options: argparse.Namespace) -> int:
         _show_runs(results, RACE if request.is_auto and layouts_to_measure(request) else None)
     else:
         _print_document(results)
-    if left := len(cells) - len(results):
-        print(f"not started: {left} of {len(cells)} runs; the same call with --resume continues from here", file=sys.stderr)
+    _say_left(cells, results, "the same call with --resume")
     return exit_status(results, success=complete(results, cells))
+
+
+def _say_left(cells: "Sequence[Cell]", results: "Sequence[CellResult]", call: str) -> None:
+    if left := len(cells) - len(results):
+        print(f"not started: {left} of {len(cells)} runs; {call} continues from here", file=sys.stderr)
 
 
 def _combinations(options: argparse.Namespace, request: "RunRequest") -> int:
@@ -96,6 +100,7 @@ def _combinations(options: argparse.Namespace, request: "RunRequest") -> int:
         _print_document(results)
     else:
         show(entries, results)
+    _say_left(cells, results, "the same call")
     made = [str(one.cell.session.output / "runs" / one.run.record.run_id) for one in results if one.run is not None]
     counts = any(result.counts for result in results)
     drawn = not counts or draw(_relative(cells[0].session.output / "sweep.png"), ["--results-dir", *made])
@@ -219,6 +224,7 @@ def sweep(options: argparse.Namespace) -> int:
         return max([_show_plans(cell.session, request, options) for cell in cells])
     results = run_cells(cells, resume=not options.fresh)
     success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
+    _say_left(cells, results, "the same call")
     results += named_twice(results, twins)
     counting = sorted({result.cell.label for result in results if result.counts})
     probes = [word for place in request.probes for word in ("--set", f"probes={place}")]

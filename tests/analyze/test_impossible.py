@@ -10,6 +10,7 @@ from commands import run_command
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.core.accelerators import recorded_name
 from tprimat.core.flops import parameters
 from tprimat.core.models import model_shape, padded_vocabulary
 from tprimat.records.discover import read_result
@@ -111,6 +112,8 @@ def counted(result):
 def test_a_sound_run_counts(sound):
     assert counted(sound) == ""
     assert counted(replace(sound, stated_tokens_per_second=62_000.0)) == ""
+    half = recorded_name("AMD Instinct MI300X", 96 << 30)
+    assert counted(on(accelerator=half, memory_bytes=96 << 30)(sound)) == "", "a partition is not the GPU that it is a part of"
     every_tenth = [replace(one, loss=one.loss if one.step % 10 == 0 else None) for one in sound.steps[:35]]
     assert counted(replace(sound, steps=tuple(every_tenth))) == "", "a log may print the loss of a few steps"
     assert counted(stepped(finite=False)(sound)) == "", "a gradient norm may overflow where the loss is finite"

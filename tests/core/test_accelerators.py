@@ -2,7 +2,7 @@
 
 import pytest
 
-from tprimat.core.accelerators import accelerators, find_accelerator, peak_flops, resembling
+from tprimat.core.accelerators import accelerators, find_accelerator, peak_flops, recorded_name, resembling
 
 DATA_SHEET_TERAFLOPS = [
     ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
@@ -66,6 +66,7 @@ def test_each_device_name_finds_its_own_entry_and_structured_sparsity_doubles_it
     for name in (accelerator.name, *accelerator.device_names):
         assert find_accelerator(name) is accelerator
         assert find_accelerator(name.upper().replace(" ", "  ")) is accelerator
+        assert recorded_name(name, accelerator.memory_bytes) == name
     for dtype, sparse in accelerator.sparse_flops.items():
         assert sparse == pytest.approx(2 * accelerator.dense_flops[dtype], rel=2e-3), dtype
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 from itertools import dropwhile, pairwise
 
 from tprimat.analyze.window import steady_steps
-from tprimat.core.accelerators import find_accelerator, peak_flops
+from tprimat.core.accelerators import MEMORY_SPREAD, find_accelerator, peak_flops
 from tprimat.core.flops import parameters
 from tprimat.core.models import padded_vocabulary
 from tprimat.core.rows import DATA, document
-from tprimat.core.units import GIBIBYTE
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Finding, RunMetrics, RunRecord, StepRecord
 
@@ -67,14 +66,14 @@ def _against_arithmetic(run: RunRecord) -> Iterator[Finding]:
 def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Finding]:
     """Compare the accelerator with its memory and with the nodes, and the peak with a GPU; a CPU's process has no such bound."""
     known, memory = find_accelerator(run.machine.accelerator), run.machine.memory_bytes
-    sizes = [known.usable_bytes, *(gib * GIBIBYTE for gib in known.also_gib)] if known else []
-    if known and memory and min(abs(memory / size - 1) for size in sizes) > LIMITS["memory"]:
+    if known and memory and not known.may_have(memory):
         yield Finding(kind="other memory", subjects=(known.name,), numbers=(known.usable_bytes, memory))
     others = sorted({other.name for node in run.nodes or () if (other := find_accelerator(node.accelerator))})
     if known and others and known.name not in others:
         yield Finding(kind="other GPU", subjects=(known.name, ", ".join(others)))
-    peak, most = max((step.peak_allocated_bytes or 0 for step in steps), default=0), memory or max(sizes, default=0)
-    if run.machine.platform != "cpu" and most and peak > (1 + LIMITS["memory"]) * most:
+    peak = max((step.peak_allocated_bytes or 0 for step in steps), default=0)
+    most = memory or (max(known.reported_sizes) if known else 0)
+    if run.machine.platform != "cpu" and most and peak > (1 + MEMORY_SPREAD) * most:
         yield Finding(kind="too much memory", numbers=(peak, most))
 
 

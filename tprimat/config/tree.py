@@ -143,6 +143,7 @@ class _Reader:
 
 def parse_scalar(text: str) -> Any:
     """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001. Anything else stays text."""
+    text = text.strip()
     try:
         if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text):  # YAML 1.1 reads 1e-4, without a dot, as text
             return float(text)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Literal, get_args
 
 from tprimat.core.rows import RefuseUnknownKeys, read_rows
+from tprimat.core.units import GIBIBYTE
 from tprimat.core.workload import FORMATS
 
 PlatformName = Literal["nvidia", "amd", "cpu"]
@@ -35,6 +36,8 @@ USABLE_SHARE = 0.99
 WITH_OWN_FP8 = frozenset({"MI300X", "MI300A", "MI325X"})
 """Accelerators (CDNA 3) whose matrix units take the 8-bit types e4m3fnuz and e5m2fnuz, not e4m3fn and e5m2 as others do
 (ROCm documentation, data types and precision support)."""
+MEMORY_SPREAD = 0.1
+"""Of reports of the same memory, which may be in GB or GiB, with or without ECC."""
 SERIES_WORDS = {"rtx", "radeon", "dgx", "hgx"}
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
@@ -90,6 +93,15 @@ class Accelerator(RefuseUnknownKeys):
         return round(self.reported_bytes or self.memory_bytes * USABLE_SHARE)
 
     @property
+    def reported_sizes(self) -> tuple[float, ...]:
+        """Every memory that torch reports, bytes."""
+        return (self.usable_bytes, *(gib * GIBIBYTE for gib in self.also_gib))
+
+    def may_have(self, memory_bytes: int) -> bool:
+        """Return whether so much memory may be reported."""
+        return any(abs(memory_bytes / size - 1) <= MEMORY_SPREAD for size in self.reported_sizes)
+
+    @property
     def backend(self) -> Backend:
         """The software stack that drives it, as records name it."""
         return BACKEND_OF["nvidia" if self.vendor == "NVIDIA" else "amd"]
@@ -113,6 +125,12 @@ def find_accelerator(device_name: str | None) -> Accelerator | None:
     A slice of a GPU ("... MIG 1g.10gb") and an architecture that several share ("gfx942") are not the GPU that they resemble.
     """
     return None if device_name is None else _by_spelling().get(_spelling(device_name))
+
+
+def recorded_name(device_name: str, memory_bytes: int) -> str:
+    """Return a device's name, with its memory where that is not its row's: a partition (MI300X in NPS4) is not the whole GPU."""
+    known = find_accelerator(device_name)
+    return device_name if known is None or known.may_have(memory_bytes) else f"{device_name} of {memory_bytes / GIBIBYTE:.0f} GiB"
 
 
 def called(device_name: str | None) -> list[Accelerator]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tprimat.core.accelerators import recorded_name
 from tprimat.core.errors import RecordError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.workload import Workload
@@ -31,7 +32,7 @@ def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return Machine(
         platform="rocm" if torch.version.hip else "cuda",
-        accelerator=properties.name,
+        accelerator=recorded_name(properties.name, properties.total_memory),
         gpus_per_node=gpus_per_node,
         nodes=nodes,
         memory_bytes=properties.total_memory,

@@ -25,8 +25,11 @@ def test_runs_behind_published_peaks_are_counted_honestly_and_as_they_were_publi
         assert figure in done.stdout
     as_published = ("--results-dir", RUNS / "published", "--set", "flops=6n", "--set", "peak=sparse")
     assert "22.8 %" in analyze(*as_published, cwd=tmp_path).stdout
-    compared = [run_command("compare.py", *words, cwd=tmp_path).stdout for words in (as_published, as_published[:2])]
-    assert ["FLOP counted 6n; MFU is of the sparse peak." in text for text in compared] == [True, False]
+    on_cpu = ("--results-dir", RUNS / "cpu", *as_published[2:])
+    asked = (as_published, as_published[:2], (*on_cpu[:2], *as_published[1:]), on_cpu)
+    compared = [run_command("compare.py", *words, cwd=tmp_path).stdout for words in asked]
+    assert ["FLOP counted 6n; MFU is of the sparse peak." in text for text in compared] == [True, False, True, False]
+    assert "MFU is of" not in compared[3], "a CPU has none"
 
 
 def test_unlike_work_is_named_and_no_winner_is_paired_across_models(tmp_path):

@@ -269,10 +269,13 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
     between = mixed if len(several) > 1 else "runs" if True in several else "steps"
     lines = [CPU_CAUTION] if "cpu" in platforms else []
     lines.append(f"Throughput is per {per_rank('GPU', platforms)}, with a 95 % interval between {between}.")
-    run, metrics = groups[0].run, groups[0].runs[0].metrics
-    sparse = metrics and metrics.peak_dense_flops not in {None, peak_flops(run.machine.accelerator, run.ran.matmul_dtype)}
-    if metrics and (sparse or metrics.flops_convention != "causal"):
-        lines.append(f"FLOP counted {metrics.flops_convention}; MFU is of the {'sparse' if sparse else 'dense'} peak.")
+    firsts = [(group.run, metrics) for group in groups if (metrics := group.runs[0].metrics)]
+    convention = next((metrics.flops_convention for _, metrics in firsts), "causal")
+    peaks = {(run.machine.accelerator, run.ran.matmul_dtype, one.peak_dense_flops) for run, one in firsts if one.mfu}
+    sparse = any(peak != peak_flops(accelerator, dtype) for accelerator, dtype, peak in peaks)
+    if sparse or convention != "causal":
+        of_peak = f"; MFU is of the {'sparse' if sparse else 'dense'} peak" if peaks else ""
+        lines.append(f"FLOP counted {convention}{of_peak}.")
     judged = [one for ranking in rankings for one in ranking.against_best if one is not None]
     weakest = min(judged, key=lambda verdict: min(verdict.runs), default=None)
     if weakest is not None and min(weakest.runs) < FEWEST_RUNS:

@@ -134,7 +134,7 @@ def _advice(explanation: Explanation) -> tuple[Advice, ...]:
     gains: list[tuple[bool, float, Losses, str]] = []
     if work is not None and rates is not None and accelerator is not None:
         usual = predict_time(work, rates)
-        waited = sum(max(0.0, one.seconds) for one in explanation.parts.losses if one.name in ("host", "rest"))
+        waited = sum(max(0.0, one.seconds) for one in explanation.parts.losses if one.name in ("gaps", "host", "rest"))
         surplus = max(0.0, usual.parts["host"] - waited)  # what the GPU did not wait, no change can save
         now = usual.tokens_per_second_per_gpu * usual.step_seconds / (usual.step_seconds - surplus)
         for names, words, other in _changes(run, work, accelerator):

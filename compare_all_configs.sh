@@ -18,11 +18,11 @@ flags=("$@") alone=1
 for flag in "${flags[@]}"; do
     case "${flag}" in
     -h | --help)
-        sed -n '2,7s/^# \?//p' "${BASH_SOURCE[0]}"
+        sed -n -E '2,7s/^# ?//p' "${BASH_SOURCE[0]}"
         exit 0
         ;;
     --results-dir* | --output*)
-        sed -n '2,7s/^# \?//p' "${BASH_SOURCE[0]}" >&2
+        sed -n -E '2,7s/^# ?//p' "${BASH_SOURCE[0]}" >&2
         exit 2
         ;;
     --baseline* | --fail-if-slower*) alone=0 ;;

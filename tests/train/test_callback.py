@@ -17,14 +17,14 @@ import pytest
 import pytorch_lightning as lightning
 import torch
 from commands import run_command
-from planning import LIGHTLY
+from planning import LIGHTLY, make_plan
 
 from tprimat.core.errors import ConfigError, RecordError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.process import torchrun
 from tprimat.records.discover import load_results
 from tprimat.records.store import RunDirectory
-from tprimat.train.rank import AnyTrainer
+from tprimat.train.rank import AnyTrainer, describe_machine, launched_record, this_node
 from utils import BenchmarkCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -345,3 +345,12 @@ def test_a_workload_trains_without_a_configuration(tmp_path):
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     run, steps = RunDirectory(tmp_path / "tprimat-run").read_whole()
     assert (run.outcome, run.mismatches, [step.step for step in steps]) == ("completed", (), [1, 2])
+
+
+def test_a_run_on_one_node_has_one_accelerator_in_whatever_order_the_driver_counts_them(tmp_path):
+    plan = make_plan(tmp_path, "llama", {})
+    machine = replace(describe_machine(1, 2), accelerator="NVIDIA GeForce RTX 3090")
+    node = replace(this_node(machine), processor="kept")
+    RunDirectory(tmp_path).write_run(plan.begun_on(machine, nodes=(node,)))
+    record = launched_record(plan)
+    assert record.nodes == (replace(node, accelerator=record.machine.accelerator),)

@@ -112,16 +112,19 @@ def read_peak_memory(device: torch.device) -> tuple[int | None, int | None]:
 
 
 def launched_record(plan: RunPlan) -> RunRecord:
-    """Return the launcher's record, or a new one, with torch's name of the accelerator."""
+    """Return the launcher's record, or a new one, with torch's accelerator: the driver may count GPUs otherwise."""
     machine = describe_machine(plan.nodes, plan.gpus_per_node)
     try:
         record = RunDirectory(Path(plan.run_directory)).read_run()
     except RecordError:
         return plan.begun_on(machine)
-    seen = record.machine
+    seen, nodes = record.machine, record.nodes
+    if len(nodes) == 1:
+        nodes = (replace(nodes[0], accelerator=machine.accelerator, memory_bytes=machine.memory_bytes),)
     return replace(
         record,
         machine=replace(machine, power_limit_watts=seen.power_limit_watts, driver=seen.driver),
+        nodes=nodes,
         start_up=startup.seconds_since(record.started_at) if record.started_at else {},
     )
 

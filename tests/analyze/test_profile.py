@@ -197,6 +197,12 @@ def test_without_ranges_of_the_device_the_launches_tell_whose_work_a_kernel_is()
     assert summary.exposed_communication_seconds == milliseconds(5 / 2)
 
 
+def test_a_host_that_launches_the_next_kernel_while_the_last_one_starts_is_late_all_the_same():
+    calls = [launched(event("kernel", NORM, at + 6, at + 8), at, 1 + at) for at in range(0, 50, 5)]
+    summary = summarize({"traceEvents": [entry for call in calls for entry in call]})
+    assert (summary.idle_seconds, summary.between_seconds) == (milliseconds(27), 0)
+
+
 def test_without_ranges_of_the_device_the_optimizer_s_small_kernels_are_those_launched_in_its_range():
     events = [
         event("user_annotation", "Optimizer.step#SGD.step", 10, 20, "host"),

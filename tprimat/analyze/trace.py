@@ -238,7 +238,7 @@ class ProfileSummary:
     data_seconds: float = 0.0
     """Of the idle time, while the host waits for torch's loader."""
     between_seconds: float = 0.0
-    """Of the idle time, before work that the host had already begun to launch: no host is late there."""
+    """Of the idle time, before work that the host had launched in time: no host is late there."""
     top: tuple[KernelTime, ...]
 
 
@@ -326,9 +326,14 @@ def _gaps(spans: Spans) -> tuple[Spans, npt.NDArray[np.float64]]:
 
 
 def _between(part: Spans) -> float:
-    """Return the seconds of gaps that end with work whose launch had begun before the gap."""
+    """Return the seconds of gaps that end with work launched so early that it could have run before the gap.
+
+    A launch takes as long as the shortest of the step.
+    """
     ordered, gaps = _gaps(part)
-    return float(gaps[ordered["launched"][1:] <= ordered["start"][1:] - gaps].sum())
+    delays = ordered["start"] - ordered["launched"]
+    least = np.min(delays, initial=np.inf, where=~np.isnan(delays))
+    return float(gaps[delays[1:] >= gaps + least].sum())
 
 
 def _top(parts: Sequence[TracePart], names: Sequence[str]) -> tuple[KernelTime, ...]:

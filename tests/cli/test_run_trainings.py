@@ -147,6 +147,18 @@ def test_a_rank_killed_in_the_middle_fails_its_run_and_keeps_its_steps(tmp_path)
     assert processes_with(word) == set()
 
 
+def test_a_rank_that_alone_is_told_to_stop_ends_the_run_at_once(tmp_path):
+    """Lightning's handler would wait in a broadcast for the ranks that nobody told."""
+    word = uuid.uuid4().hex
+    process = start(
+        "--model", "llama", "--steps", "2000", *SHORT, "--gpus", "2", "--output-dir", tmp_path, environment={"A_TEST": word}
+    )
+    wait_for(has_steps(tmp_path, "llama"))
+    os.kill(max(pid for pid in processes_with(word) if is_rank(pid)), signal.SIGTERM)
+    process.wait(timeout=60)
+    assert (end_of(process)[0], runs_in(tmp_path, "llama")[0].read_run().outcome) == (1, "failed")
+
+
 def is_rank(pid):
     """A process of the training script itself, not torchrun, whose command line has the script's name as well."""
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")

@@ -69,10 +69,13 @@ def quieten() -> None:
 def let_host_go_ahead(trainer: Any) -> None:
     """Leave out what Lightning does since 2.6 before each batch: a broadcast of whether to stop, for which the host waits.
 
-    The device would idle while the host makes the next batch. Each rank still stops by its own SIGTERM.
+    The device would idle while the host makes the next batch. Each rank stops by its own SIGTERM, without the broadcast of its
+    handler, in which a rank that alone is stopped would hang.
     """
-    if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
+    loop, signals = trainer.fit_loop.epoch_loop, trainer._signal_connector
+    if hasattr(loop, "_broadcast_sigterm_tensor") and hasattr(signals, "_sigterm_notifier_fn"):
         loop._broadcast_sigterm_tensor = lambda: None
+        signals._sigterm_notifier_fn = lambda *_: setattr(signals, "received_sigterm", True)
 
 
 def last_logged(trainer: Any, names: Collection[str]) -> list[tuple[str, str, Any]]:

@@ -193,7 +193,7 @@ def _joules_per_token(
         one, other = stated.window, window
         both = min(one.last_step, other.last_step) + 1 - max(one.first_step, other.first_step)
         either = max(one.last_step, other.last_step) + 1 - min(one.first_step, other.first_step)
-        alike = one.left_out == other.left_out and both >= 0.8 * either > 0
+        alike = one.left_out == other.left_out and both >= 0.8 * either > 0  # mostly the same steps
         return (stated.joules_per_token, []) if alike else (None, [Finding(kind="energy of other steps")])
     if window.left_out and options.telemetry:
         return None, [Finding(kind="energy of profiled steps")]
@@ -255,7 +255,7 @@ def _integral(readings: Sequence[tuple[float, float]], start: float, end: float)
 
 def _of_steps(steady: Sequence[StepRecord], window: Window, states: TwoStates | None) -> list[Finding]:
     findings = []
-    if window.steps < 10:
+    if window.steps < 10:  # intervals of fewer are wide
         findings.append(Finding(kind="few steps", numbers=(window.steps,)))
     drift = (window.drift_per_step or 0.0) * window.steps
     if abs(drift) >= 0.005:  # long runs show smaller trends, which are irrelevant
@@ -301,7 +301,7 @@ def stragglers(run: RunRecord) -> list[Finding]:
     for rank, seconds in enumerate(times):
         likes = times[rank // size * size : (rank // size + 1) * size]
         usual = float(np.median(likes))
-        if len(likes) > 1 and usual > 0 and seconds > 1.05 * usual:
+        if len(likes) > 1 and usual > 0 and seconds > 1.05 * usual:  # so that small spreads are not named
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
             place = f"rank {rank} (GPU {rank % gpus}{host})"
             findings.append(Finding(kind="straggler", subjects=(place,), numbers=(seconds / usual - 1,)))
@@ -333,7 +333,10 @@ def during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> 
 
 
 def of_machine(reason: str, share: float) -> bool:
-    """Whether a throttle reason, in a share of the readings, is a state of the machine, such as heat, and not its power limit."""
+    """Whether a throttle reason, in a share of the readings, is a state of the machine, such as heat, and not its power limit.
+
+    Lowered clocks are one where all readings show them.
+    """
     return _is_one_of(OF_MACHINE, reason) or (_is_one_of([LOWERED], reason) and share >= 0.99)
 
 

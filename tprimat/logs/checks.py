@@ -116,9 +116,10 @@ def seen_otherwise(seen: Device, known: Accelerator | None, backend: Backend | N
         return None
     if (named := called(seen.name)) and known not in named:
         return seen.name
-    if seen.gib and any(abs(seen.gib / one - 1) < 0.005 for one in known.also_gib):
+    if seen.gib and any(abs(seen.gib / one - 1) < 0.005 for one in known.also_gib):  # two figures of the same memory
         return None
     total = seen.gib * units.GIBIBYTE / known.memory_bytes if seen.gib else 1.0
+    # Between the least of what programs see and the memory as built.
     least = 0.0 if seen.share else 0.97 * known.usable_bytes / known.memory_bytes
     return None if least <= total <= 1.01 else f"{seen.gib:.4g} GiB on a device"
 

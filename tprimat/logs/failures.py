@@ -207,6 +207,7 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
         cause = f"The loss or the gradient norm is not finite, first in step {first}."
     first_losses = list(islice((step.loss for step in steps if step.loss is not None), 10))
     last_losses = list(islice((step.loss for step in reversed(steps) if step.loss is not None), 3))
+    # Only a diverging run climbs so far above where an untrained model starts.
     if not cause and len(first_losses) == 10 and (last := statistics.median(last_losses)) > 1.5 * first_losses[0]:
         cause = f"The loss grew from {first_losses[0]:.4g} to {last:.4g}."
     hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"

@@ -242,10 +242,10 @@ def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
         for step, tokens in timing.tokens_of_rates(contents, gpus)
         if step.is_printed and (batch := timing.batch_of(step, claims))
     ]
-    exact = {timing.near_multiple([length], SEQUENCE_UNIT, 1e-4) for length in lengths}
+    exact = {timing.near_multiple([length], SEQUENCE_UNIT, 1e-4) for length in lengths}  # of each step
     if len(exact) == 1 and None not in exact:
         return exact.pop()
-    return timing.near_multiple(lengths, timing.TOKENS_UNIT, 1e-3)
+    return timing.near_multiple(lengths, timing.TOKENS_UNIT, 1e-3)  # of the median
 
 
 def step_record(step: LoggedStep, seconds: float, claims: Claims, loss: float | None = None) -> StepRecord:

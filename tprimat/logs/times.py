@@ -148,7 +148,7 @@ def first_line(logged: Sequence[LoggedStep], _: Claims, times: Times) -> LeftOut
     if not rest:
         return (), f"{begins} and has one line: nothing tells whether its time holds start-up"
     slowness = seconds / statistics.median(rest)
-    if slowness > 1.05 and seconds > max(rest):
+    if slowness > 1.05 and seconds > max(rest):  # holds start-up
         return (first,), f"{begins}, which takes {slowness:.2f} times as long as the others: left out as start-up"
     return (), f"{begins}, which is no slower than the others: it counts"
 
@@ -222,7 +222,7 @@ def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
     third = next((seconds for step in logged[2:] if (seconds := seconds_of(step, claims)) is not None), None)
     count = second.step - first.step + 1
     corrected = (count * mean - first_seconds) / (count - 1)
-    shows_start = first_seconds > 1.25 * (mean if third is None else third)
+    shows_start = first_seconds > 1.25 * (mean if third is None else third)  # a process's first iteration takes more
     interval = logged[2].step - second.step if len(logged) > 2 else second.step - first.step
     # The number of the first line proves the first iteration of a process, or allows it, as after a restart from a checkpoint.
     proves = first.step == 1 or (len(logged) > 2 and interval > 1 and first.step % interval != 0)

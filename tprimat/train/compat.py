@@ -72,7 +72,8 @@ def let_host_go_ahead(trainer: Any) -> None:
     The device would idle while the host makes the next batch. Each rank stops by its own SIGTERM, without the broadcast of its
     handler, in which a rank that alone is stopped would hang.
     """
-    loop, signals = trainer.fit_loop.epoch_loop, trainer._signal_connector
+    loop = trainer.fit_loop.epoch_loop
+    signals: Any = getattr(trainer, "_signal_connector", None)
     if hasattr(loop, "_broadcast_sigterm_tensor") and hasattr(signals, "_sigterm_notifier_fn"):
         loop._broadcast_sigterm_tensor = lambda: None
         signals._sigterm_notifier_fn = lambda *_: setattr(signals, "received_sigterm", True)

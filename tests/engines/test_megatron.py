@@ -49,7 +49,7 @@ THEIRS = "o.layers=transformer_engine"
             "accumulate_weight_gradients is on",
             "accumulate_weight_gradients: auto",
         ),
-        ("cuda_graphs", [PIPELINE], "the layout has pipeline parallelism", "a --parallel with PP1"),
+        ("cuda_graphs", [PIPELINE, FP8], "fp8 runs in pipeline stages", "--precision bf16, or a --parallel with PP1"),
         ("cuda_graphs", ["l.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
         ("cuda_graphs", ["p.recompute=full"], "recompute is full", "recompute: none"),
         ("cuda_graphs", ["o.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
@@ -100,7 +100,7 @@ def test_what_the_engine_cannot_do_is_refused(changes, which, what):
 @pytest.mark.parametrize(
     "changes",
     [
-        ["o.cuda_graphs=true", TENSOR],
+        ["o.cuda_graphs=true", TENSOR, PIPELINE],
         ["o.fully_shard=true", "p.recompute=full", "l.context_parallel_size=2"],
         [FP8, "p.recompute=selective", "p.recompute_modules=[mlp]"],
     ],
@@ -130,6 +130,7 @@ SHORT = "l.micro_batch_size=1"
         ([TENSOR, "hardware.platforms.nvidia.nodes=2"], None),
         ([TENSOR, SHORT, "o.cuda_graphs=false"], None),
         (["o.cuda_graphs=true"], "no record shows a gain here"),
+        (["l.tensor_model_parallel_size=8", SHORT], "1.050 x (tp4-bf16"),
     ],
 )
 def test_graphs_run_where_a_record_shows_a_gain_or_where_asked(changes, row):

@@ -19,7 +19,7 @@ class RepeatingRecorder:
     def run(self):
         return nullcontext()
 
-    def record(self, work):
+    def record(self, work, slot=0):
         result = torch.empty(())
         weakref.finalize(result, lambda: dropped_in_time.append(parallel_state.model_parallel_is_initialized()))
 

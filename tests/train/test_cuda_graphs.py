@@ -28,9 +28,9 @@ class CountingRecorder(RepeatingRecorder):
 
         self.results = []
 
-    def record(self, work):
+    def record(self, work, slot=0):
         self.recorded += 1
-        replay, result = super().record(work)
+        replay, result = super().record(work, slot)
         self.results.append(weakref.ref(result))
         return replay, result
 
@@ -58,12 +58,16 @@ VARIANTS = {
     "1 rank": {"accumulate_weight_gradients": True},
     "dp2": {"accumulate_weight_gradients": True},
     "tp2 in pieces": {"overlap_tensor_parallel": True},
+    "pp2": {"accumulate_weight_gradients": True},
+    "pp2 dp2": {},
+    "pp2 tp2": {"overlap_tensor_parallel": True},
 }
 
 
 def variant_plan(folder, name, **split):
-    ranks, tensor = 1 if name == "1 rank" else 2, 2 if "tp2" in name else 1
-    plan = make_plan(folder, "llama", split_settings("llama", ranks, {**FIVE_STEPS, "tp": tensor, **split}))
+    tensor, pipeline, data = (2 if part in name.split() else 1 for part in ("tp2", "pp2", "dp2"))
+    degrees = {"tp": tensor, "pp": pipeline}
+    plan = make_plan(folder, "llama", split_settings("llama", tensor * pipeline * data, {**FIVE_STEPS, **degrees, **split}))
     return plan, replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))
 
 

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.module import MegatronModule as MegatronCoreModule
+from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tprimat.megatron import compat, fp8
 from tprimat.megatron.attention import own_pieces
-from tprimat.megatron.graphs import CudaRecorder, MicroBatch, StepGraphs
+from tprimat.megatron.graphs import CudaRecorder, MicroBatch, StageGraphs, StepGraphs
 from tprimat.megatron.linear import ChosenProducts
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.model import build_chunks, transformer_config
@@ -52,7 +53,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.before_gradient_sync: list[Callable[[float], None]] = []
         """Called in each step before this rank may wait for gradients of others, with the share of its own work that is done; not
         where CUDA graphs run the step."""
-        self.graphs: StepGraphs | None = None
+        self.graphs: StepGraphs | StageGraphs | None = None
         self.micro_batches_per_step = self.passed_forward = 0
 
     def configure_model(self) -> None:
@@ -60,7 +61,11 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         if self.chunks:
             return
         plan, options = self.plan, self.options
-        self.graphs = StepGraphs(self._passes, CudaRecorder()) if options.cuda_graphs else None
+        if options.cuda_graphs and plan.workload.layout.pipeline > 1:
+            stages_left = plan.workload.layout.pipeline - parallel_state.get_pipeline_model_parallel_rank()
+            self.graphs = StageGraphs(self._stage, self._alone, CudaRecorder(), in_flight=stages_left)
+        elif options.cuda_graphs:
+            self.graphs = StepGraphs(self._passes, CudaRecorder())
         self.config = transformer_config(plan, self.device, options)
         chunks = build_chunks(plan, self.config, options, self.device)
         with nullcontext() if self.graphs is None else self.graphs.run():
@@ -80,7 +85,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             model = Float16Module(self.config, chunk) if self.config.bf16 else chunk
             # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
             buffered = DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0)
-            self.overwritten += overwritten_weights(buffered)
+            if not isinstance(self.graphs, StageGraphs):  # all micro-batches of a slot add their gradients
+                self.overwritten += overwritten_weights(buffered)
             yield buffered
 
     def configure_optimizers(self) -> ScheduledOptimizer:
@@ -118,7 +124,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             if isinstance(part, ChunkedLossModel):
                 part.micro_batches = len(batch)
         optimizer.zero_grad()
-        losses = self._pass_through(batch) if self.graphs is None else self._launch_graphs(self.graphs, batch)
+        losses = self._launch_graphs(self.graphs, batch) if isinstance(self.graphs, StepGraphs) else self._pass_through(batch)
         with torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext():
             optimizer.step()
         loss, tokens, *loads = self._over_all_ranks(losses, batch)
@@ -132,17 +138,38 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
 
     def _pass_through(self, batch: list[Tensor]) -> list[dict[str, Tensor]]:
         """Run all passes of a step by Megatron's schedule; a replica's last stage returns the losses of its micro-batches."""
-        losses = get_forward_backward_func()(
-            forward_step_func=self._forward,
-            data_iterator=[iter(batch) for _ in self.chunks] if len(self.chunks) > 1 else iter(batch),
-            model=self.chunks,
-            num_microbatches=len(batch),
-            seq_length=self.plan.workload.sequence_tokens,
-            micro_batch_size=self.plan.workload.micro_batch,
-            forward_only=False,
-        )
+        with nullcontext() if self.graphs is None else self.graphs.run():
+            if isinstance(self.graphs, StageGraphs):
+                self._prepare(self.graphs)
+            losses = get_forward_backward_func()(
+                forward_step_func=self._forward,
+                data_iterator=[iter(batch) for _ in self.chunks] if len(self.chunks) > 1 else iter(batch),
+                model=self.chunks,
+                num_microbatches=len(batch),
+                seq_length=self.plan.workload.sequence_tokens,
+                micro_batch_size=self.plan.workload.micro_batch,
+                forward_only=False,
+            )
         check_all_received(self.overwritten)
         return losses  # type: ignore[no-any-return]
+
+    def _prepare(self, graphs: StageGraphs) -> None:
+        """Begin a step of a stage: nothing that graphs repeat may differ between micro-batches."""
+        if self.options.distributed_optimizer:
+            self.chunks[0].start_param_sync(force_sync=True)
+        graphs.begin_step()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Run a pass of a stage that neither reduces gradients nor leaves an exchange half done."""
+        with self.chunks[0].no_sync():
+            yield
+        self._begin_exchanges_anew()
+
+    def _stage(self, tokens: Tensor, received: Tensor | None) -> Tensor:
+        (chunk,) = self.chunks
+        get_attr_wrapped_model(chunk, "set_input_tensor")([received])
+        return self._losses_of(chunk, tokens)
 
     def _launch_graphs(self, graphs: StepGraphs, batch: list[Tensor]) -> list[dict[str, Tensor]]:
         """Run all passes of a step as CUDA graphs; the same as _pass_through."""
@@ -164,19 +191,29 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             torch.autograd.backward(loss)
         if place.last:
             finalize_model_grads([chunk])
+        self._begin_exchanges_anew()
+        return parts["loss"]
+
+    def _begin_exchanges_anew(self) -> None:
+        (chunk,) = self.chunks
         for exchange in {part.tp_context.exchange for part in chunk.modules() if isinstance(part, ChosenProducts)}:
             if exchange is not None:
                 exchange.begin_anew()
-        return parts["loss"]
 
     def _finalize_gradients(self, *arguments: Any, **named: Any) -> None:
         if self.plan.workload.pipeline_parallel > 1:
             self._may_wait(1.0)
+        if isinstance(self.graphs, StageGraphs) and self.graphs.recorded:
+            self.chunks[0].start_grad_sync()  # which the backward passes did not
         if not self.options.fully_shard:
             finalize_model_grads(*arguments, **named)
 
     def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
-        losses = self._losses_of(model, next(batches).to(self.device, non_blocking=True))
+        tokens = next(batches)
+        if isinstance(self.graphs, StageGraphs):
+            losses = self.graphs.forward(tokens, get_attr_wrapped_model(model, "decoder").input_tensor, self.device)
+        else:
+            losses = self._losses_of(model, tokens.to(self.device, non_blocking=True))
         self.passed_forward += 1
         if self.plan.workload.pipeline_parallel == 1 and self.passed_forward == self.micro_batches_per_step:
             self._may_wait(1 - BACKWARD_SHARE / self.micro_batches_per_step)

@@ -29,15 +29,16 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
     """Return the record that shows a gain for the layout, precision and micro-batch of a plan; None where none does."""
     work, options = plan.workload, plan.engine_options
     tokens = (work.micro_batch_sequences or 1) * work.sequence_tokens
-    suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS
+    # No GPU has measured graphs of pipeline stages.
+    suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS and work.layout.pipeline == 1
     measured = options.layers == "local" and options.optimizer_states == "fp32"
     if not suitable or not measured or graph_obstacle(work, fully_shard=options.fully_shard, own_layers=True):
         return None
-    wanted = work.layout.tensor, work.matmul_dtype
-    for row in read_rows("cuda_graphs.yaml", "gains", GraphGain):
-        if (row.tensor_parallel, row.precision) == wanted and tokens <= row.most_tokens:
-            return row
-    return None
+    rows = [row for row in read_rows("cuda_graphs.yaml", "gains", GraphGain) if row.precision == work.matmul_dtype]
+    most = max((row.tensor_parallel for row in rows), default=1)
+    # Kernels of more tensor ranks than were measured are shorter still.
+    ranks = min(work.layout.tensor, most)
+    return next((row for row in rows if row.tensor_parallel == ranks and tokens <= row.most_tokens), None)
 
 
 def launches_graphs(plan: RunPlan) -> bool:

@@ -50,12 +50,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"written: {path}", file=sys.stderr)
     if margin is None:
         return 1 if results.problems or not comparison.groups else 0
-    gate = regression_gate(comparison, margin)
-    undecided = (*gate.undecided, *["undecided: a result was skipped."] * bool(results.problems))
+    closed, undecided = regression_gate(comparison, margin)
+    undecided += ["undecided: a result was skipped."] * bool(results.problems)
     judged = {name for one in comparison.verdicts for name in (one.baseline, one.candidate)}
     alone = ", ".join(group.label for group in comparison.groups if group.label not in judged)
     passed = f"passed: nothing is slower than its baseline by more than {percent(margin)}."
     passed += f" Not compared: {alone}." if alone else ""
-    for line in (*gate.closed, *undecided) or (passed,):
+    for line in (*closed, *undecided) or (passed,):
         print(screen_of(sys.stderr).prose(f"gate: {line}", 2), file=sys.stderr)
-    return 1 if gate.closed else 3 if undecided else 0
+    return 1 if closed else 3 if undecided else 0

@@ -1,9 +1,7 @@
 """One Markdown page about an accelerator, from its probes: how fast single operations and small training loops run."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tprimat.analyze import probes as figures
@@ -136,36 +134,6 @@ def _once(probes: Probes) -> Probes:
     return [probe for probe in probes if under_load(probe) or product_of(probe) not in loaded]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A table about probes of some kinds: a row for each one, or for each choice of `headings` where they are crossed."""
-
-    title: str
-    text: str
-    kinds: tuple[str, ...]
-    headings: tuple[str, ...]
-    crossed: str = ""
-    """A heading whose cells make a column each, with the rates in it."""
-    chosen: Callable[[Probes], Probes] = list
-    """Of those that were measured, which to show, in this order."""
-    cell: Callable[[ProbeRecord], str] = rate_of
-    """Of a crossed table."""
-
-    def table(self, probes: Probes) -> tuple[list[str], list[list[str]], int]:
-        """Return the table's header, its rows, none where nothing was measured, and how many of the first columns are text."""
-        left = sum(heading in TEXT for heading in self.headings) or 1
-        chosen = self.chosen([probe for probe in of_kind(probes, *self.kinds) if probe.seconds])
-        cells = [[CELLS[heading](probe, probes) for heading in self.headings] for probe in chosen]
-        if not self.crossed:
-            return [*self.headings], cells, left
-        crossed: dict[tuple[str, ...], dict[str, str]] = {}
-        for probe, row in zip(chosen, cells, strict=True):
-            crossed.setdefault(tuple(row), {})[CELLS[self.crossed](probe, probes)] = self.cell(probe)
-        names = list(dict.fromkeys(name for row in crossed.values() for name in row))
-        rows = [[*row, *(of.get(name, units.ABSENT) for name in names)] for row, of in crossed.items()]
-        return [*self.headings, *names], rows, left
-
-
 SUMMARIZED = ("gemm", "attention_forward", "attention_backward", "fill", "all_reduce", "transformer_step")
 CHOSEN: dict[str, Callable[[Probes], Probes]] = {
     "fastest": _fastest,
@@ -178,17 +146,28 @@ CHOSEN: dict[str, Callable[[Probes], Probes]] = {
 }
 
 
-@cache
-def sections() -> tuple[Section, ...]:
-    """Return the tables of the page, in order."""
-    return tuple(map(_section, document(DATA / "probe_sections.yaml")["sections"]))
+SECTIONS: Sequence[Mapping[str, Any]] = document(DATA / "probe_sections.yaml")["sections"]
 
 
-def _section(row: dict[str, Any]) -> Section:
-    facts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    facts["chosen"] = CHOSEN.get(row.get("chosen", ""), list)
-    facts["cell"] = _with_share if "cell" in row else rate_of
-    return Section(**facts)
+def _table(section: Mapping[str, Any], probes: Probes) -> tuple[list[str], list[list[str]], int]:
+    """Return a section's header, its rows, none where nothing was measured, and how many of the first columns are text.
+
+    There is a row for each probe; where the section is `crossed`, for each choice of `headings`, and a column of rates for each
+    cell of that heading.
+    """
+    headings, choose = section["headings"], CHOSEN.get(section.get("chosen", ""), list)
+    left = sum(heading in TEXT for heading in headings) or 1
+    chosen = choose([probe for probe in of_kind(probes, *section["kinds"]) if probe.seconds])
+    cells = [[CELLS[heading](probe, probes) for heading in headings] for probe in chosen]
+    if "crossed" not in section:
+        return headings, cells, left
+    rate = _with_share if "cell" in section else rate_of
+    crossed: dict[tuple[str, ...], dict[str, str]] = {}
+    for probe, row in zip(chosen, cells, strict=True):
+        crossed.setdefault(tuple(row), {})[CELLS[section["crossed"]](probe, probes)] = rate(probe)
+    names = list(dict.fromkeys(name for row in crossed.values() for name in row))
+    rows = [[*row, *(of.get(name, units.ABSENT) for name in names)] for row, of in crossed.items()]
+    return [*headings, *names], rows, left
 
 
 SMALL_SIZES = "Small sizes, as on a CPU, show that everything runs, not how fast it is."
@@ -214,9 +193,9 @@ def page_of(chosen: Probes, preface: str = "", appendix: str = "") -> str:
         "± is half the width of the 95 % interval over consecutive repetitions."
     )
     parts += caution(chosen)
-    for section in sections():
-        header, rows, left = section.table(chosen)
-        parts += [f"## {section.title}", section.text, table(header, rows, left)] if rows else []
+    for section in SECTIONS:
+        header, rows, left = _table(section, chosen)
+        parts += [f"## {section['title']}", section["text"], table(header, rows, left)] if rows else []
     refused = "\n".join(f"- {line}" for line in refusals(chosen))
     return "\n\n".join(filter(None, [*parts, refused and "## Not measured", refused, appendix])) + "\n"
 
@@ -225,11 +204,11 @@ def on_a_screen(probes: Probes, screen: Screen) -> str:
     """Write the tables for a terminal, from the newest of each operation."""
     newest = figures.newest_of_each(probes)
     parts = [screen.prose(line) for line in caution(newest)]
-    for section in sections():
-        header, rows, left = section.table(newest)
+    for section in SECTIONS:
+        header, rows, left = _table(section, newest)
         if rows:
             shown = columns(header, rows, left=left, screen=screen, drop=LESS_IMPORTANT)
-            parts.append(f"{section.title}\n{shown}")
+            parts.append(f"{section['title']}\n{shown}")
     return "\n\n".join([*parts, *(screen.prose(f"not measured: {line}", 2) for line in refusals(newest))])
 
 

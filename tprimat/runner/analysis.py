@@ -186,18 +186,12 @@ def _is_in(place: Path, item: Measured) -> bool:
     return place in (item.result.path, *item.result.path.parents)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """Why a regression gate does not open; it opens where both are empty."""
+def regression_gate(comparison: Comparison, margin: float) -> tuple[list[str], list[str]]:
+    """Open only where every candidate is shown not to be slower than its baseline by more than a fraction (non-inferiority).
 
-    closed: tuple[str, ...] = ()
-    """Shown to be slower by more than the margin."""
-    undecided: tuple[str, ...] = ()
-    """Neither that nor its opposite is shown: not compared, another loss, too few runs, a wide interval, or a run is lost."""
-
-
-def regression_gate(comparison: Comparison, margin: float) -> Gate:
-    """Open only where every candidate is shown not to be slower than its baseline by more than a fraction (non-inferiority)."""
+    Returns:
+        what is shown to be slower, and where neither is shown: not compared, another loss, few runs, a wide interval, a lost run.
+    """
     closed: list[str] = []
     undecided = [lost_words(item) for item in comparison.lost_candidates]
     if not comparison.verdicts and not undecided:
@@ -217,7 +211,7 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
             undecided.append(f"{sentence(one)} {runs_to_decide(one, margin)}")
         elif not passed:
             closed.append(sentence(one))
-    return Gate(closed=tuple(dict.fromkeys(closed)), undecided=tuple(dict.fromkeys(undecided)))
+    return list(dict.fromkeys(closed)), list(dict.fromkeys(undecided))
 
 
 def scaling_of(measured: Sequence[Measured]) -> list[Series]:
@@ -237,17 +231,11 @@ def scaling_of(measured: Sequence[Measured]) -> list[Series]:
 
 def report_page(results: Results) -> str:
     """Return the HTML page on some runs, which were read to be shared."""
-    from tprimat.report.html import ReportContent, html_report  # imported late: of all commands on results one writes a page
+    from tprimat.report.html import html_report  # imported late: of all commands on results one writes a page
 
-    rankings = compare.rankings(group_runs(results.measured))
-    return html_report(
-        ReportContent(
-            rankings=tuple(rankings),
-            explained=tuple(fastest_explained(rankings, results.probes)),
-            not_counted=tuple(item for item in results.measured if not item.counts),
-            problems=tuple(error.with_texts(shareable_text) for error in results.problems),
-        )
-    )
+    rankings, lost = compare.rankings(group_runs(results.measured)), [item for item in results.measured if not item.counts]
+    problems = [error.with_texts(shareable_text) for error in results.problems]
+    return html_report(rankings, fastest_explained(rankings, results.probes), lost, problems)
 
 
 # What leaves this machine: archives, and runs for W&B.

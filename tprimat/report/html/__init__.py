@@ -3,7 +3,7 @@
 import base64
 import gzip
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from itertools import cycle
@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tprimat.analyze.compare import Ranking
-from tprimat.analyze.groups import Group, Measured
+from tprimat.analyze.groups import Measured
 from tprimat.analyze.traits import few, model_and_shape
 from tprimat.core import units
 from tprimat.core.errors import LaunchError, RecordError
@@ -28,63 +28,54 @@ from tprimat.report.words import caveats, rule_words, run_name, subtitle
 SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportContent:
-    """What a page shows."""
-
-    rankings: tuple[Ranking, ...]
-    """Together they hold every group of runs that count, each once."""
-    not_counted: tuple[Measured, ...] = ()
-    problems: tuple[RecordError, ...] = ()
-    """Files that could not be read."""
-    explained: tuple[Explanation, ...] = ()
-    """Where the throughput went in the first run of the fastest configuration of each workload."""
-
-    @property
-    def groups(self) -> list[Group]:
-        """Return the groups by ranking, fastest first."""
-        return [group for ranking in self.rankings for group in ranking.groups]
-
-    @property
-    def runs(self) -> list[Measured]:
-        """Return all runs, those that count first."""
-        return [*(item for group in self.groups for item in group.runs), *self.not_counted]
-
-
-def html_report(report: ReportContent) -> str:
+def html_report(
+    rankings: Sequence[Ranking],
+    explained: Sequence[Explanation],
+    not_counted: Sequence[Measured],
+    problems: Sequence[RecordError],
+) -> str:
     """Return the page. The same results give the same bytes, since it holds no date but theirs.
+
+    Args:
+        rankings: all groups of runs that count, each once.
+        explained: where the throughput went in the first run of the fastest configuration of each workload.
+        not_counted: the other runs.
+        problems: files that could not be read.
 
     Raises LaunchError: plotly, which draws the curves, is not installed.
     """
-    groups, works = report.groups, ranked_workloads(report.rankings)
+    groups, works = [group for ranking in rankings for group in ranking.groups], ranked_workloads(rankings)
+    runs = [*(item for group in groups for item in group.runs), *not_counted]
     shown, rest = colors(works), cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])  # the fastest look as in pictures
     appearance = [shown.get(one.name) or next(rest) for work in works for one in work.configurations]
-    names = short_names(report.runs)
+    names = short_names(runs)
     models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
     cards, remarks = sections.cards(works)
     bars, curves = shown_panels(groups)
-    records = [item.result.run for item in report.runs]
-    data = json.dumps(page_data(works, report.runs, appearance), separators=(",", ":"), allow_nan=False)
+    records = [item.result.run for item in runs]
+    data = json.dumps(page_data(works, runs, appearance), separators=(",", ":"), allow_nan=False)
     return (
         _templates()
         .get_template("page.html")
         .render(
-            report=report,
+            groups=groups,
+            runs=runs,
+            problems=problems,
             name_of=lambda item: names[run_name(item)],
             title="Training throughput" + (f": {few(models, 3)}" if models else ""),
-            facts=subtitle(works) + (f" · {len(lost)} not counted" if (lost := report.not_counted) else ""),
+            facts=subtitle(works) + (f" · {len(not_counted)} not counted" if not_counted else ""),
             hardware=sections.hardware(records),
             software=sections.software(records),
             cards=cards,
             remarks=remarks,
-            waterfalls=[(Markup(svg(one)), advised(one)) for one in report.explained],
+            waterfalls=[(Markup(svg(one)), advised(one)) for one in explained],
             ranking=sections.ranking_table(works, appearance),
             bar_titles=[panel.title for panel in bars],
             curve_titles=[curve.title for curve in curves],
-            warnings=sections.warnings(groups, report.not_counted, names),
-            caveats=caveats(report.rankings),
-            failures=sections.failures(report.not_counted, names),
-            commands=sections.commands(works, report.not_counted, names),
+            warnings=sections.warnings(groups, not_counted, names),
+            caveats=caveats(rankings),
+            failures=sections.failures(not_counted, names),
+            commands=sections.commands(works, not_counted, names),
             style=_asset("page.css"),
             script=Markup("\n").join(_asset(name) for name in SCRIPTS),
             data=packed(data.encode()),

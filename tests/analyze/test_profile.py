@@ -122,11 +122,6 @@ def test_exposed_communication_is_divided_by_the_ranks_that_it_joins_and_idle_ti
     assert (summary.idle_seconds, summary.data_seconds, summary.between_seconds) == (milliseconds(15), milliseconds(5), 0)
 
 
-def test_a_step_in_which_training_failed_does_not_count():
-    summary = summarize({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
-    assert ([step["number"] for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))
-
-
 def test_a_trace_without_steps_counts_as_one():
     events = [event("kernel", GEMM, 0, 30), event("kernel", REDUCE, 20, 50, NETWORK)]
     summary = summarize({"traceEvents": events})

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from changes import record as record_of  # noqa: E402
 
 from tprimat.engines.base import Command  # noqa: E402
-from tprimat.launch.process_tree import read_proc, state_of  # noqa: E402
+from tprimat.launch.process_tree import read_proc, stat_of  # noqa: E402
 from tprimat.launch.run import Launch, Limits, run  # noqa: E402
 from tprimat.records.schema import Machine  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
@@ -69,7 +69,7 @@ def a_launch(folder, *words, limits=None, **fields):
 def processes_with(word):
     """The pids of all living processes that carry the word in their environment, zombies left out."""
     pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    return {pid for pid in pids if word.encode() in read_proc(pid, "environ") and state_of(pid) not in "ZX"}
+    return {pid for pid in pids if word.encode() in read_proc(pid, "environ") and stat_of(pid)[0] not in "ZX"}
 
 
 def leftovers():

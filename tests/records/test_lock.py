@@ -52,8 +52,8 @@ def test_the_lock_of_a_launcher_that_was_killed_is_taken_over(tmp_path):
 def test_a_lock_file_that_names_nobody_is_taken(tmp_path):
     for text in ("", "{", '{"pid": "x"}', "\0" * 9000):
         (tmp_path / LOCK_FILE).write_text(text)
-        with locked(tmp_path, "slurm 7"):
-            assert holder_of(tmp_path).startswith(f"process {os.getpid()} (slurm 7) on this machine since ")
+        with locked(tmp_path):
+            assert holder_of(tmp_path).startswith(f"process {os.getpid()} on this machine since ")
 
 
 def test_what_the_holder_starts_is_let_in_and_leaves_the_lock_to_it(tmp_path):

@@ -255,8 +255,7 @@ def summarize(trace: Mapping[str, Any]) -> ProfileSummary:
     windows = step_windows(events)
     if not windows:
         windows = [StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))]
-    unfinished = trace.get("tprimat_unfinished")
-    parts = [(window, inside(spans, window.start, window.end)) for window in windows if window.number != unfinished]
+    parts = [(window, inside(spans, window.start, window.end)) for window in windows]
     parts = [(window, part) for window, part in parts if len(part)]
     if not parts:
         raise MetricError("No kernel runs inside a profiled step.", fix="profile at least one whole step")

@@ -18,7 +18,6 @@ def run(options: argparse.Namespace) -> int:
         ranks=options.ranks,
         resume=options.resume,
     )
-    probes.require_torch()
     from tprimat.probe.case import is_rank
 
     if is_rank():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
-from tprimat.core.errors import ConfigError, LayoutError
+from tprimat.core.errors import LayoutError
 from tprimat.core.models import ModelShape, padded_vocabulary, valid_tensor_degrees
 from tprimat.core.rows import DATA, document
 
@@ -188,10 +188,6 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
     `6n` 6 x all active weights, input table included, without attention. A token's own experts count, but for the share `dropped`
     (0..1) of choices that found their expert full, and so were never computed.
     """
-    if convention not in CONVENTIONS:
-        raise ConfigError(f"{convention!r} is not a way to count FLOP.", fix=f"one of {', '.join(CONVENTIONS)}")
-    if sequence_tokens < 1:
-        raise ConfigError(f"A sequence of {sequence_tokens} tokens cannot be trained on.", fix="a length of 1 or more")
     count = parameters(shape)
     chosen = shape.moe_layers * sum(matrix.active_parameters for matrix in moe_matrices(shape) if matrix.copies > 1)
     spared = dropped * chosen

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.launch import process_tree
-from tprimat.launch.process_tree import in_signal_set, rank_of, state_of
+from tprimat.launch.process_tree import in_signal_set, rank_of, stat_of
 
 FOLDER = "flight-recorder"
 """As tprimat/train/worker.py names it, which is not imported: launchers stay free of torch."""
@@ -90,7 +90,7 @@ def take_records(ranks: Mapping[int, int], folder: Path) -> list[RankRecord]:
     files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in answering}
     for path in files.values():
         path.unlink(missing_ok=True)  # of an earlier start in this folder
-    able = {pid: rank for rank, pid in answering.items() if state_of(pid) not in STATES}
+    able = {pid: rank for rank, pid in answering.items() if stat_of(pid)[0] not in STATES}
     process_tree.send(set(able), signal.SIGUSR2)
     ends = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < ends and not all(files[rank].exists() for rank in able.values()):
@@ -207,7 +207,7 @@ def take_stacks(ranks: Mapping[int, int], listen: Callable[[], str]) -> list[Sta
     """Return the Python stacks of ranks, which `listen` reads after SIGUSR1: one after the other, and only if it handles that."""
     stacks = []
     for rank, pid in ranks.items():
-        state, text = state_of(pid), ""
+        state, text = stat_of(pid)[0], ""
         if state not in STATES and in_signal_set("SigCgt", pid, signal.SIGUSR1):
             process_tree.send({pid}, signal.SIGUSR1)
             text = listen()

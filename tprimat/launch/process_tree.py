@@ -40,11 +40,6 @@ def stat_of(pid: int) -> tuple[str, int, int]:
     return (words[0], int(words[1]), int(words[3])) if words else ("X", 0, 0)
 
 
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state."""
-    return stat_of(pid)[0]
-
-
 def rank_of(pid: int) -> int | None:
     """Return the rank that torchrun gave a process in its environment."""
     names = dict(word.partition(b"=")[::2] for word in read_proc(pid, "environ").split(b"\0"))

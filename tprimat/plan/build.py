@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime, timezone
 from math import lcm
 from typing import TypeVar
 
@@ -152,11 +151,6 @@ def _recompute_layers(
         why = f"A stage or its chunk has {fewest} layers."
         raise ConfigError(f"recompute_layers is {asked}.", where=where, why=why, fix=fix)
     return asked
-
-
-def new_run_id(model: str, strategy: str) -> str:
-    """Return an identifier that sorts by time and names its run, such as 20261121-040501-123456-llama-balanced."""
-    return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}-{model}-{strategy}"
 
 
 def shape_of(model: ModelConfig, size: Size) -> ModelShape:

@@ -88,11 +88,6 @@ def benchmark_text(run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetr
     return json.dumps(shareable(benchmark_document(run, steps, metrics)), indent=2, allow_nan=False) + "\n"
 
 
-def is_own_document(document: Any) -> bool:
-    """Whether this program wrote the document, which then holds the records themselves."""
-    return isinstance(document, dict) and "run" in document and "steps" in document
-
-
 def own_result(document: dict[str, Any], path: Path) -> RunResult:
     """Return the records of a document that this program wrote; refuse what does not fit this schema version."""
     run = checked(RunRecord, document["run"], path)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from tprimat.core.errors import RecordError
 from tprimat.core.limits import FREE_OF_RATIO, most_unpacked
-from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
+from tprimat.records.benchmark_file import RunResult, own_result
 from tprimat.records.legacy import read_legacy
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.store import NO_ROOM, RunDirectory, json_document, read_bytes, read_probes, write_atomically
@@ -135,10 +135,10 @@ def read_result(place: Path) -> RunResult:
         fix = f"a log? ./extract_primus_metrics.py --log-file {shlex.quote(str(place))} --model-name NAME"
         raise RecordError(f"{place} is not JSON.", where=str(place), why="A result begins with a brace.", fix=fix)
     document = json_document(content, place)
-    if is_own_document(document):
-        return own_result(document, place)
     if not isinstance(document, dict):
         raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
+    if {"run", "steps"} <= document.keys():
+        return own_result(document, place)
     return read_legacy(document, place, content)
 
 

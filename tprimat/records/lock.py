@@ -25,7 +25,7 @@ HELD = "TPRIMAT_HELD"
 
 
 @contextlib.contextmanager
-def locked(folder: Path, job: str | None = None) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold a results folder, which is created if it is missing; refuse one that another launcher holds."""
     held = os.environ.get(HELD, "")
     if str(folder.resolve()) in held.split(os.pathsep):
@@ -33,7 +33,7 @@ def locked(folder: Path, job: str | None = None) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = _take(folder, job)
+        file = _take(folder)
     except OSError as error:
         what = f"The output folder {folder} cannot be written: {error.strerror}."
         raise LaunchError(what, where="--output-dir", fix="--output-dir with a folder of yours, or free some space") from error
@@ -48,7 +48,7 @@ def locked(folder: Path, job: str | None = None) -> Iterator[None]:
 
 
 def holder_of(folder: Path) -> str | None:
-    """Return who holds a folder now, such as 'process 4242 (slurm 7) on gpu07 since 10:00'; None: nobody."""
+    """Return who holds a folder now, such as 'process 4242 on gpu07 since 10:00'; None: nobody."""
     try:
         with (folder / LOCK_FILE).open("rb") as file:
             return None if _lock(file.fileno()) else _read(file.fileno())
@@ -56,7 +56,7 @@ def holder_of(folder: Path) -> str | None:
         return None
 
 
-def _take(folder: Path, job: str | None) -> int:
+def _take(folder: Path) -> int:
     """Return the descriptor of the lock; a LaunchError if another launcher holds it."""
     file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     if not _lock(file):
@@ -69,7 +69,7 @@ def _take(folder: Path, job: str | None) -> int:
             fix="--output-dir with another folder, or wait until it has ended",
         )
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    holder = f"process {os.getpid()}{f' ({job})' if job else ''} on {platform.node()} since {since}"
+    holder = f"process {os.getpid()} on {platform.node()} since {since}"
     os.truncate(file, 0)
     os.pwrite(file, f"{holder}\n".encode(), 0)
     return file

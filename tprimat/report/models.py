@@ -7,20 +7,15 @@ from typing import Any
 import yaml
 
 from tprimat.core import units
-from tprimat.core.accelerators import DTYPES, accelerators
+from tprimat.core.accelerators import DTYPES
 from tprimat.core.flops import CONVENTIONS, flop_per_token, parameters
-from tprimat.core.models import ModelShape, model_shape, models
+from tprimat.core.models import ModelShape
 from tprimat.core.published import PublishedResult
 from tprimat.report.tables import PLAIN, Screen, columns
 
 USUAL_SEQUENCE_TOKENS = 2048
 
 Row = dict[str, Any]
-
-
-def select_models(names: Sequence[str]) -> list[ModelShape]:
-    """Select models, all where none is named."""
-    return [model_shape(name) for name in names] or list(models().values())
 
 
 def template(shape: ModelShape) -> str:
@@ -53,11 +48,6 @@ def count_rows(selected: Sequence[ModelShape]) -> list[Row]:
         }
         for shape in selected
     ]
-
-
-def accelerator_rows() -> list[Row]:
-    """Return the data sheets, and the memory that a program may use."""
-    return [{**asdict(one), "usable_bytes": one.usable_bytes} for one in accelerators()]
 
 
 def _scaled(value: float | None, scale: float) -> str:

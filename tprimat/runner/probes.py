@@ -1,6 +1,5 @@
 """Run probes, in this process or on several ranks of this machine, and write their page."""
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -62,12 +61,6 @@ def named(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
 def tell(text: str) -> None:
     """Print progress to stderr, apart from the results."""
     print(text, file=sys.stderr, flush=True)
-
-
-def require_torch() -> None:
-    """Check that torch is installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("Probes need PyTorch.", fix="pip install torch, in the build for your accelerator")
 
 
 def measure(request: ProbeRequest) -> Iterator[ProbeRecord]:

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from math import lcm
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tprimat.core.errors import ConfigError, LaunchError, MissingLayoutError, Us
 from tprimat.engines import AUTO, FALLBACK
 from tprimat.engines.base import Here, choose, engine_named
 from tprimat.hardware.nodes import Nodes, cpu_cores, find_nodes, most_cpu_ranks, refuse_idle_nodes, this_machine, told_nodes
-from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
+from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
@@ -173,7 +174,8 @@ def _plans(
             planned = _fitting(loaded, planned)
         try:
             for number in range(1, request.runs + 1):
-                run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
+                run_id = f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}-{model}-{strategy}"  # sorts by time
+                run_id += f"-{number}" if request.runs > 1 else ""
                 one = replace(planned, run_id=run_id, run_directory=str(session.output / "runs" / run_id))
                 plans.append(plan_run(loaded, one))
         except MissingLayoutError as error:

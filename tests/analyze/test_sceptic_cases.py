@@ -406,7 +406,7 @@ def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_st
     ("change", "offers"),
     [
         ({}, True),
-        ({"pipeline_parallel": 2}, False),
+        ({"pipeline_parallel": 2}, True),
         ({"recompute": "full"}, False),
         ({"engine_options": {"cuda_graph_impl": "none"}}, False),
         ({"engine_options": {"layers": "local", "overlap_tensor_parallel": True, "fully_shard": True}}, False),

@@ -177,7 +177,7 @@ def test_ctrl_c_keeps_what_was_measured_starts_nothing_more_and_leaves_no_proces
     (run,) = runs_in(tmp_path)
     record = run.read_run()
     assert (code, record.outcome) == (130, "interrupted")
-    left = "not started: 1 of 2 runs; the same call with --resume continues from here"
+    left = "stopped: 2 of 2 runs are left; the same call with --resume continues from here"
     assert left in err.splitlines()
     assert run.read_steps()
     assert "interrupted" in out

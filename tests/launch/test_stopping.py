@@ -49,6 +49,27 @@ def test_whoever_outlives_a_completed_run_is_ended_without_waiting_for_the_grace
     assert not left_behind()
 
 
+ENDS_ITS_MAIN_THREAD = """
+import ctypes, os, pathlib, signal, sys, threading, time
+
+def end(*_):
+    threading.Thread(target=time.sleep, args=(0.5,)).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(100)
+"""
+
+
+def test_a_process_whose_main_thread_ends_first_has_not_ended(launcher_of, tmp_path):
+    ready = tmp_path / "ready"
+    process = launcher_of([sys.executable, "-c", ENDS_ITS_MAIN_THREAD, ready])
+    wait_for(ready.exists)
+    process.terminate()
+    assert json.loads(process.communicate()[0]) == ["interrupted", "Stopped by SIGTERM.", 0, 0]
+
+
 def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path):
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

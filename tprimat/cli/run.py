@@ -77,8 +77,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _say_left(cells: "Sequence[Cell]", results: "Sequence[CellResult]", call: str) -> None:
-    if left := len(cells) - len(results):
-        print(f"not started: {left} of {len(cells)} runs; {call} continues from here", file=sys.stderr)
+    left = len(cells) - sum(result.counts or not result.stop_signal for result in results)
+    if left:
+        print(f"stopped: {left} of {len(cells)} runs are left; {call} continues from here", file=sys.stderr)
 
 
 def _combinations(options: argparse.Namespace, request: "RunRequest") -> int:

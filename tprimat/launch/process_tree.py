@@ -37,7 +37,10 @@ def stat_of(pid: int) -> tuple[str, int, int]:
     """Return the letter of a process's state, its parent and its session; X where it has ended, as in proc(5)."""
     # The name is in parentheses and may contain any character.
     words = read_proc(pid, "stat").decode("utf8", errors="replace").rpartition(")")[2].split()
-    return (words[0], int(words[1]), int(words[3])) if words else ("X", 0, 0)
+    if not words:
+        return "X", 0, 0
+    state, threads = words[0], int(words[17])
+    return "D" if state == "Z" and threads > 1 else state, int(words[1]), int(words[3])  # its main thread alone has ended
 
 
 def rank_of(pid: int) -> int | None:

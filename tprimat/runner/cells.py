@@ -20,7 +20,7 @@ from tprimat.report.catalogue import MFU, TOKENS, per_rank
 from tprimat.report.comparison import blocks
 from tprimat.report.names import heading
 from tprimat.report.tables import PLAIN, Screen, columns, with_interval
-from tprimat.report.words import caveats, sentence
+from tprimat.report.words import caveats, change
 from tprimat.runner.request import BEST, RunRequest
 from tprimat.runner.run import TrainingRun, renamed
 from tprimat.runner.session import Session, prepare, shared_ranks
@@ -227,5 +227,7 @@ def measured_lead(groups: Sequence[Group]) -> Iterator[str]:
     """Yield a sentence for each model for which a GPU ran another strategy faster than maximum_performance."""
     for ranking in rankings([group for group in groups if not on_cpu([group])]):
         for group, judged in zip(ranking.groups, ranking.against_best, strict=True):
-            if group.run.strategy == BEST and judged is not None and judged.outcome in {"slower", "these runs differ"}:
-                yield f"{BEST} is not the fastest for {group.run.model} here: {sentence(judged)}"
+            ratio = judged and judged.ratio
+            if group.run.strategy == BEST and judged and ratio and judged.outcome in {"slower", "these runs differ"}:
+                first = ranking.groups[0].run.strategy
+                yield f"{BEST} is {change(ratio.value)} than {first} for {group.run.model} here."

@@ -100,7 +100,8 @@ def step_line(plan: RunPlan, step: StepRecord, rates: tuple[float | None, float 
     memory, (tokens_rate, flops_rate) = step.peak_reserved_bytes if graphs else step.peak_allocated_bytes, rates
     show: list[tuple[float | None, Callable[[float], str]]] = [
         (step.step_seconds, units.seconds),
-        ((plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
+        # The first step compiles, and says little of the others.
+        ((plan.steps - step.step) * step.step_seconds * (step.step > 1), lambda value: f"{units.seconds(value)} left"),
         (tokens_rate, lambda value: f"{units.count(value)} tokens/s"),
         (step.loss, lambda value: f"loss {value:.3f}"),
         (flops_rate, lambda value: f"{units.teraflops(value)}/GPU"),

@@ -20,9 +20,10 @@ MACHINES = (
     "../h100/in-turn-two-gpus",
     "../h100/in-turn-four-gpus",
     "../h100/in-turn-four-gpus-later",
+    "in-turn-four-gpus-later",
 )
 """Folders whose runs with graphs are from one machine each, as PROGRAM/LAYOUT/ROUND; beside the records of H200."""
-LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "tp4_mbs4", "tp4_mbs4_fp8", "dp_mbs2_fp8")
+LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "tp4_mbs4", "tp4_mbs4_fp8", "tp2_mbs4_fp8", "dp_mbs2_fp8")
 WORDS = {
     megatron.ENGINE.name: "embedded engine",
     f"{megatron.ENGINE.name}{GRAPHS}": "embedded engine, CUDA graphs",
@@ -38,9 +39,9 @@ def _runs(folder: Path) -> Group | None:
 
 
 def _programs(results: Path, machine: str, layout: str) -> dict[str, Group]:
-    """Read what ran on a machine, by program; of the last four, which have other layouts, only what also ran as graphs."""
+    """Read what ran on a machine, by program; of series with other layouts, too, only what also ran as graphs."""
     groups = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
-    return groups if machine not in MACHINES[-4:] or any(name.endswith(GRAPHS) for name in groups) else {}
+    return groups if machine.startswith("cuda-graphs/") or any(name.endswith(GRAPHS) for name in groups) else {}
 
 
 def _ratio(group: Group | None, base: Group | None) -> str:
@@ -79,20 +80,25 @@ def graph_losses(results: Path) -> str:
     """List how far losses with graphs are from those without, on any of the machines, and those of like runs from each other."""
     rows = []
     for layout, program in product(LAYOUTS, (megatron.ENGINE.name, TRANSFORMER_ENGINE)):
-        usual, recorded = (_items(results, name, layout) for name in (program, program + GRAPHS))
-        if usual and recorded:
-            pairs = list(product(usual, recorded)), [*combinations(usual, 2), *combinations(recorded, 2)]
+        usual, recorded = (_items_by_gpus(results, name, layout) for name in (program, program + GRAPHS))
+        for gpus in sorted(usual.keys() & recorded.keys()):
+            without, with_them = usual[gpus], recorded[gpus]
+            pairs = list(product(without, with_them)), [*combinations(without, 2), *combinations(with_them, 2)]
             spans = (slice(EARLY_STEPS), slice(EARLY_STEPS, None))
             cells = [_largest_difference(some, span) for span in spans for some in pairs]
-            rows.append([f"`{layout}`", WORDS[program], f"{len(recorded)} / {len(usual)}", *cells])
-    header = ("layout", "program", "runs with / without")
+            rows.append([f"`{layout}`", str(gpus), WORDS[program], f"{len(with_them)} / {len(without)}", *cells])
+    header = ("layout", "GPUs", "program", "runs with / without")
     header += (f"steps 1 to {EARLY_STEPS}: with from without", "like runs", "later: with from without", "like runs")
-    return table(header, rows, left=2) if rows else NOTHING
+    return table(header, rows, left=3) if rows else NOTHING
 
 
-def _items(results: Path, program: str, layout: str) -> list[Measured]:
-    groups = (_programs(results, machine, layout).get(program) for machine in MACHINES)
-    return [item for group in groups if group for item in group.runs]
+def _items_by_gpus(results: Path, program: str, layout: str) -> dict[int, list[Measured]]:
+    """Read a program's runs on any machine by the number of GPUs: batches of as many sequences."""
+    items: dict[int, list[Measured]] = {}
+    for group in (_programs(results, machine, layout).get(program) for machine in MACHINES):
+        if group:
+            items.setdefault(group.run.machine.gpus, []).extend(group.runs)
+    return items
 
 
 def _largest_difference(pairs: list[tuple[Measured, Measured]], span: slice) -> str:

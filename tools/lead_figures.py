@@ -14,7 +14,7 @@ from tprimat.analyze.groups import Group, group_estimate
 from tprimat.analyze.traits import accelerator_name
 from tprimat.core import units
 from tprimat.core.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
-from tprimat.engines import bridge, megatron, nemo, torchtitan
+from tprimat.engines import bridge, megatron, megatron_lm, nemo, torchtitan
 from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.catalogue import ENERGY, MATMUL_SHARE
 from tprimat.report.tables import plural, table
@@ -36,8 +36,8 @@ SERIES = (
 )
 """Folders of runs made in turn, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
 
-benchmarks/results/performance.md shows a layout on a number of GPUs from the first folder that has it, performance-earlier.md
-from the others.
+benchmarks/results/performance.md shows each peer of a layout on a number of GPUs from the first folder that has it, beside the
+engine's runs of that folder, and performance-earlier.md what later folders have of the same peers.
 """
 DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
@@ -48,6 +48,7 @@ WORDS = {
     "transformer_engine": "the same with Transformer Engine's layers",
     nemo.ENGINE.name: "NeMo",
     bridge.ENGINE.name: "Megatron-Bridge, tuned recipe",
+    megatron_lm.ENGINE.name: "Megatron-LM",
 }
 WITH_OUTPUT = {
     "off": WORDS[OURS],
@@ -58,6 +59,7 @@ PEERS = {
     "transformer_engine": "Transformer Engine's layers",
     nemo.ENGINE.name: "NeMo's recipe",
     bridge.ENGINE.name: "Megatron-Bridge's tuned recipe",
+    megatron_lm.ENGINE.name: "Megatron-LM",
     torchtitan.ENGINE.name: "torchtitan",
 }
 MOST_BY_CHOICE = 0.01
@@ -138,9 +140,8 @@ def leads(results: Path) -> str:
 
 def earlier_leads(results: Path) -> str:
     """List what has been measured again since, in the same way."""
-    probes = probes_of(results)
-    older_pairs = [(layout, programs) for layout, (_, *older) in _measured(results, probes) for programs in older]
-    return _table([row for layout, programs in older_pairs for row in _rows(layout, programs)]) if older_pairs else NOTHING
+    again = [pair for *pair, newest in _measured(results, probes_of(results)) if not newest]
+    return _table([row for layout, programs in again for row in _rows(layout, programs)]) if again else NOTHING
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
@@ -152,18 +153,31 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _newest(results: Path, probes: Sequence[ProbeRecord] = ()) -> Iterator[tuple[Layout, dict[str, Group]]]:
-    """Yield the newest groups of each layout and number of GPUs, by program."""
-    yield from ((layout, newest) for layout, (newest, *_) in _measured(results, probes))
+    """Yield the newest groups of each layout and number of GPUs, by program: once for each folder that has a peer's newest."""
+    yield from ((layout, programs) for layout, programs, newest in _measured(results, probes) if newest)
 
 
-def _measured(results: Path, probes: Sequence[ProbeRecord]) -> Iterator[tuple[Layout, list[dict[str, Group]]]]:
-    """Yield the groups of each layout and number of GPUs, by program, once for each folder, newest first."""
+def _measured(results: Path, probes: Sequence[ProbeRecord]) -> Iterator[tuple[Layout, dict[str, Group], bool]]:
+    """Yield the groups of each layout, number of GPUs and folder, by program: peers not seen before with True, others with False.
+
+    The engine's runs in that folder are among either.
+    """
     for layout in LAYOUTS:
         by_gpus: dict[int, list[dict[str, Group]]] = {}
         for folder in (results / name for name in SERIES if (results / name / OURS / layout.name).is_dir()):
             programs = _programs(folder, layout, probes)
             by_gpus.setdefault(programs[OURS].run.machine.gpus, []).append(programs)
-        yield from ((layout, by_age) for _, by_age in sorted(by_gpus.items()))
+        for _, by_age in sorted(by_gpus.items()):
+            seen: set[str] = set()
+            for programs in by_age:
+                new = {name: group for name, group in programs.items() if name not in seen}
+                seen |= new.keys() - {OURS}
+                old = {OURS: programs[OURS], **{name: group for name, group in programs.items() if name not in new}}
+                newest = programs is by_age[0] or len(new) > 1
+                if newest:
+                    yield layout, new, True
+                if len(old) > 1 or not newest:
+                    yield layout, old, False
 
 
 def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> dict[str, Group]:

@@ -54,7 +54,6 @@ THEIRS = "o.layers=transformer_engine"
         ("cuda_graphs", ["p.recompute=full"], "recompute is full", "recompute: none"),
         ("cuda_graphs", ["o.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
         ("cuda_graphs", ["training.duration.max_steps=4"], "there are 4 steps", "--steps 5"),
-        ("cuda_graphs", ["hardware.platforms.nvidia.nodes=2"], "there are 2 nodes", "--nodes 1"),
         ("cuda_graphs", [THEIRS, FP8], "Transformer Engine multiplies in fp8", "layers: local, or --precision bf16"),
     ],
 )
@@ -100,7 +99,7 @@ def test_what_the_engine_cannot_do_is_refused(changes, which, what):
 @pytest.mark.parametrize(
     "changes",
     [
-        ["o.cuda_graphs=true", TENSOR, PIPELINE],
+        ["o.cuda_graphs=true", TENSOR, PIPELINE, "hardware.platforms.nvidia.nodes=2"],
         ["o.fully_shard=true", "p.recompute=full", "l.context_parallel_size=2"],
         [FP8, "p.recompute=selective", "p.recompute_modules=[mlp]"],
     ],

@@ -50,24 +50,22 @@ def validate(options: argparse.Namespace) -> int:
     from tprimat.plan.schema import RunPlan
     from tprimat.report.tables import screen_of
     from tprimat.runner.checks import check_configuration, faster_than_best
+    from tprimat.runner.prediction import gate
     from tprimat.runner.run import announcement
 
     cells, screen = list(check_configuration(options.config, options.gpus, options.gpu)), screen_of(sys.stdout)
     alike: dict[tuple[str | None, ...], list[UserError]] = {}
     left_out = 0
     too_large: list[str] = []
-    for cell in cells:
-        plan, name = cell.plan, f"{cell.model:<10} {cell.platform:<6} {cell.strategy:<22} "
+    for asked, plan, machine in cells:
+        name = f"{asked.model:<10} {asked.platform:<6} {asked.strategy:<22} "
         if isinstance(plan, RunPlan):
             said = f"valid: {announcement(plan).partition('Parallelism: ')[2]} on {plan.workload.layout.world_size}"
-            gated, room = cell.memory, cell.machine.memory_bytes if cell.machine else None
-            large = gated is not None and gated[0] == "does not fit"
-            if gated is not None:
-                fit = "" if gated[0] == "fits" else f": {gated[0]}"
-                need = gated[1]
+            if machine is not None and (gated := gate(plan, machine)) is not None:
+                fit, need = gated
                 said += f", {gibibytes(need.expected_device_bytes)}, at most {gibibytes(need.device_bytes)}"
-                said += f" of {gibibytes(room)}{fit}"
-            too_large += [cell.machine.accelerator or ""] if large and cell.machine else []
+                said += f" of {gibibytes(machine.memory_bytes)}" + ("" if fit == "fits" else f": {fit}")
+                too_large += [machine.accelerator or ""] if fit == "does not fit" else []
             print(screen.prose(name + said, len(name)))
         elif isinstance(plan, MissingLayoutError):
             left_out += 1
@@ -78,10 +76,9 @@ def validate(options: argparse.Namespace) -> int:
     for errors in alike.values():
         more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
         print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
-    machines = {cell.machine for cell in cells if cell.machine is not None}
-    for machine in sorted(machines, key=lambda one: one.platform):
-        plans = [cell.plan for cell in cells if cell.machine == machine and isinstance(cell.plan, RunPlan)]
-        for line in faster_than_best(plans, machine):
+    for there in sorted({machine for _, _, machine in cells if machine is not None}, key=lambda one: one.platform):
+        plans = [plan for _, plan, machine in cells if machine == there and isinstance(plan, RunPlan)]
+        for line in faster_than_best(plans, there):
             print(screen.prose(line, 2))
     failures, defined = sum(map(len, alike.values())), len(cells) - left_out
     names = " and ".join(dict.fromkeys(too_large))

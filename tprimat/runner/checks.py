@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tprimat.config.load import Setting, read_config
@@ -16,7 +16,7 @@ from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, m
 from tprimat.launch.process import command_on
 from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.memory import Fit, MemoryPrediction, predict_memory
+from tprimat.predict.memory import predict_memory
 from tprimat.records.schema import Machine
 from tprimat.runner.doctor import Check, check_disk
 from tprimat.runner.planning import named_machine
@@ -111,21 +111,8 @@ LEAST_LEAD = 0.02
 """By which a layout is predicted to be faster before anybody is told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfiguredRun:
-    """One model under one strategy on one platform of a configuration."""
-
-    model: str
-    platform: PlatformName
-    strategy: str
-    plan: RunPlan | UserError
-    machine: Machine | None
-    """That it is predicted for; None on a CPU."""
-
-    @property
-    def memory(self) -> tuple[Fit, MemoryPrediction] | None:
-        """Whether it runs, and the memory that it needs; None where that is not predicted."""
-        return gate(self.plan, self.machine) if isinstance(self.plan, RunPlan) else None
+ConfiguredRun = tuple[PlanRequest, RunPlan | UserError, Machine | None]
+"""A cell of a configuration, its plan, and the machine that it is predicted for; None on a CPU."""
 
 
 def check_configuration(config: Path | None, gpus: int | None, gpu: str | None = None) -> Iterator[ConfiguredRun]:
@@ -154,7 +141,7 @@ def check_configuration(config: Path | None, gpus: int | None, gpu: str | None =
                         plan = predicted(plan, machine, ()) if machine is not None else plan
                     except UserError as error:
                         plan = error
-                    yield ConfiguredRun(model=model, platform=platform, strategy=strategy, plan=plan, machine=machine)
+                    yield asked, plan, machine
 
 
 def faster_than_best(plans: Iterable[RunPlan], machine: Machine | None) -> Iterator[str]:

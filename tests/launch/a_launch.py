@@ -17,7 +17,8 @@ from changes import record as record_of  # noqa: E402
 
 from tprimat.engines.base import Command  # noqa: E402
 from tprimat.launch.process_tree import read_proc, stat_of  # noqa: E402
-from tprimat.launch.run import Launch, Limits, run  # noqa: E402
+from tprimat.launch.run import Launch, run  # noqa: E402
+from tprimat.plan.schema import BenchmarkingConfig  # noqa: E402
 from tprimat.records.schema import Machine  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
 
@@ -60,7 +61,7 @@ def a_launch(folder, *words, limits=None, **fields):
         "command": Command(argv=(*TRAINER, *map(str, words)), environment=environment),
         "directory": directory,
         "record": first_record(),
-        "limits": Limits(**{**far, **(limits or {})}),
+        "limits": BenchmarkingConfig(**{**far, **(limits or {})}),
         "grace_seconds": 2.0,
     }
     return Launch(**{**given, **fields})

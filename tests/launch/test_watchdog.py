@@ -12,8 +12,8 @@ from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process
 from tprimat.launch.hang import Stack, culprit
 from tprimat.launch.process import torchrun
-from tprimat.launch.run import Limits, Watchdog, run
-from tprimat.plan.schema import write_plan
+from tprimat.launch.run import Watchdog, run
+from tprimat.plan.schema import BenchmarkingConfig, write_plan
 
 
 def test_a_run_that_takes_too_long_is_stopped_and_keeps_its_steps(tmp_path, left_behind, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_rank_is_named_only_where_the_stacks_show_it(stacks, named):
 
 def watchdog(**limits):
     given = {"startup_timeout_seconds": 100.0, "hang_factor": 10.0, "hang_minimum_seconds": 5.0, **limits}
-    return Watchdog(Limits(**given), started=0.0)
+    return Watchdog(BenchmarkingConfig(**given), started=0.0)
 
 
 def test_the_first_step_slow_steps_and_reports_of_every_tenth_are_given_more_time():

@@ -21,6 +21,7 @@ from tprimat.launch.hang import culprit, missing_ranks
 from tprimat.launch.process import GRACE_SECONDS, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.process_tree import count_oom_kills
 from tprimat.logs.failures import add_log_hint, classify, earliest, ended_early, stopped_by
+from tprimat.plan.schema import BenchmarkingConfig
 from tprimat.records.schema import Failure, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
 
@@ -34,21 +35,10 @@ USUAL_STEPS = 1000
 """The newest steps, whose median time is the usual one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How long a run may take to start, to make a step, and in total."""
-
-    startup_timeout_seconds: float
-    """Until the first step has ended."""
-    hang_factor: float
-    hang_minimum_seconds: float
-    run_timeout_seconds: float | None = None
-
-
 class Watchdog:
     """Decide whether a run is still alive. All times are seconds on the launcher's monotonic clock."""
 
-    def __init__(self, limits: Limits, started: float, planned_steps: int | None = None) -> None:
+    def __init__(self, limits: BenchmarkingConfig, started: float, planned_steps: int | None = None) -> None:
         self.limits = limits
         self.started = started
         self.planned_steps = planned_steps
@@ -111,7 +101,8 @@ class Launch:
     directory: RunDirectory
     record: RunRecord
     """The first record, with outcome 'running'. Written before the start; it stays if the worker dies before writing its own."""
-    limits: Limits
+    limits: BenchmarkingConfig
+    """How long it may take to start, to make a step, and in total."""
     grace_seconds: float = GRACE_SECONDS
     logs: tuple[Path, ...] = ()
     """Files that get a copy of the output besides directory.log_file; each is appended to."""

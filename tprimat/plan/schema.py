@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tprimat.config.options import removed
 from tprimat.config.schema import (
+    BenchmarkingConfig,
     BridgeOptions,
     EngineOptions,
     NemoOptions,
@@ -26,7 +27,7 @@ from tprimat.records.environment import masked_environment
 from tprimat.records.schema import Evidence, Machine, RunPrediction, RunRecord
 from tprimat.records.store import from_json, json_document, read_bytes, to_json, write_atomically
 
-__all__ = ["EngineOptions", "PrimusOptions", "Scalar"]  # for engines, which import no configuration
+__all__ = ["BenchmarkingConfig", "EngineOptions", "PrimusOptions", "Scalar"]  # for packages that import no configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

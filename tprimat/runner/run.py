@@ -17,7 +17,7 @@ from tprimat.engines.base import engine_named
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, job_name
 from tprimat.launch.agreement import NodeGroup
 from tprimat.launch.process import command_on
-from tprimat.launch.run import Launch, Limits, run
+from tprimat.launch.run import Launch, run
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
@@ -75,13 +75,12 @@ def run_plan(session: Session, plan: RunPlan, group: NodeGroup | None = None) ->
     """
     log, engine = log_path(session, plan.model), engine_named(plan.engine)
     record = _starting(plan, session.machine_of(plan), (this_node(plan),) if group is None else group.records)
-    benchmarking = session.loaded.config.benchmarking
     launch = Launch(
         command=command_on(plan, Nodes() if group is None else group.prepare(plan, record.started_at)),
         group=group,
         directory=RunDirectory(Path(plan.run_directory)),
         record=record,
-        limits=Limits(**{one.name: getattr(benchmarking, one.name) for one in dataclasses.fields(Limits)}),
+        limits=session.loaded.config.benchmarking,
         planned_steps=plan.steps,
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
         logs=(log,),

@@ -127,13 +127,14 @@ def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult
     silent = [name for name, side in sides if not all(map(curve_of, side))]
     if len(silent) == 1 or not any(map(curve_of, (*references, *candidates))):
         nothing = Finding(kind="no losses", numbers=(len(silent),))
-        return replace(_undecided(nothing), silent=silent[0] if len(silent) == 1 else "")
+        return LossCheck(outcome="undecided", open_because=nothing, silent=silent[0] if len(silent) == 1 else "")
     if references[0].run.engine == candidates[0].run.engine:
         pairs, why = pairs_of(references, candidates)
         apart = judge(pairs, LOSS_MARGIN) if pairs else _far_apart(references, candidates)
     else:
         apart, why = None, Finding(kind="losses of two engines")
-    return apart or _far_ends(references, candidates) or _undecided(why or Finding(kind="no common step"))
+    unknown = LossCheck(outcome="undecided", open_because=why or Finding(kind="no common step"))
+    return apart or _far_ends(references, candidates) or unknown
 
 
 def _far_ends(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck | None:
@@ -174,10 +175,6 @@ def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult])
     if apart is None:
         return None
     return LossCheck(outcome="different", difference=apart, steps=(steps[-_last_third(len(steps))], steps[-1]), paired=False)
-
-
-def _undecided(why: Finding) -> LossCheck:
-    return LossCheck(outcome="undecided", open_because=why)
 
 
 def judge(pairs: Pairs, within: float) -> LossCheck:

@@ -135,7 +135,8 @@ def parameters(shape: ModelShape) -> ParameterCount:
     layer_sets = ((attention, shape.layers), (dense, shape.dense_layers), (moe, shape.moe_layers))
     matrices = sum(count * sum(matrix.parameters for matrix in group) for group, count in layer_sets)
     active = sum(count * sum(matrix.active_parameters for matrix in group) for group, count in layer_sets)
-    biases = sum(count * _biases(shape, group) for group, count in layer_sets)
+    biased = [(one, count) for group, count in layer_sets for one in group if shape.linear_bias or one.name == "qkv"]
+    biases = sum(count * one.outputs * one.copies for one, count in biased if shape.linear_bias or shape.qkv_bias)
     head = output_matrix(shape).parameters
     embedding = shape.vocabulary * shape.hidden
     position = shape.context_tokens * shape.hidden if shape.position == "learned" else 0
@@ -151,12 +152,6 @@ def parameters(shape: ModelShape) -> ParameterCount:
         matmul=active + head,
         experts=shape.moe_layers * sum(matrix.parameters for matrix in moe if matrix.copies > 1),
     )
-
-
-def _biases(shape: ModelShape, matrices: list[WeightMatrix]) -> int:
-    """Count the biases of one layer's matrices: all with linear_bias, those of queries, keys and values with qkv_bias."""
-    biased = (one for one in matrices if shape.linear_bias or (shape.qkv_bias and one.name == "qkv"))
-    return sum(matrix.outputs * matrix.copies for matrix in biased)
 
 
 def _norms(shape: ModelShape) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 from tprimat.probe import gemm
 from tprimat.probe.case import Bench, Call, Case, Effort, open_bench
@@ -63,8 +63,9 @@ def single_tensor_function(operation: str) -> Callable[..., object]:
     return newest
 
 
-def prepare(operation: str, buffer: Tensor) -> Callable[..., Any]:
-    """Return an operation on a rank's buffer as a call; needs a process group."""
+def prepare(operation: str, elements: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Callable[..., Any]:
+    """Allocate a buffer on this rank and return an operation on it as a call; needs a process group."""
+    buffer = torch.randn(elements, device=device, dtype=dtype)
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
     if operation == "all_reduce":  # an average in place stays finite when repeated; gloo has none and takes the maximum
         average = distributed.ReduceOp.AVG if distributed.get_backend() == "nccl" else distributed.ReduceOp.MAX
@@ -86,11 +87,6 @@ def prepare(operation: str, buffer: Tensor) -> Callable[..., Any]:
     return exchange
 
 
-def prepare_alone(operation: str, elements: int, device: torch.device) -> Call:
-    """Allocate a buffer on this rank and return the operation as a call."""
-    return prepare(operation, torch.randn(elements, device=device))
-
-
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
@@ -103,7 +99,7 @@ def cases(platform: str, ranks: int, *, small: bool) -> list[Case]:
             shape={"message_bytes": size, "ranks": ranks},
             dtype="fp32",
             bytes=elements * ELEMENT_BYTES,
-            prepare=partial(prepare_alone, operation, elements),
+            prepare=partial(prepare, operation, elements),
             effort=replace(FIXED, repetitions=repetitions, warmup=warmup),
         )
         for operation in OPERATIONS
@@ -124,7 +120,7 @@ OVERLAPPED_PRODUCTS = 2
 def prepare_overlapped(operation: str | None, product: gemm.Product | None, size: int, device: torch.device) -> Call:
     """Return the start of a collective, the products in the meantime, and the wait for it; None leaves either out."""
     elements = size // 2 // distributed.get_world_size() * distributed.get_world_size()
-    exchange = prepare(operation, torch.randn(elements, device=device, dtype=torch.bfloat16)) if operation else None
+    exchange = prepare(operation, elements, device, torch.bfloat16) if operation else None
     multiply = gemm.prepare(product, "bf16", "F.linear", device) if product else None
 
     def both() -> None:

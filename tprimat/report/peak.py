@@ -31,11 +31,6 @@ def counted_as(options: MetricOptions) -> str:
 PeakCell = Callable[[PeakEntry], str]
 
 
-def step_time(seconds: float) -> str:
-    """Format a mean step time, with a digit more than in other tables."""
-    return f"{seconds:.3f} s"
-
-
 def _column(metric: Metric) -> tuple[str, PeakCell]:
     return metric.heading, lambda entry: metric.text(entry.group) if metric.fills(entry.group) else units.ABSENT
 
@@ -48,7 +43,7 @@ FIGURES: tuple[tuple[str, PeakCell], ...] = (
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
     ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT),
     ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
-    ("mean step", lambda entry: step_time(entry.mean_step.value)),
+    ("mean step", lambda entry: f"{entry.mean_step.value:.3f} s"),
     *map(_column, OF_THE_MACHINE),
     ("sequence", lambda entry: units.count(entry.run.ran.sequence_tokens)),
     ("micro", lambda entry: units.count(entry.run.ran.micro_batch_sequences)),

@@ -8,7 +8,6 @@ from tprimat.core import units
 from tprimat.core.units import TERA
 from tprimat.report.catalogue import MATMUL_RATE, MATMUL_SHARE, TOKENS_OF_ALL, per_rank, tera
 from tprimat.report.names import RankedWorkload, ranked_workloads
-from tprimat.report.peak import step_time
 from tprimat.report.plots import Bar, BarPanel, Look, Panel, Sheet, bar_of, rest_note
 from tprimat.report.plots.comparison import colors, not_counted_notes
 from tprimat.report.tables import plural
@@ -82,7 +81,7 @@ def _of_configurations(analysis: PeakAnalysis, works: Sequence[RankedWorkload], 
         for one, entry in inside:
             share, look = entry.utilization, looks.get(one.name)
             shares.append(bar_of(one.label, share, units.percent(share.value if share else None), look, scale=0.01))
-            steps.append(bar_of(one.label, entry.mean_step, step_time(entry.mean_step.value), look))
+            steps.append(bar_of(one.label, entry.mean_step, f"{entry.mean_step.value:.3f} s", look))
     axis = "seconds (lines: 95 % interval; compare within a workload)"
     return [
         BarPanel("Utilization, every configuration", f"% of the {analysis.options.peak} matrix peak", shares).panel("every"),

@@ -12,6 +12,7 @@ import re
 import shlex
 import tempfile
 from fnmatch import fnmatch
+from functools import cache, partial
 from pathlib import Path
 
 import yaml
@@ -98,7 +99,6 @@ def without_places(text):
 
 H100, H200, MI300X = ("--gpu", "H100 SXM"), ("--gpu", "H200"), ("--gpu", "MI300X")
 LLAMA, AUTO = ("--model-name", "llama"), ("--model-name", "auto")
-EIGHT = ("--num-gpus", 8)
 LOGS = {
     "deepspeed": (*LLAMA, *H200, "--sequence-length", 2048),
     "megatron_bridge_non_default": ("--model-name", "qwen3-30b-a3b", "--gpu", "B200", "--num-gpus", 8),
@@ -143,10 +143,14 @@ def prune(value, without):
 def logs():
     """The records of all logs."""
     for name, flags in LOGS.items():
-        yield name, lambda name=name, flags=flags: log_record(ROOT / "tests" / "logs" / f"{name}.log", flags)
+        yield name, partial(log_record, ROOT / "tests" / "logs" / f"{name}.log", flags)
     for name, flags in WILD.items():
-        path = HERE / "wild" / f"{name}.log"
-        yield f"wild_{name}", lambda path=path, flags=flags: log_record(path, flags)
+        yield f"wild_{name}", partial(log_record, HERE / "wild" / f"{name}.log", flags)
+
+
+def each(answer, questions):
+    """The names of questions, each with a call that makes its document."""
+    return lambda: ((name, partial(answer, question)) for name, question in questions.items())
 
 
 # compare, peak, scaling: analyses of recorded runs.
@@ -165,19 +169,13 @@ for name in ("h100/cuda-graphs", "h100/in-turn-two-gpus", "h100/in-turn-nemo", "
 for name in ("repeated", "short", "context-parallel", "fully-sharded", "moe"):
     FOLDERS[f"h200_{name.replace('-', '_')}"] = [f"h200/{name}"]
 """What is compared, below benchmarks/records."""
-MADE = {
+COMPARED = {name: [RECORDS / folder for folder in folders] for name, folders in FOLDERS.items()} | {
     "runs": (RUNS / "h100", RUNS / "mi300x"),
     "runs_even_if_different": (RUNS / "h100", RUNS / "mi300x", "--even-if-different"),
     "runs_with_foreign": (RUNS / "h100", RUNS / "foreign"),
     "published": (RUNS / "h100", RUNS / "published", "--set", "flops=full"),
 }
-"""The same of the small recorded runs of the tests."""
-
-
-def questions():
-    """The name and the arguments of each comparison."""
-    named = {name: [RECORDS / folder for folder in folders] for name, folders in FOLDERS.items()}
-    return {**named, **MADE}
+"""The arguments of each comparison; the last ones of the small recorded runs of the tests."""
 
 
 def split(words):
@@ -202,12 +200,6 @@ def comparison(words):
     return {"status": done.returncode, **plain(document)}
 
 
-def compare():
-    """All comparisons."""
-    for name, words in questions().items():
-        yield name, lambda words=words: comparison(words)
-
-
 PEAKS = {
     "h200_repeated": [RECORDS / "h200/repeated"],
     "h200_moe": [RECORDS / "h200/moe", "--set", "flops=6n"],
@@ -225,12 +217,6 @@ def peak_document(words):
     return {"status": done.returncode, **plain(json.loads(done.stdout), keep=("counted_as",) if flags else ())}
 
 
-def peak():
-    """All peaks."""
-    for name, words in PEAKS.items():
-        yield name, lambda words=words: peak_document(words)
-
-
 SCALINGS = {"h200": [RECORDS / "h200" / name for name in ("engine", "two-gpus", "one-gpu", "repeated", "torchtitan")]}
 
 
@@ -239,12 +225,6 @@ def scaling_document(words):
     with tempfile.TemporaryDirectory() as folder:
         done = run_command("scaling", *words, "--format", "json", "--output", folder, cwd=folder)
     return {"status": done.returncode, "series": plain(json.loads(done.stdout))}
-
-
-def scaling():
-    """All scaling series."""
-    for name, words in SCALINGS.items():
-        yield name, lambda words=words: scaling_document(words)
 
 
 # plan: layouts of 8 models on 3 of 6 machines each, with their predicted memory and time.
@@ -293,12 +273,6 @@ def plan_document(model):
     return document
 
 
-def plan():
-    """All plans."""
-    for model in MODELS:
-        yield model.replace(".", "_"), lambda model=model: plan_document(model)
-
-
 # report: the data that the HTML page draws.
 
 REPORTS = {
@@ -325,12 +299,6 @@ def report_document(folders):
         "curves": [run["curves"] for group in data["groups"] for run in group["runs"][:1]],
         "bars": [[[row["value"], row["low"], row["high"]] for row in bars["rows"]] for bars in data["bars"]],
     }
-
-
-def report():
-    """All pages."""
-    for name, folders in REPORTS.items():
-        yield name, lambda folders=folders: report_document(folders)
 
 
 # export: every recorded run as a row.
@@ -362,12 +330,12 @@ def export():
     """All exports."""
     yield "runs", lambda: export_document([RUNS / name for name in ("h100", "mi300x", "cpu", "published", "foreign")])
     for machine in ("h100", "h200"):
-        yield machine, lambda machine=machine: export_document([RECORDS / machine], FACTS.split())
+        yield machine, partial(export_document, [RECORDS / machine], FACTS.split())
 
 
 # dry_run: what each engine would be started with, for both models and five strategies.
 
-ENGINES = ("megatron", "bridge", "nemo", "primus", "torchtitan")
+STARTED = (*itertools.product(("megatron", "bridge", "nemo", "primus", "torchtitan"), ("nvidia", "amd")), ("megatron", "cpu"))
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 OF_THIS_CALL = ("shape", "run_id", "command", "step_seconds", "time", "rates")
 """What a plan holds of this machine and moment, or what other goldens have."""
@@ -381,7 +349,12 @@ def command_of(line):
     return {"environment": prune(environment, ("PYTHON*",)), "words": words[start:]}
 
 
-def dry_run_document(engine, platform, model):
+def dry_run_document(started):
+    """What an engine on a platform would be started with, for both models."""
+    return {model: started_with(*started, model) for model in ("llama", "qwen")}
+
+
+def started_with(engine, platform, model):
     """The plan and the command of each strategy, or why the engine refuses."""
     with tempfile.TemporaryDirectory() as folder:
         words = ("--dry-run", "--platform", platform, "--engine", engine, "--model", model, "--gpus", 8, "--output-dir", folder)
@@ -395,17 +368,6 @@ def dry_run_document(engine, platform, model):
         plan["strategy"]: {**prune(plain(plan), OF_THIS_CALL), "command": command_of(line)}
         for plan, line in zip(plans, commands, strict=True)
     }
-
-
-def dry_run():
-    """Each engine on each platform."""
-    for engine, platform in [*itertools.product(ENGINES, ("nvidia", "amd")), ("megatron", "cpu")]:
-        yield (
-            f"{engine}_{platform}",
-            lambda engine=engine, platform=platform: {
-                model: dry_run_document(engine, platform, model) for model in ("llama", "qwen")
-            },
-        )
 
 
 # losses: tiny trainings in fp32 on a CPU, in twelve layouts.
@@ -451,28 +413,22 @@ def trained_losses(names):
     }
 
 
-def losses():
-    """All layouts."""
-    made = {}
-
-    def trained(name):
-        made.update({} if made else trained_losses(list(LAYOUTS)))
-        return made[name]
-
-    for name in LAYOUTS:
-        yield name, lambda name=name: trained(name)
+@cache
+def all_losses():
+    """Those of all layouts."""
+    return trained_losses(list(LAYOUTS))
 
 
 KINDS = {
     "logs": logs,
-    "compare": compare,
-    "peak": peak,
-    "scaling": scaling,
-    "plan": plan,
-    "report": report,
+    "compare": each(comparison, COMPARED),
+    "peak": each(peak_document, PEAKS),
+    "scaling": each(scaling_document, SCALINGS),
+    "plan": each(plan_document, {model.replace(".", "_"): model for model in MODELS}),
+    "report": each(report_document, REPORTS),
     "export": export,
-    "dry_run": dry_run,
-    "losses": losses,
+    "dry_run": each(dry_run_document, {"_".join(one): one for one in STARTED}),
+    "losses": each(lambda name: all_losses()[name], {name: name for name in LAYOUTS}),
 }
 """In each folder, one file for each document."""
 

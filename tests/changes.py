@@ -1,7 +1,9 @@
 """Records, evidence and plans for tests by plain facts: those of the workload find their place."""
 
 import dataclasses
+import itertools
 import random
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tprimat.core.workload import FullWorkload, Layout, Workload
@@ -46,6 +48,21 @@ def ran_with(run: RunRecord, **facts: Any) -> RunRecord:
         seen = {name: value for name, value in facts.items() if name in run.evidence.workload.facts}
         run = replace(run, evidence=replace(run.evidence, **seen))
     return replace(run, **facts)
+
+
+def slowed(result: T, by: float | Sequence[float], **fields: Any) -> T:
+    """Return a result whose steps take `by` times as long, all or each, at unknown moments; `fields` are of its run."""
+    rows = zip(result.steps, itertools.repeat(by) if isinstance(by, int | float) else by, strict=False)
+    steps = tuple(replace(step, step_seconds=step.step_seconds * factor, ended_at_seconds=None) for step, factor in rows)
+    return replace(result, run=replace(result.run, **fields), steps=steps)
+
+
+def groups_of(*results: Any) -> list[Any]:
+    """Return the groups of those results that count."""
+    from tprimat.analyze.groups import group_runs, measure
+    from tprimat.analyze.metrics import MetricOptions
+
+    return group_runs([measure(result, MetricOptions()) for result in results])
 
 
 def jitter(name: str, count: int) -> list[float]:

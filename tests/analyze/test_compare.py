@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changes import replace
+from changes import groups_of, replace, slowed
 
 from tprimat.analyze.compare import comparable, verdict
 from tprimat.analyze.groups import group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import ranks
 from tprimat.core.models import model_shape
-from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
 from tprimat.report.words import evidence_words, not_counted_words
 
@@ -22,21 +21,12 @@ def recorded(folder, part=""):
     return [result for result in load_results([RUNS / folder])[0] if part in result.run.run_id]
 
 
-def groups_of(*results):
-    return group_runs([measure(result, MetricOptions()) for result in results])
-
-
 def changed(result, **fields):
     return replace(result, run=replace(result.run, **fields))
 
 
-def slowed(result, factor, run_id):
-    steps = tuple(
-        replace(step, step_seconds=step.step_seconds * factor, ended_at_seconds=step.ended_at_seconds * factor)
-        for step in result.steps
-    )
-    run = replace(result.run, run_id=run_id, strategy="other")
-    return RunResult(run=run, steps=steps, path=result.path)
+def other(result, factor, run_id):
+    return slowed(result, factor, run_id=run_id, strategy="other")
 
 
 def test_repetitions_form_one_group_and_labels_tell_groups_apart():
@@ -111,7 +101,7 @@ def test_a_faster_machine_is_shown_with_its_ratio():
 
 def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_proves():
     (run,) = recorded("h100", "llama-0")
-    again = slowed(run, 1.0, "again")
+    again = other(run, 1.0, "again")
     judged = verdict(*groups_of(run, again))
     assert (judged.outcome, judged.ratio.value) == ("no difference shown", 1.0)
     assert evidence_words(judged).startswith("one run each: fewer than 3 per side, and single runs are assumed to vary by ")
@@ -119,7 +109,7 @@ def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_pr
 
 def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():
     (run,) = recorded("h100", "llama-0")
-    dense = [run, slowed(run, 1.1, "slower")]
+    dense = [run, other(run, 1.1, "slower")]
     mixture = [changed(one, shape=model_shape("mixtral-8x7b"), routing="natural") for one in dense]
     judged = verdict(*groups_of(*mixture))
     assert verdict(*groups_of(*dense)).outcome == "these runs differ"
@@ -129,7 +119,7 @@ def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():
 
 def test_only_three_runs_a_side_show_one_configuration_to_be_faster():
     runs = recorded("mi300x")
-    slow = [slowed(run, 1.02, f"slow-{number}") for number, run in enumerate(runs)]
+    slow = [other(run, 1.02, f"slow-{number}") for number, run in enumerate(runs)]
     assert len(runs) == 3
     assert verdict(*groups_of(*slow, *runs)).outcome == "faster"
     assert verdict(*groups_of(*slow[:2], *runs[:2])).outcome == "these runs differ"
@@ -137,7 +127,7 @@ def test_only_three_runs_a_side_show_one_configuration_to_be_faster():
 
 def test_a_gate_opens_only_where_the_whole_interval_is_within_the_margin():
     (run,) = recorded("h100", "llama-0")
-    judged = verdict(*groups_of(run, slowed(run, 1.05, "slow")))
+    judged = verdict(*groups_of(run, other(run, 1.05, "slow")))
     assert [judged.no_slower_than(margin) for margin in (0.01, 0.05, 0.08)] == [False, None, True]
 
 

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changes import groups_of
 from runs.make_runs import a_run
 
 from tprimat.analyze.compare import Question, verdict
-from tprimat.analyze.groups import group_runs, measure
-from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.scaling import Point, Series, serial_share, series_of
 from tprimat.core.models import model_shape
 from tprimat.records.benchmark_file import RunResult
@@ -34,7 +33,7 @@ def run(gpus, batch, seconds, **changes):
 
 
 def series_in(*runs):
-    return series_of(group_runs([measure(result, MetricOptions()) for result in runs]))
+    return series_of(groups_of(*runs))
 
 
 def test_multiplier_and_efficiency_count_from_the_smallest_even_if_it_is_not_one_gpu():
@@ -67,7 +66,7 @@ def test_efficiency_has_the_interval_of_a_verdict_on_the_same_runs(runs):
         for gpus in (1, 4)
         for number in range(runs)
     ]
-    groups = group_runs([measure(result, MetricOptions()) for result in results])
+    groups = groups_of(*results)
     ratio = verdict(*groups, Question(even_if_different=True)).ratio
     first, last = series_of(groups)[0].rows
     assert (last.efficiency.value, last.efficiency.low, last.efficiency.high) == pytest.approx(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from changes import evidence as evidence_of
-from changes import jitter, replace
+from changes import jitter, replace, slowed
 from commands import run_command
 from runs.make_runs import write_run
 
@@ -288,8 +288,7 @@ def test_a_scaling_series_names_what_else_differs_in_it(tmp_path):
     result = read_result(LLAMA)
     for gpus, watts in ((4, 700.0), (8, 500.0)):
         machine = replace(result.run.machine, gpus_per_node=gpus, power_limit_watts=watts)
-        run = replace(result.run, run_id=f"on-{gpus}", machine=machine, data_parallel=gpus)
-        seconds = [replace(step, step_seconds=step.step_seconds * 8 / gpus, ended_at_seconds=None) for step in result.steps]
-        write_run(tmp_path, run, seconds)
+        made = slowed(result, 8 / gpus, run_id=f"on-{gpus}", machine=machine, data_parallel=gpus)
+        write_run(tmp_path, made.run, made.steps)
     out = run_command("scaling", tmp_path, cwd=tmp_path).stdout
     assert "Caution, the points also differ in power limit (700 W | 500 W)." in out

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from changes import jitter, ran_with, replace
+from changes import groups_of, jitter, ran_with, replace, slowed
 from commands import run_command
 from runs.make_runs import write_run
 
 from tprimat.analyze.compare import rankings, verdict
-from tprimat.analyze.groups import findings, group_runs, measure
+from tprimat.analyze.groups import findings, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import load_results, read_result
@@ -32,20 +32,12 @@ def three(times, *, seeds=(1, 2, 3), losses=1.0, hot=0.0, reason="thermal (hardw
     results = []
     for result, seed in zip(load_results([RUNS / "mi300x"])[0], seeds, strict=True):
         evidence = replace(result.run.evidence, data="mock")
-        run = replace(
-            result.run, run_id=f"{times}-{seed}-{losses}", seed=seed, evidence=evidence, **{"strategy": str(times), **fields}
-        )
-        steps = tuple(
-            replace(one, step_seconds=one.step_seconds * times, ended_at_seconds=None, loss=one.loss * losses)
-            for one in result.steps
-        )
+        run = {"run_id": f"{times}-{seed}-{losses}", "seed": seed, "evidence": evidence, "strategy": str(times), **fields}
+        made = slowed(result, times, **run)
+        steps = tuple(replace(one, loss=one.loss * losses) for one in made.steps)
         readings = [TelemetrySample(at_seconds=at, gpu=0, throttle_reasons=(reason,) * (at < 100 * hot)) for at in range(100)]
-        results.append(replace(result, run=run, steps=steps, telemetry=tuple(readings)))
+        results.append(replace(made, steps=steps, telemetry=tuple(readings)))
     return results
-
-
-def groups_of(*sides):
-    return group_runs([measure(result, MetricOptions()) for side in sides for result in side])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +51,7 @@ def groups_of(*sides):
     ],
 )
 def test_losses_are_compared_by_seed_or_the_verdict_says_why_not(other, outcome, words):
-    judged = verdict(*groups_of(three(SLOW), three(FAST, **other)))
+    judged = verdict(*groups_of(*three(SLOW), *three(FAST, **other)))
     assert judged.outcome == outcome
     assert words in sentence(judged)
     assert (
@@ -67,7 +59,7 @@ def test_losses_are_compared_by_seed_or_the_verdict_says_why_not(other, outcome,
         == bool(open_losses([judged]))
         == ("Losses" in words or "engines" in words)
     )
-    (ranking,) = rankings(groups_of(three(SLOW), three(FAST, **other)))
+    (ranking,) = rankings(groups_of(*three(SLOW), *three(FAST, **other)))
     closed, undecided = regression_gate(Comparison(groups=(), verdicts=(judged,)), 0.03)
     won = outcome == "faster"
     assert (proven(ranking), any(line.startswith("No win: ") for line in headline(ranking))) == (won, not won)
@@ -75,7 +67,7 @@ def test_losses_are_compared_by_seed_or_the_verdict_says_why_not(other, outcome,
 
 
 def test_heat_on_the_slower_side_leaves_no_winner_and_no_gate_open_or_closed():
-    slow, fast = groups_of(three(SLOW, hot=0.4), three(FAST))
+    slow, fast = groups_of(*three(SLOW, hot=0.4), *three(FAST))
     judged = verdict(slow, fast)
     assert (judged.outcome, judged.handicapped) == ("held back", "baseline")
     assert "no winner, because the clocks of" in sentence(judged)
@@ -93,22 +85,22 @@ def test_heat_on_the_slower_side_leaves_no_winner_and_no_gate_open_or_closed():
     ("side", "only"), [({}, True), ({"hot": 0.4}, False), ({"losses": 1.1}, False), ({"seeds": (4, 5, 6)}, False)]
 )
 def test_only_the_folders_differ_is_said_where_clocks_and_losses_do_not(side, only):
-    judged = replace(verdict(*groups_of(three(SLOW, **side), three(FAST))), traits=(), folders=("before", "after"))
+    judged = replace(verdict(*groups_of(*three(SLOW, **side), *three(FAST))), traits=(), folders=("before", "after"))
     assert ("Only the folders differ" in sentence(judged)) == only
 
 
 def test_a_winner_in_spite_of_heat_is_one_and_a_power_cap_belongs_to_the_configuration():
-    judged = verdict(*groups_of(three(SLOW), three(FAST, hot=0.4)))
+    judged = verdict(*groups_of(*three(SLOW), *three(FAST, hot=0.4)))
     assert judged.outcome == "faster"
     assert "although the clocks of" in sentence(judged)
-    judged = verdict(*groups_of(three(SLOW, hot=0.9, reason="power cap"), three(FAST, hot=0.1, reason="power cap")))
+    judged = verdict(*groups_of(*three(SLOW, hot=0.9, reason="power cap"), *three(FAST, hot=0.1, reason="power cap")))
     assert (judged.outcome, judged.handicapped) == ("faster", None)
     assert "Clocks were held back: power cap in 10 % to 90 % of the readings." in sentence(judged)
 
 
 def test_a_finding_of_several_runs_is_said_once_with_the_least_and_the_largest_number():
     capped = [three(times, hot=hot, reason="power cap")[0] for times, hot in ((1, 0.64), (1.1, 1), (1.2, 0.64))]
-    doubts = findings(groups_of(capped, three(1.3, hot=0.08)[:1]), lambda item: item.result.run.strategy)
+    doubts = findings(groups_of(*capped, *three(1.3, hot=0.08)[:1]), lambda item: item.result.run.strategy)
     lines = [line for line in told(doubts) if line.startswith("Clocks")]
     assert lines == [
         "Clocks were held back in 64 to 100 % of the readings: power cap: 3 runs",
@@ -158,10 +150,9 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
 
 def write(folder, result, gpus, times=1.0, **fields):
     machine = replace(result.run.machine, gpus_per_node=gpus)
-    run = replace(result.run, machine=machine, **{"data_parallel": gpus, **fields})
-    rows = zip(result.steps, jitter(run.run_id, len(result.steps)), strict=True)
-    steps = [replace(one, step_seconds=one.step_seconds * 8 / gpus * times * by, ended_at_seconds=None) for one, by in rows]
-    write_run(folder, run, steps)
+    factors = [8 / gpus * times * by for by in jitter(fields["run_id"], len(result.steps))]
+    made = slowed(result, factors, machine=machine, **{"data_parallel": gpus, **fields})
+    write_run(folder, made.run, made.steps)
 
 
 def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):

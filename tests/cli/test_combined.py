@@ -2,13 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changes import groups_of, replace, slowed
 
-from tprimat.analyze.groups import group_runs, measure
-from tprimat.analyze.metrics import MetricOptions
 from tprimat.cli.main import start
 from tprimat.records.discover import load_results
 from tprimat.runner.cells import measured_lead
@@ -52,19 +50,12 @@ def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(trainer
 def test_a_faster_strategy_than_maximum_performance_is_named():
     fast = [result for result in load_results([RUNS / "h100"])[0] if "llama" in result.run.run_id]
     fast = [result for result in fast if result.run.strategy == "minimal_communication"]
-    slow = [
-        replace(
-            result,
-            run=replace(result.run, run_id=f"slow-{result.run.run_id}", strategy="maximum_performance"),
-            steps=tuple(replace(step, step_seconds=step.step_seconds * 1.2, ended_at_seconds=None) for step in result.steps),
-        )
-        for result in fast
-    ]
-    (line,) = measured_lead(group_runs([measure(result, MetricOptions()) for result in (*fast, *slow)]))
+    slow = [slowed(one, 1.2, run_id=f"slow-{one.run.run_id}", strategy="maximum_performance") for one in fast]
+    (line,) = measured_lead(groups_of(*fast, *slow))
     assert line == "maximum_performance is 16.7 % slower than minimal_communication for llama here."
     on_cpu = [replace(one, run=replace(one.run, machine=replace(one.run.machine, platform="cpu"))) for one in (*fast, *slow)]
     for results in (fast, on_cpu):
-        assert list(measured_lead(group_runs([measure(result, MetricOptions()) for result in results]))) == []
+        assert list(measured_lead(groups_of(*results))) == []
 
 
 def test_the_document_has_the_mean_and_its_interval(trainer, capsys):

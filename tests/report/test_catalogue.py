@@ -6,9 +6,10 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from changes import groups_of
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
-from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.cli.main import start
 from tprimat.records.discover import load_results
@@ -54,7 +55,7 @@ def test_every_key_is_a_field_of_the_metrics_of_a_run():
 
 def test_memory_is_the_largest_of_the_runs_and_a_loss_their_mean():
     results = [result for result in load_results([RUN_FILES / "h100"])[0] if "llama-" in result.run.run_id]
-    group = group_runs([measure(result, MetricOptions()) for result in results])[0]
+    group = groups_of(*results)[0]
     metrics = [item.metrics for item in group.runs]
     assert PEAK_MEMORY.value(group) == max(one.peak_memory_bytes for one in metrics)
     assert LOSS.value(group) == pytest.approx(sum(one.final_loss for one in metrics) / len(metrics))
@@ -63,6 +64,6 @@ def test_memory_is_the_largest_of_the_runs_and_a_loss_their_mean():
 def test_losses_after_different_numbers_of_steps_have_no_mean():
     results = [result for result in load_results([RUN_FILES / "h100"])[0] if "llama-" in result.run.run_id]
     short = dataclasses.replace(results[0], steps=results[0].steps[:-3])
-    group = group_runs([measure(result, MetricOptions()) for result in (short, *results[1:])])[0]
+    group = groups_of(short, *results[1:])[0]
     assert len(group.runs) > 1
     assert LOSS.value(group) is None

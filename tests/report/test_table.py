@@ -4,11 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from changes import replace
+from changes import groups_of, replace, slowed
 
 from tprimat.analyze.compare import Verdict, rankings
-from tprimat.analyze.groups import group_runs, measure
-from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import DifferingTrait
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
@@ -43,7 +41,7 @@ def test_a_refusal_lists_what_differs():
 def test_columns_that_nobody_filled_are_left_out_and_one_step_says_n_is_1():
     (result,), _ = load_results([RUNS / "cpu"])
     short = replace(result, steps=result.steps[:2])
-    comparison = Comparison(groups=tuple(group_runs([measure(short, MetricOptions())])), verdicts=())
+    comparison = Comparison(groups=tuple(groups_of(short)), verdicts=())
     header, (row,) = rows_of(comparison)
     assert "MFU" not in header
     assert "energy/token" not in header
@@ -57,7 +55,7 @@ def test_a_warning_that_holds_for_many_runs_is_said_once():
 
 def comparison_of(*places):
     results, _ = load_results(list(places))
-    groups = group_runs([measure(result, MetricOptions()) for result in results])
+    groups = groups_of(*results)
     return Comparison(groups=tuple(groups), rankings=tuple(rankings(groups)), verdicts=())
 
 
@@ -74,17 +72,15 @@ def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
     assert sum("utliers" in line for line in out) == 1
 
 
-def slowed(item, name, factor):
-    """The same run under another strategy, with every step slower by a factor."""
-    run = replace(item.run, strategy=name, run_id=name)
-    steps = tuple(replace(step, step_seconds=step.step_seconds * factor, ended_at_seconds=None) for step in item.steps)
-    return measure(replace(item, run=run, steps=steps), MetricOptions())
+def ranking_of(result, **factors):
+    """Of one run under several strategies, each slower by a factor."""
+    (ranking,) = rankings(groups_of(*(slowed(result, by, strategy=name, run_id=name) for name, by in factors.items())))
+    return ranking
 
 
 def test_a_difference_between_single_steps_is_not_called_noise():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
-    short = replace(result, steps=result.steps[:2])
-    (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
+    ranking = ranking_of(replace(result, steps=result.steps[:2]), a=1.0, b=1.2)
     assert words.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
     assert comparison.cells(ranking, [])[1][0][0] == "-16.7 % (n = 1)"
 
@@ -92,8 +88,7 @@ def test_a_difference_between_single_steps_is_not_called_noise():
 def test_an_interval_of_two_uneven_steps_is_not_printed():
     """Student's t with one degree of freedom makes them reach from a fraction to many times the rate."""
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
-    short = replace(result, steps=result.steps[:3])
-    (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.01))]))
+    ranking = ranking_of(replace(result, steps=result.steps[:3]), a=1.0, b=1.01)
     verdict = ranking.lead
     assert verdict.ratio.high > 20 * verdict.ratio.low > 0, "the document keeps its ends"
     too_few = "too few steps or runs for an interval"
@@ -111,8 +106,7 @@ def test_large_numbers_of_a_lead_have_thousands_separators():
 
 def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
-    close = [slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.00001), ("c", 1.00002), ("d", 1.2))]
-    (ranking,) = rankings(group_runs(close))
+    ranking = ranking_of(result, a=1.0, b=1.00001, c=1.00002, d=1.2)
     (line,) = words.headline(ranking)
     assert re.fullmatch(r"No winner: a leads, and b is within noise \(0\.0 % \[-\d\.\d, \d\.\d\]\); 1 more within noise", line)
     assert [row[0][0] for row in comparison.cells(ranking, [])] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]

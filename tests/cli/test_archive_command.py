@@ -64,17 +64,6 @@ def test_records_and_the_report_are_inside_and_nothing_private(output, tmp_path)
     assert "text:[path][left out]" in contents["report.html"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [(["none", "x.tar.gz"], "There is no file or folder none."), ([RUNS, "x.zip"], "  try   results.tar.gz\n")],
-)
-def test_mistakes_are_explained(tmp_path, arguments, told):
-    done = archive(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_damaged_file_and_a_folder_without_results_are_named_as_the_user_knows_them(output, tmp_path):
     (output / "runs" / "told" / "run.json").write_text("{")
     done = archive("output", "out.tar.gz", cwd=tmp_path)

@@ -181,23 +181,6 @@ def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_p
     assert "llama tiny Example CPU" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("--output", "x.gif"), "no known suffix"),
-        (("--fail-if-slower", "much"), "--fail-if-slower is 'much'."),
-        (("--fail-if-slower", "150%"), "--fail-if-slower is '150%'."),
-        (("--set", "warmup=few"), "--set warmup is 'few'"),
-        (("--baseline", "nothing"), "No run in nothing counts."),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_explained_without_a_traceback(tmp_path, arguments, text):
-    done = compare("--results-dir", RUNS / "cpu", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_every_run_failed_is_said_and_draws_nothing(tmp_path):
     done = compare("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-oom", cwd=tmp_path)
     assert done.returncode == 1

@@ -3,7 +3,6 @@
 import json
 import re
 
-import pytest
 from commands import run_command
 
 
@@ -21,21 +20,6 @@ def test_the_tables_of_two_models():
 def test_rows_come_as_numbers_in_si_units():
     rows = json.loads(run("llama-3-70b", "--json").stdout)
     assert rows["counts"][0]["total"] == 70_553_706_496
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["llama-4"], "There is no model 'llama-4'"),
-        (["gemma"], "  try   one of python3 -m tprimat models, or your own under models in config.yaml ("),
-        (["--sequence", "0"], "--sequence is gone"),
-    ],
-)
-def test_a_mistake_is_named_and_exits_2(arguments, message):
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_published_runs_have_names_and_one_basis():

@@ -78,22 +78,3 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
     text = analyze(cwd=tmp_path).stdout
     assert "energy/token" in text
     assert "cost/M tokens" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--nodes", "1,two"], "'two': It takes a whole number from 1"),
-        (["--nodes", "1,2,"], "'': It takes a whole number from 1"),
-        (["--scaling-efficiency", "1.5"], "--scaling-efficiency is '1.5'."),
-        (["--results-dir", "nowhere"], "There is no file or folder nowhere."),
-        ([], "no folder of results"),
-    ],
-)
-def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, words):
-    if arguments and arguments[0] != "--results-dir":
-        arguments = [*arguments, "--results-dir", RUNS / "h100"]
-    done = analyze(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr

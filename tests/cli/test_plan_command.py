@@ -145,32 +145,6 @@ def test_money_and_time_choose_among_numbers_of_gpus():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((*QUESTION, "--budget", "1000"), "--tokens 1T"),
-        (("--model", "qwen3-next-80b-a3b", *QUESTION[2:]), "DeltaNet"),
-        ((), "plan needs a model."),
-        (("--model", "llama-3.1-70b", "--gpu", "H900"), "H100 SXM, H100 SXM 96GB HBM2e, H100 PCIe"),
-        (("--model", "llama-4", "--gpu", "H100 SXM"), "There is no model 'llama-4'."),
-        ((*QUESTION, "--nodes", "7"), "64 GPUs are not the same number on each of 7 nodes."),
-        ((*QUESTION, "--gpus", "63", "--nodes", "9", "--global-batch-size", "5"), "There is no valid layout."),
-        ((*QUESTION, "--sequence-length", "999999"), "out of range"),
-        (
-            ("--model", "llama-3.1-8b", "--gpu", "A100 SXM 80GB", "--precision", "fp8"),
-            "--precision bf16, fp16, or a",
-        ),
-        (("--model", "llama-3.1-8b", "--gpu", "V100 SXM2 16GB"), "try   --precision fp16, or a later GPU\n"),
-        ((*QUESTION[:4], "--gpus", "4", "--nodes", "8"), "try   --gpus 8\n"),
-        (("--model", "llama-3.1-8b"), "this machine is not known"),
-    ],
-)
-def test_a_mistake_is_explained(words, said):
-    done = run_command("plan", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-
-
-@pytest.mark.parametrize(
     ("accelerator", "precision", "tokens"),
     [("H100 SXM", "fp8", "131072"), ("RTX 4090", "bf16", "8192"), ("MI300X", "bf16", "4096"), ("B200", "mxfp8", "8192")],
 )

@@ -9,8 +9,6 @@ import pytest
 from commands import run_command
 
 CASES = Path(__file__).parents[2] / "benchmarks" / "records" / "explain-cases"
-HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""So that no run starts on a machine with GPUs."""
 ROW = "megatron-bridge-2604-llama-3-70b-h100"
 
 
@@ -62,25 +60,6 @@ def test_the_exit_status_says_whether_a_run_is_within_the_interval(case, status,
     assert done.returncode == status, done.stderr
     assert done.stdout.rstrip().endswith(said)
     assert "TFLOP/s/GPU of dgx-cloud-llama-3.1-8b-bf16" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("nobody-s-row",), "There is no published row 'nobody-s-row'."),
-        (("tprimat-h100-qwen", "--dry-run", "--set", "gpu=H100"), "tprimat-h100-qwen cannot be reproduced."),
-        ((ROW, "--dry-run", "--set", "gpu=A100"), "ran in fp8, in which A100 SXM 80GB does not multiply."),
-        (("megatron-bridge-2604-gpt-oss-120b-h100", "--dry-run", "--set", "gpu=H100"), "gpt-oss-120b cannot be trained."),
-        (("megatron-bridge-deepseek-v3-h100-fp8", "--dry-run", "--set", "gpu=H100", "--set", "gpus=1"), "does not fit 1 GPU."),
-        ((ROW,), "This machine shows no GPU."),
-        ((ROW, CASES / "first-machine" / "dp2"), "-layers, bf16: another model."),
-        ((ROW, "nowhere"), "There is no file or folder nowhere."),
-    ],
-)
-def test_what_cannot_be_reproduced_is_refused_with_the_reason(words, said):
-    done = run_command("reproduce", *words, environment=dict.fromkeys(HIDDEN, ""))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
 
 
 @pytest.mark.slow

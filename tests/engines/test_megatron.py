@@ -122,7 +122,6 @@ SHORT = "l.micro_batch_size=1"
         ([TENSOR, "l.micro_batch_size=8"], None),
         ([SHORT], None),
         ([TENSOR, PIPELINE], None),
-        ([TENSOR, "l.context_parallel_size=2"], None),
         ([TENSOR, "p.recompute=full"], None),
         ([TENSOR, THEIRS], None),
         ([TENSOR, "training.duration.max_steps=4"], None),

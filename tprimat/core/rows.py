@@ -1,6 +1,5 @@
 """Read the rows of tprimat/data/*.yaml as dataclasses. Every mistake is reported with its file and row."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
@@ -17,7 +16,6 @@ Row = dict[str, Any]
 Prepare = Callable[[Row], Row]
 
 DATA = Path(__file__).parent.parent / "data"
-DATE = re.compile(r"\d{4}(-\d{2}(-\d{2})?)?")
 
 
 class RefuseUnknownKeys:
@@ -51,29 +49,26 @@ def explain(error: "ValidationError | ConfigError", most: int = 3) -> str:
 def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -> tuple[T, ...]:
     """Read one list of rows, at the top-level key `section` of a file in tprimat/data.
 
-    A row must also give `source` and `date`, even where `kind`, its dataclass, has no such field. Figures are converted to SI by
-    the file's `units`, key -> field and factor; then `prepare` turns a row into the fields of `kind`. Unknown or missing keys,
-    wrong types and two rows of one name are refused.
+    Each row also has a date, which is left out where `kind`, its dataclass, has no such field. Figures are converted to SI by the
+    file's `units`, key -> field and factor; then `prepare` turns a row into the fields of `kind`. Unknown or missing keys and
+    wrong types are refused.
     """
     import pydantic_core
 
-    read: dict[str, T] = {}
+    read: list[T] = []
     content = document(DATA / file)
-    units = content.get("units", {})
+    units, dated = content.get("units", {}), "date" in {field.name for field in fields(kind)}  # type: ignore[arg-type]
     for number, row in enumerate(content[section], start=1):
         name, place = str(row.get("name", number)), f"tprimat/data/{file}, {section}, row {number} ({row.get('name')})"
         try:
-            if name in read:
-                raise ConfigError(f"There are two rows named {name}.", why="Names are unique.")
-            known = {key: units.get(key, (key, None)) for key in row}
+            known = {key: units.get(key, (key, None)) for key in row if dated or key != "date"}
             in_si = {field: _scaled(row[key], factor) for key, (field, factor) in known.items()}
-            prepared = prepare(_with_provenance(in_si, kind))
-            read[name] = adapter(kind).validate_json(pydantic_core.to_json(prepared), strict=True)
+            read.append(adapter(kind).validate_json(pydantic_core.to_json(prepare(in_si)), strict=True))
         except pydantic_core.ValidationError as error:
             raise ConfigError(f"{name} is not valid.", where=place, why=explain(error)) from error
         except ConfigError as error:
             raise ConfigError(error.what, where=error.where or place, why=error.why, fix=error.fix) from error
-    return tuple(read.values())
+    return tuple(read)
 
 
 @cache
@@ -102,17 +97,6 @@ def _placed(places: Mapping[str, Any], subjects: Mapping[str, object]) -> dict[s
             value = None if value is None else getattr(value, part)
         values[key] = value
     return values
-
-
-def _with_provenance(row: Row, kind: type) -> Row:
-    """Return the row with its date as text, or without it where the class has no such field."""
-    if not row.get("source") or "date" not in row:
-        raise ConfigError("A row lacks its source or its date.", fix="date: null where the source gives none")
-    date = None if row["date"] is None else str(row["date"])
-    if date is not None and not DATE.fullmatch(date):
-        raise ConfigError(f"date is {date!r}.", fix="YYYY, YYYY-MM or YYYY-MM-DD")
-    known = {field.name for field in fields(kind)}
-    return {key: value for key, value in row.items() if key != "date"} | ({"date": date} if "date" in known else {})
 
 
 def _scaled(value: Any, factor: float | None) -> Any:

@@ -17,6 +17,8 @@ from tprimat.cli.main import start
 
 ROOT = Path(__file__).parent.parent
 FAKE_PACKAGES = Path(__file__).parent / "fake_packages"
+TWO_GPUS = {"FAKE_GPUS": "[{}, {}]", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
+"""Variables of a machine with two H200 and the fake torchtitan."""
 SCRIPTS = {
     "benchmark.py": "run",
     "compare.py": "compare",
@@ -81,6 +83,19 @@ def fake_nvml():
     sys.modules.pop("pynvml", None)
     if real is not None:
         sys.modules["pynvml"] = real
+
+
+def benchmark_on(monkeypatch, *asked, **there):
+    """Returns ./benchmark.py with words and variables, where NVML is fake and no variable tells of a job or devices."""
+    for name in os.environ:
+        if name.startswith(("SLURM_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_")):
+            monkeypatch.delenv(name)
+
+    def benchmark(*words, run=run_command, **variables):
+        with fake_nvml():
+            return run("benchmark.py", *asked, *words, environment={**there, **variables})
+
+    return benchmark
 
 
 def run_script(script, *arguments, cwd=None, environment=None):

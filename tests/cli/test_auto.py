@@ -1,26 +1,16 @@
 """--parallel auto on a machine whose NVML shows two H200 and whose torchtitan replays steps: the choice."""
 
 import json
-import os
 from math import prod
 
 import pytest
-from commands import FAKE_PACKAGES, fake_nvml, run_command
+from commands import TWO_GPUS, benchmark_on, run_command
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    for name in os.environ:
-        if name.startswith(("SLURM_", "CUDA_", "NVIDIA_")):
-            monkeypatch.delenv(name)
-
-    def benchmark(*words, gpus=2):
-        here = {"FAKE_GPUS": json.dumps([{}] * gpus), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
-        asked = ("--engine", "torchtitan", "--model", "llama", "--parallel", "auto", "--global-batch-size", "16")
-        with fake_nvml():
-            return run_command("benchmark.py", *asked, *words, environment={**here, "OUTPUT_DIR": str(tmp_path / "out")})
-
-    return benchmark
+    asked = ("--engine", "torchtitan", "--model", "llama", "--parallel", "auto", "--global-batch-size", "16")
+    return benchmark_on(monkeypatch, *asked, **TWO_GPUS, OUTPUT_DIR=str(tmp_path / "out"))
 
 
 def test_the_fastest_layout_by_prediction_is_planned(machine):
@@ -61,7 +51,7 @@ def test_a_job_chooses_where_it_runs(machine):
 
 
 def test_the_first_layouts_by_prediction_are_measured_three_times_each(machine):
-    done = machine("--parallel", "auto:2", "--dry-run", gpus=4)
+    done = machine("--parallel", "auto:2", "--dry-run", FAKE_GPUS="[{}, {}, {}, {}]")
     assert done.returncode == 0, done.stderr
     names = [line.rpartition(" ")[2] for line in done.stdout.splitlines() if line.startswith("Using parallelism strategy")]
     assert (len(names), len(set(names))) == (2, 2)

@@ -1,27 +1,17 @@
 """./benchmark.py on a machine with AMD GPUs and Primus, both played by programs on PATH."""
 
 import json
-import os
 
 import pytest
-from commands import fake_nvml, only_run, run_command, run_script
+from commands import benchmark_on, only_run, run_script
 from fake_primus import make_machine
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Runs ./benchmark.py where amd-smi shows eight MI300X and PRIMUS_PATH a fake Primus."""
-    for name in os.environ:
-        if name.startswith(("SLURM_", "HIP_", "CUDA_", "ROCR_")):
-            monkeypatch.delenv(name)
-    machine = make_machine(tmp_path)
-
-    def benchmark(*words, act="once", run=run_command, **variables):
-        environment = {**machine, "FAKE_PRIMUS": act, "OUTPUT_DIR": str(tmp_path / "out"), **variables}
-        with fake_nvml():
-            return run("benchmark.py", "--model", "llama", "--steps", "6", *words, environment=environment)
-
-    return benchmark
+    there = {**make_machine(tmp_path), "FAKE_PRIMUS": "once", "OUTPUT_DIR": str(tmp_path / "out")}
+    return benchmark_on(monkeypatch, "--model", "llama", "--steps", "6", **there)
 
 
 def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(machine, tmp_path):
@@ -53,7 +43,7 @@ def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(m
     ],
 )
 def test_a_workload_that_did_not_run_is_not_counted(machine, tmp_path, act, mismatch):
-    done = machine("--parallel", "truly_identical", act=act)
+    done = machine("--parallel", "truly_identical", FAKE_PRIMUS=act)
     record, _ = only_run(tmp_path / "out")
     assert (done.returncode, record["outcome"], mismatch in record["mismatches"]) == (1, "completed", True)
     assert "was asked for" in done.stdout
@@ -71,7 +61,7 @@ FRAGMENTS = "--set platform_optimizations.amd.environment.PYTORCH_CUDA_ALLOC_CON
     ],
 )
 def test_a_primus_run_that_fails_says_why(machine, tmp_path, act, outcome, said):
-    done = machine(act=act)
+    done = machine(FAKE_PRIMUS=act)
     (record, folder), (cause, shown) = only_run(tmp_path / "out"), said
     assert (done.returncode, record["outcome"], cause in record["cause"], shown in done.stdout) == (1, outcome, True, True)
     assert (folder / "steps.jsonl").read_text()

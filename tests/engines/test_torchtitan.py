@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import FAKE_PACKAGES, fake_nvml, only_run, run_command, run_script
+from commands import FAKE_PACKAGES, TWO_GPUS, benchmark_on, only_run, run_script
 from plans import request_of, short_settings
 
 from tprimat.config.load import read_config
@@ -111,18 +111,8 @@ def test_the_extra_names_the_version_whose_arguments_these_are():
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Runs ./benchmark.py where NVML shows two H200 and Python finds the fake torchtitan."""
-    for name in os.environ:
-        if name.startswith(("SLURM_", "CUDA_", "NVIDIA_")):
-            monkeypatch.delenv(name)
-
-    def benchmark(*words, run=run_command, **variables):
-        here = {"FAKE_GPUS": "[{}, {}]", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
-        environment = {**here, "OUTPUT_DIR": str(tmp_path / "out"), **variables}
-        asked = ("--engine", "torchtitan", "--model", "llama", "--steps", "4", "--global-batch-size", "8")
-        with fake_nvml():
-            return run("benchmark.py", *asked, *words, environment=environment)
-
-    return benchmark
+    asked = ("--engine", "torchtitan", "--model", "llama", "--steps", "4", "--global-batch-size", "8")
+    return benchmark_on(monkeypatch, *asked, **TWO_GPUS, OUTPUT_DIR=str(tmp_path / "out"))
 
 
 def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, tmp_path):

@@ -57,13 +57,6 @@ def test_a_log_of_experts_is_not_believed_to_be_llama():
     assert "--model-name auto" in error.fix
 
 
-def test_auto_takes_the_shape_and_its_known_name_from_the_dump_which_outranks_the_settings_around_it():
-    record = run_from(lines_of("primus_deepseek_v2_lite"), "auto").record
-    assert (record.model, record.ran.shape) == ("deepseek-v2-lite", model_shape("deepseek-v2-lite"))
-    assert (record.ran.expert_parallel, record.evidence.parameters, record.ran.sequence_tokens) == (8, None, 4096)
-    assert (record.ran.matmul_dtype, record.ran.recompute, record.evidence.transformer_engine) == ("bf16", "full", True)
-
-
 @pytest.mark.parametrize(
     ("change", "name", "said"),
     [

@@ -1,12 +1,10 @@
 """How ranks, layers, heads and the batch divide: the rules of Megatron-Core, and what follows from a layout."""
 
-from itertools import product
-
 import pytest
 from plans import divide
 
 from tprimat.core.errors import LayoutError
-from tprimat.core.models import model_shape, tiny, valid_tensor_degrees
+from tprimat.core.models import model_shape
 
 LLAMA, QWEN = model_shape("llama-3.1-8b"), model_shape("qwen-2.5-7b")
 
@@ -52,26 +50,6 @@ def test_what_is_stated_and_wrong_is_refused(layout, says):
 def test_the_message_for_heads_is_megatrons_own():
     assert complaint(QWEN, tp=8) == "num_attention_heads (28) must be a multiple of tensor_model_parallel_size (8)."
     assert complaint(QWEN, ranks=14, tp=7) == "num_query_groups (4) must be a multiple of tensor_model_parallel_size (7)."
-
-
-def outcome(shape, tp, pp, **more):
-    """valid, or which rule is broken, without the figures that differ between sizes."""
-    try:
-        divide(shape, tp * pp, tp=tp, pp=pp, data={"sequence_length": 32 * 64, "global_batch_size": 64}, **more)
-    except LayoutError as error:
-        return error.what
-    return "valid"
-
-
-@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=lambda shape: shape.name)
-def test_the_tiny_size_is_as_valid_as_the_real_one_under_every_split(shape):
-    small = tiny(shape)
-    degrees = list(product(range(1, 33), range(1, 33)))
-    real = {(tp, pp): outcome(shape, tp, pp) for tp, pp in degrees}
-    assert real == {(tp, pp): outcome(small, tp, pp) for tp, pp in degrees}
-    assert sum(text == "valid" for text in real.values()) == len(valid_tensor_degrees(shape)) * len(
-        [pp for pp in range(1, 33) if shape.layers % pp == 0]
-    )
 
 
 def test_virtual_stages_need_stages_whole_chunks_and_whole_rounds():

@@ -458,7 +458,7 @@ def predict_row(row: Mapping[str, Any]) -> tuple[int, float | None, dict[str, An
         return memory.allocated_bytes, None, _answers(memory, None, None)
     node = min(GPUS_OF_A_TEST, workload.layout.world_size)
     seconds = predict(workload, accelerator, node).time.step_seconds
-    return memory.allocated_bytes, seconds, _answers(memory, workload, expected(workload, accelerator, seconds, node))
+    return memory.allocated_bytes, seconds, _answers(memory, workload, expected(workload, accelerator, node).of(seconds))
 
 
 def predict_published_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -168,7 +168,8 @@ class Guess:
     def expected(self) -> Expected:
         """Return the step with its interval."""
         slower = math.exp(shift_of(self.older, figures()["published"]["effects"]))
-        return expected(self.workload, self.accelerator, slower * self.prediction.time.step_seconds, _node(self.workload))
+        usual = expected(self.workload, self.accelerator, _node(self.workload))
+        return usual.of(slower * self.prediction.time.step_seconds)
 
 
 @cache

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from changes import groups_of, jitter, ran_with, replace, slowed
@@ -12,6 +13,7 @@ from runs.make_runs import write_run
 from tprimat.analyze.compare import rankings, verdict
 from tprimat.analyze.groups import findings, measure
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.core.workload import Obstacle
 from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import load_results, read_result
 from tprimat.records.schema import TelemetrySample
@@ -20,7 +22,7 @@ from tprimat.report.explain import lost_most
 from tprimat.report.summary import summary
 from tprimat.report.words import finding_words, headline, not_counted_words, open_losses, proven, sentence, told
 from tprimat.runner.analysis import regression_gate
-from tprimat.runner.explain import explained, lost_by
+from tprimat.runner.explain import OBSTACLES, explained, lost_by
 
 RUNS = Path(__file__).parents[1] / "runs"
 WITH_ENERGY = RUNS.parents[1] / "benchmarks/records/h200/nemo-with-transformer-engine/dp2_mbs2/benchmark_cuda_llama.json"
@@ -394,16 +396,16 @@ def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_st
 
 
 @pytest.mark.parametrize(
-    ("change", "offers"),
+    ("change", "why_not"),
     [
-        ({}, True),
-        ({"pipeline_parallel": 2}, True),
-        ({"recompute": "full"}, False),
-        ({"engine_options": {"cuda_graph_impl": "none"}}, False),
-        ({"engine_options": {"layers": "local", "overlap_tensor_parallel": True, "fully_shard": True}}, False),
+        ({}, ""),
+        ({"pipeline_parallel": 2}, ""),
+        ({"recompute": "full"}, "recomputation"),
+        ({"engine_options": {"cuda_graph_impl": "none"}}, None),
+        ({"engine_options": {"layers": "local", "overlap_tensor_parallel": True, "fully_shard": True}}, "fully_shard"),
     ],
 )
-def test_waiting_gpus_are_a_part_of_their_own_and_graphs_are_offered_where_they_can_help(change, offers):
+def test_waiting_gpus_are_a_part_of_their_own_and_graphs_are_offered_where_they_can_help(change, why_not):
     results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     measured = measure(results[0], MetricOptions())
     changed = replace(measured, result=replace(measured.result, run=ran_with(measured.result.run, **change)))
@@ -411,7 +413,9 @@ def test_waiting_gpus_are_a_part_of_their_own_and_graphs_are_offered_where_they_
     (idle,) = (loss for loss in answer.parts.losses if loss.name == "host")
     assert (round(idle.seconds / answer.parts.step_seconds, 2), idle.known_by) == (0.23, "run")
     (advice,) = (one for one in answer.advice if one.name == "host")
-    assert ("--set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in advice.words) == offers
+    assert ("--set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in advice.words) == (why_not == "")
+    assert advice.remark == (f"CUDA graphs, which wait for no host, do not run with {why_not}" if why_not else "")
+    assert {*OBSTACLES} == {*get_args(Obstacle)}
 
 
 def test_the_summary_of_a_run_ends_with_its_largest_losses():

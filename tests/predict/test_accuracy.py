@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from changes import replace
+from plans import workload
 
 from benchmarks.accuracy import (
     LARGE_MODELS,
@@ -26,9 +27,7 @@ from benchmarks.calibration_fit import Sample, effects_of, left_out, spreads_of
 from benchmarks.other_estimators import megatron_estimate
 from benchmarks.published_scores import score_published
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.core.implementations import TRANSFORMER_ENGINE
-from tprimat.core.models import model_shape
-from tprimat.core.workload import FullWorkload, Layout
+from tprimat.core.workload import Layout
 from tprimat.predict.memory import predict_memory
 from tprimat.runner.analysis import read_results
 from tprimat.runner.explain import recorded_workload
@@ -94,13 +93,7 @@ def test_what_ran_out_of_memory_was_not_promised_and_what_nearly_filled_a_gpu_is
 def test_megatrons_estimator_gives_what_megatron_prints(tensor, gibibytes):
     """Weights and optimizer of Llama 3.1 8B on 8 ranks, as Megatron-LM's own function printed them."""
     layout = Layout(tensor=tensor, data=8 // tensor, sequence_parallel=tensor > 1)
-    parts = {
-        "shape": model_shape("llama-3.1-8b"),
-        "layout": layout,
-        "accumulation_steps": 1,
-        "implementation": TRANSFORMER_ENGINE,
-    }
-    one, two = (megatron_estimate(FullWorkload.of(**parts, micro_batch=size, sequence_tokens=2)) for size in (1, 2))
+    one, two = (megatron_estimate(workload(layout=layout, micro_batch=size, sequence_tokens=2)) for size in (1, 2))
     assert (2 * one - two) / 2**30 == pytest.approx(gibibytes, abs=0.01)
 
 
@@ -202,12 +195,6 @@ def test_published_throughput_without_probes():
 def test_a_run_that_drops_choices_is_not_scored():
     measured = [one for one in read_results([H200], MetricOptions(), {}).measured if one.result.run.ran.shape.experts]
     assert any("mixtures" in score.group for score in score_runs(measured, []).memory)
-    full = [
-        replace(
-            one,
-            metrics=replace(one.metrics, dropped=0.1),
-            result=replace(one.result, run=replace(one.result.run, expert_capacity=1.25)),
-        )
-        for one in measured
-    ]
+    runs = [replace(one.result, run=replace(one.result.run, expert_capacity=1.25)) for one in measured]
+    full = [replace(one, metrics=replace(one.metrics, dropped=0.1), result=run) for one, run in zip(measured, runs, strict=True)]
     assert score_runs(full, []) == Ledger()

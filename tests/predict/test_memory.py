@@ -37,7 +37,6 @@ def workload(**changes):
 def test_an_h200_used_what_is_predicted(folder, error):
     result = load_results([H200 / folder])[0][0]
     work = recorded_workload(result.run)
-    assert work is not None
     used = max(step.peak_allocated_bytes for step in result.steps)
     assert predict_memory(work).allocated_bytes == pytest.approx(used, rel=error)
 
@@ -106,7 +105,6 @@ def test_fp8_adds_copies_of_the_weights_and_halves_inputs():
 def test_the_moment_of_the_peak_is_named():
     assert "loss" in predict_memory(workload()).moment
     assert predict_memory(workload(layout=Layout(pipeline=4))).moment == "backward pass of a layer"
-    assert replace(workload(), micro_batch_sequences=4).tokens == 8192
 
 
 def test_gradients_that_are_summed_in_fp32_exist_twice_when_activations_are_gone():
@@ -115,6 +113,5 @@ def test_gradients_that_are_summed_in_fp32_exist_twice_when_activations_are_gone
     summed = predict_memory(workload(**small, sums_in_fp32=True))
     assert summed.moment == "update of the weights"
     assert summed.parts["gradients"] == 2 * summed.parts["weights"] > predict_memory(workload(**small)).parts["gradients"]
-    assert allocated(**{**small, "micro_batch": 16, "recompute": "none"}, sums_in_fp32=True) == allocated(
-        **{**small, "micro_batch": 16, "recompute": "none"}
-    )
+    large = {**small, "micro_batch": 16, "recompute": "none"}
+    assert allocated(**large, sums_in_fp32=True) == allocated(**large)

@@ -106,29 +106,22 @@ def test_more_memory_loses_no_layout_and_recomputation_is_a_last_resort():
 
 
 @pytest.mark.parametrize(
-    ("model", "pipeline", "chunks", "ends"),
+    ("model", "pipeline", "virtual", "ends"),
     [("llama-3.1-405b", 8, 8, (1, 1)), ("deepseek-v3", 8, 4, (1, 0)), ("deepseek-v3", 4, 4, (3, 2))],
 )
-def test_layouts_that_nvidia_publishes_for_layers_that_nothing_divides_are_searched(model, pipeline, chunks, ends):
+def test_layouts_that_nvidia_publishes_for_layers_that_nothing_divides_are_searched(model, pipeline, virtual, ends):
     """Megatron-Bridge's recipes: the first and the last model chunk have fewer layers, beside embedding and output."""
     shape = model_shape(model)
     common = {"shape": shape, "gpus": 1024, "global_batch": 2048, "sequence_tokens": 4096, "implementation": TRANSFORMER_ENGINE}
     asked = question(**common, equal_stages=False)
-    tried = [
-        work
-        for work in workloads(asked)
-        if (work.layout.pipeline, work.layout.virtual_pipeline, work.layout.tensor) == (pipeline, chunks, 8)
-    ]
+    tensor_8 = [work for work in workloads(asked) if work.tensor_parallel == 8]
+    tried = [work for work in tensor_8 if (work.pipeline_parallel, work.virtual_pipeline) == (pipeline, virtual)]
     assert tried
     for work in tried[:8]:
-        counts = work.chunk_layers
-        assert len(counts) == pipeline * chunks
-        assert sum(counts) == shape.layers
-        assert (counts[0], counts[-1]) == ends
-        assert len(set(counts[1:-1])) == 1
-        memory, time = predict_memory(work), predict_time(work, published_rates(H100, 8))
-        assert min(memory.parts.values()) >= 0
-        assert min(time.parts.values()) >= 0
+        first, *others, last = work.chunk_layers
+        assert ((first, last), sum(work.chunk_layers)) == (ends, shape.layers)
+        assert others == [others[0]] * (pipeline * virtual - 2)
+        assert min(*predict_memory(work).parts.values(), *predict_time(work, published_rates(H100, 8)).parts.values()) >= 0
     assert all(work.chunk_layers is None for work in workloads(replace(asked, equal_stages=True)))
 
 
@@ -145,15 +138,8 @@ def test_only_as_many_layers_are_recomputed_as_memory_needs():
     room = 0.95 * asked.memory_bytes
     assert best.memory.device_bytes <= room < predict_memory(fewer).device_bytes
 
-
-def test_an_engine_that_recomputes_all_or_none_is_asked():
-    mi300x = find_accelerator("MI300X")
-    shape = model_shape("llama-3.1-70b")
-
     def refusal(_, work):
         return LayoutError("all or none", where="here") if work.recompute_layers else None
 
-    asked = question(shape=shape, gpus=8, memory_bytes=mi300x.usable_bytes, sequence_tokens=8192, refusal=refusal)
-    fitting = search(asked, published_rates(mi300x, 8)).fitting
-    assert fitting
-    assert {candidate.workload.recompute_layers for candidate in fitting} == {None}
+    whole = search(replace(asked, refusal=refusal), published_rates(mi300x, 8)).fitting
+    assert {candidate.workload.recompute_layers for candidate in whole} == {None}, "an engine that recomputes all or none"

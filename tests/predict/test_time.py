@@ -14,7 +14,8 @@ from tprimat.core.models import model_shape
 from tprimat.core.workload import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time
-from tprimat.records.discover import probes_in
+from tprimat.records.discover import load_results, probes_in
+from tprimat.runner.explain import recorded_workload
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
 RATES = published_rates(find_accelerator("NVIDIA H200"), 8)
@@ -87,14 +88,6 @@ def test_recomputing_the_first_layers_takes_their_share_of_the_time(stages):
     for part, value in seconds(recompute="full", recompute_layers=2).items():
         assert value == pytest.approx(none[part] + 2 * chunks / 32 * (full[part] - none[part])), part
     assert seconds(recompute="full", recompute_layers=32) == pytest.approx(full)
-
-
-def test_experts_between_nodes_cost_more_than_in_one():
-    shape = model_shape("mixtral-8x7b")
-    layout = Layout(expert=8, data=8)
-    work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE)
-    near, far = (predict_time(work, published_rates(find_accelerator("H100 SXM"), node)).parts["experts"] for node in (8, 4))
-    assert far > near > 0
 
 
 def test_switches_join_the_nodes_of_a_rack():
@@ -181,6 +174,29 @@ def test_an_exchange_beside_products_lengthens_them(sequence_parallel):
     assert half - none == pytest.approx(whole - half)
     # By data sheet all exchanges of a message take as long: six of ten are waited for, or two sums of four.
     assert whole / none == pytest.approx(10 / 6 if sequence_parallel else 4 / 2)
+
+
+@pytest.mark.parametrize("place", ["h100/cuda-graphs", "h100/in-turn-four-gpus-later/megatron-graphs", "h200/strategies"])
+def test_steps_without_graphs_took_as_long_as_the_host_is_predicted_to_launch_their_layers(place):
+    runs = [one for one in load_results([H200.parent / place])[0] if one.run.ran.tensor_parallel > 1]
+    assert runs
+    for result in runs:
+        work, rates = recorded_workload(result.run), published_rates(find_accelerator(result.run.machine.accelerator), 8)
+        late, by_graphs = (
+            predict_time(replace(work, implementation=replace(work.code, launches_own_layers=by_host)), rates)
+            for by_host in (True, False)
+        )
+        assert 0.9 * late.step_seconds < result.steps[1].step_seconds < late.slow_host_seconds
+        assert late.parts["host"] > by_graphs.parts["host"] == 0
+
+
+def test_a_late_host_takes_as_long_for_half_the_micro_batch_and_longer_to_launch_a_layer_again():
+    one, two, again = (
+        predict_time(workload(layout=Layout(tensor=4), micro_batch=size, accumulation_steps=32 // size, recompute=kind), RATES)
+        for size, kind in ((1, "none"), (2, "none"), (1, "full"))
+    )
+    assert one.step_seconds / two.step_seconds == pytest.approx(2, rel=0.02)
+    assert again.step_seconds / one.step_seconds == pytest.approx(1.33, rel=0.02)
 
 
 def test_probes_replace_published_rates():

@@ -89,6 +89,8 @@ class Implementation:
     multiplies all experts, or a CUDA graph launches them."""
     call_seconds: float = 0.0
     """What the host takes for a kernel of a layer, module around it included, where that is more than a launch."""
+    launches_own_layers: bool = False
+    """The host launches its dense layers kernel by kernel, which takes as long as measured (launches in data/prediction.yaml)."""
     exchanges_dtensors: bool = False
     """Tensor ranks exchange torch's DTensors: nothing runs beside it, tokens are copied to be gathered and scattered, inputs are
     gathered in fp8 where they are multiplied so, and operations that are selected for recomputation gather again."""

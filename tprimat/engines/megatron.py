@@ -96,6 +96,7 @@ class EmbeddedEngine(WorkerEngine):
             reduces_in_fp32=in_fp32,
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
             fp8_output_layer=options.get("fp8_output_layer") is True,
+            launches_own_layers=options.get("cuda_graphs") is not True,
         )
 
 

@@ -39,14 +39,15 @@ class Expected:
     measured_on: Mapping[str, int]
     """Accelerator -> how many of these rows were measured on it, most first."""
 
-    def of(self, seconds: float) -> "Expected":
-        """Return it for a step that takes so many times as long."""
-        return replace(self, step_seconds=seconds * self.step_seconds, low=seconds * self.low, high=seconds * self.high)
+    def of(self, seconds: float, slow_host_seconds: float = 0.0) -> "Expected":
+        """Return it for a step that takes so many times as long, and with a slow host so much longer."""
+        high = max(seconds * self.high, slow_host_seconds * self.step_seconds)
+        return replace(self, step_seconds=seconds * self.step_seconds, low=seconds * self.low, high=high)
 
     @property
     def widened(self) -> bool:
         """Whether the interval is wider than these errors, by assumption."""
-        return math.log(self.high / self.step_seconds) > self.spread + 1e-9
+        return math.log(self.step_seconds / self.low) > self.spread + 1e-9
 
 
 def generation_of(accelerator: Accelerator) -> str:
@@ -77,15 +78,12 @@ def kinds_of(work: FullWorkload, accelerator: Accelerator) -> tuple[str, ...]:
     return (*apart, f"{family}, {code}, {work.format}", f"{family}, {code}", *sharded, f"{family}, {work.format}", family, "all")
 
 
-def expected(
-    work: FullWorkload, accelerator: Accelerator, step_seconds: float, gpus_per_node: int, *, measured: bool = False
-) -> Expected:
-    """Correct a predicted step, and give it an interval.
+def expected(work: FullWorkload, accelerator: Accelerator, gpus_per_node: int, *, measured: bool = False) -> Expected:
+    """Correct a step that is predicted to take a second, and give it an interval.
 
     Args:
         work: what runs.
         accelerator: what it runs on.
-        step_seconds: the prediction.
         gpus_per_node: GPUs of a node.
         measured: it was predicted from probes of the machine, which has errors of its own.
     """
@@ -94,11 +92,10 @@ def expected(
     factor, kind, unseen = _correction(traits, kinds, part)
     spread, rows = figures()[part]["errors"][kind]
     width = math.exp(spread * (1 + ASSUMED["unseen"] * unseen) + ASSUMED["unsure_of_routing"] * math.log(busiest_rank(work)))
-    seconds = step_seconds * factor
     return Expected(
-        step_seconds=seconds,
-        low=seconds / width,
-        high=seconds * width,
+        step_seconds=factor,
+        low=factor / width,
+        high=factor * width,
         kind=kind,
         rows=rows,
         spread=spread,

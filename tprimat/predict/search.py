@@ -45,6 +45,8 @@ class LayoutQuestion:
     MOST_MISSING fewer at the ends."""
     refusal: "Callable[[LayoutQuestion, FullWorkload], UserError | None] | None" = None
     """Why the engine cannot run a workload; None: no engine is asked."""
+    as_run: "Callable[[LayoutQuestion, FullWorkload], Implementation] | None" = None
+    """How the engine's layers run a workload; None: as those of `work`."""
     sharded: Implementation | None = None
     """What runs layouts whose replicas share all weights, besides the others; None: nothing does."""
     known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -166,8 +168,8 @@ def _timed(workload: FullWorkload, memory: MemoryPrediction, rates: Rates, known
     time, alike = predict_time(workload, rates, known), ("usual", workload.layout.expert, workload.code.name)
     if alike not in known:
         accelerator = find_accelerator(rates.accelerator)
-        known[alike] = accelerator and expected(workload, accelerator, 1.0, rates.gpus_per_node, measured=rates.measured)
-    step = known[alike] and known[alike].of(time.step_seconds)
+        known[alike] = accelerator and expected(workload, accelerator, rates.gpus_per_node, measured=rates.measured)
+    step = known[alike] and known[alike].of(time.step_seconds, time.slow_host_seconds)
     return Candidate(workload=workload, memory=memory, time=time, missing_bytes=0, fit="fits", expected=step)
 
 
@@ -226,7 +228,7 @@ def _variants(
         workload = placed.changed(micro_batch_sequences=micro, recompute=granularity)
         why = question.refused(workload)
         if why is None:
-            yield workload
+            yield workload if question.as_run is None else workload.changed(implementation=question.as_run(question, workload))
         else:
             refused[why.what] += 1
 

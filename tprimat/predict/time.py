@@ -30,6 +30,8 @@ LOSS_BYTES: Mapping[str, tuple[int, int]] = FIGURES["loss_bytes"]
 """Kind of loss -> elements of a logit's dtype, and further bytes."""
 EAGER_ELEMENTS: Mapping[str, tuple[int, int]] = FIGURES["eager_elements"]
 """What operations pass over -> how often they do, forward and backward."""
+LAUNCHES: Mapping[int, Mapping[str, float]] = {row["tensor_parallel"]: row for row in FIGURES["launches"]}
+"""Tensor ranks, at least -> what the host takes to launch a layer kernel by kernel: seconds, and those of the slowest host."""
 FP32_SUM_BYTES = 8
 """A weight, of reading and writing the sum of its gradients in fp32."""
 
@@ -43,6 +45,8 @@ class TimePrediction:
     tokens: int
     """Of all ranks."""
     gpus: int
+    slow_host_seconds: float
+    """The step with the slowest host that was measured."""
 
     @property
     def step_seconds(self) -> float:
@@ -67,9 +71,11 @@ def predict_time(workload: FullWorkload, rates: Rates, known: dict[Any, Any] | N
     of_kind = {stage.kind: stage for stage in stages}
     pieces = {kind: _stage_piece(workload, rates, stage, known) for kind, stage in of_kind.items()}
     # A micro-batch takes at least what the host needs to launch it.
-    launches = {kind: _launches(workload, rates, stage) for kind, stage in of_kind.items()}
-    seconds = {kind: max(sum(piece.values()), launches[kind]) for kind, piece in pieces.items()}
-    totals = [seconds[stage.kind] for stage in stages]
+    own, late = (
+        {kind: max(sum(pieces[kind].values()), _launches(workload, rates, stage, host)) for kind, stage in of_kind.items()}
+        for host in ("seconds", "slowest")
+    )
+    totals = [own[stage.kind] for stage in stages]
     slowest = totals.index(max(totals))
     piece, virtual = pieces[stages[slowest].kind], layout.virtual_pipeline or 1
     once = (slowest, layout.pipeline, layout.virtual_pipeline, layout.data, *_split(workload))
@@ -85,17 +91,25 @@ def predict_time(workload: FullWorkload, rates: Rates, known: dict[Any, Any] | N
         "replicas": _replica_exchange(workload, exchanged, totals[slowest]),
         "optimizer": optimizer,
     }
+    later = [late[stage.kind] for stage in stages]
+    longer = (steps - 1 / virtual) * (max(later) - totals[slowest]) + (sum(later) - sum(totals)) / virtual
     return TimePrediction(
         parts={part: parts.get(part, 0.0) for part in TIME_PARTS},
         tokens=workload.tokens_per_step,
         gpus=layout.world_size,
+        slow_host_seconds=sum(parts.values()) + longer,
     )
 
 
-def _launches(workload: FullWorkload, rates: Rates, stage: Stage) -> float:
-    """Return what the host takes to launch a stage's micro-batch."""
+def _launches(workload: FullWorkload, rates: Rates, stage: Stage, host: str) -> float:
+    """Return what the host takes to launch a stage's micro-batch; `host` is a column of LAUNCHES."""
     kernels = (stage.layers + 1) * ASSUMED["kernels_of_a_layer"] + stage.moe_layers * ASSUMED["kernels_of_a_router"]
-    return kernels * max(rates.launch_seconds, workload.code.call_seconds) + stage.moe_layers * _expert_calls(workload)
+    seconds = kernels * max(rates.launch_seconds, workload.code.call_seconds) + stage.moe_layers * _expert_calls(workload)
+    measured = [row[host] for ranks, row in LAUNCHES.items() if ranks <= workload.layout.tensor]
+    if not measured or not workload.code.launches_own_layers:
+        return seconds
+    again = ASSUMED["launched_again"] * _recomputed(workload, stage.dense_layers) if workload.recompute == "full" else 0.0
+    return max(seconds, (stage.dense_layers + again) * measured[-1])
 
 
 def _split(workload: FullWorkload) -> tuple[object, ...]:

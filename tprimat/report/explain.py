@@ -35,6 +35,8 @@ class Advice:
     """Tokens/s over those of the run, minus 1, by prediction; None: not predicted."""
     fits: bool = True
     """Else its memory is too tight to promise."""
+    remark: str = ""
+    """Why there is no better way, or how the part may be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,9 @@ def advised(explanation: Explanation, asked: Unit = "tflops") -> list[str]:
         tight = "" if advice.fits else "; memory too tight to promise"
         gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted{tight})"
         again = "run again with " if advice.words.startswith("--") else ""
-        lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {again}{advice.words}{gain}")
+        lines.append(
+            f"{LOSS_NAMES[advice.name]}, {size}: {again}{advice.words}{gain}" + (f"; {advice.remark}" if advice.remark else "")
+        )
     return lines
 
 

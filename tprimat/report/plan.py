@@ -97,11 +97,14 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     measured_on = ", ".join(f"{rows} on {accelerator}" for accelerator, rows in step.measured_on.items())
     proof = f"of {units.count(step.rows)} held-out results ({step.kind}: {measured_on}), 90 % lay within"
     words = f"Predicted from {rates.source}: {proof} {range_of(step.spread)} of the prediction."
-    wider = range_of(math.log(step.high / step.step_seconds))
-    assumed = f"{wider} is assumed" if step.widened else "the same range is assumed"
+    width, late = math.log(step.step_seconds / step.low), step.high / step.step_seconds - 1
+    assumed = f"{range_of(width)} is assumed" if step.widened else "the same range is assumed"
     if rates.accelerator not in step.measured_on:
-        return f"{words} None was measured on {rates.accelerator}: {assumed}."
-    return f"{words} This run differs from them: {assumed}." if step.widened else words
+        words += f" None was measured on {rates.accelerator}: {assumed}."
+    elif step.widened:
+        words += f" This run differs from them: {assumed}."
+    slow = f" With the slowest host that we measured, it takes {units.percent(late, 0)} longer."
+    return words + slow if late > math.expm1(width) + 1e-9 else words
 
 
 def text(rated: tuple[Answer, Rates], screen: Screen, enough: Candidate | None, wishes: Wishes) -> str:

@@ -54,6 +54,8 @@ def against(explanation: Explanation, other: str, probes: Sequence[ProbeRecord])
 
 def compared(here: Side, there: Side) -> Against:
     """Return how two sides differ; a side that was not measured is as fast as the other and all differences let expect."""
+    if there.explanation is not None:
+        here, there = _on_device(here), _on_device(there)
     apart = [*_worths(here, there), *_of_machines(here, there)]
     usual = there.flops + sum(one.flops or 0.0 for one in apart)
     parts: dict[str, float] = {}
@@ -70,11 +72,17 @@ def compared(here: Side, there: Side) -> Against:
     return replace(difference, low=usual * step.step_seconds / step.high, high=usual * step.step_seconds / step.low)
 
 
+def _on_device(side: Side) -> Side:
+    """Return a run without what its prediction says of its host, which is measured."""
+    alone = side.full and replace(side.full, implementation=replace(side.full.code, launches_own_layers=False))
+    return replace(side, full=alone)
+
+
 def _usual_step(work: FullWorkload, rates: Rates) -> Expected:
     """Return a step over its prediction: as it usually is, with an interval."""
     accelerator = find_accelerator(rates.accelerator)
     assert accelerator is not None
-    return expected(work, accelerator, 1.0, rates.gpus_per_node, measured=rates.measured)
+    return expected(work, accelerator, rates.gpus_per_node, measured=rates.measured)
 
 
 def _part(name: str, here: Side, there: Side) -> float:

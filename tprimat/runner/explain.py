@@ -10,6 +10,7 @@ from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.trace import WANTED, ProfileSummary, summarize
 from tprimat.analyze.waterfall import REPEATED, ExpectedParts, LossName, Waterfall, waterfall
+from tprimat.core import units
 from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import MetricError, UserError
 from tprimat.core.rows import DATA, document
@@ -120,8 +121,10 @@ def traces_of(output: Path, run_id: str) -> tuple[Path, ...]:
     return tuple(named or sorted((output / "profiler" / run_id).glob("rank_0.*.json")))
 
 
-LOOKS: Mapping[str, str] = document(DATA / "advice.yaml")["advice"]
+WORDS = document(DATA / "advice.yaml")
+LOOKS: Mapping[str, str] = WORDS["advice"]
 """Where to look where no prediction helps, by part; and by the name of what a run could do."""
+OBSTACLES: Mapping[str, str] = WORDS["obstacles"]
 Losses = tuple[LossName, ...]
 LEAST_GAIN, LEAST_OF_PART = 0.005, 0.05
 """What gains less of the tokens/s, or of what the part costs, is no advice."""
@@ -132,10 +135,14 @@ def _advice(explanation: Explanation) -> tuple[Advice, ...]:
     run, work, rates = explanation.measured.result.run, explanation.workload, explanation.rates
     accelerator = find_accelerator(run.machine.accelerator)
     gains: list[tuple[bool, float, Losses, str]] = []
+    without_graphs, waited_for_hosts = _why_no_graphs(run), 0.0
+    read = [one.seconds for one in explanation.parts.losses if one.name == "host" and one.known_by == "run"]
+    idle = read[0] / explanation.parts.step_seconds if read and explanation.trace is None else 1.0
     if work is not None and rates is not None and accelerator is not None:
         usual = predict_time(work, rates)
         waited = sum(max(0.0, one.seconds) for one in explanation.parts.losses if one.name in ("gaps", "host", "rest"))
         surplus = max(0.0, usual.parts["host"] - waited)  # what the GPU did not wait, no change can save
+        waited_for_hosts = usual.parts["host"] / usual.step_seconds if work.world_size > 1 else 0.0
         now = usual.tokens_per_second_per_gpu * usual.step_seconds / (usual.step_seconds - surplus)
         for names, words, other in _changes(run, work, accelerator):
             gain = predict_time(other, rates).tokens_per_second_per_gpu / now - 1
@@ -145,14 +152,20 @@ def _advice(explanation: Explanation) -> tuple[Advice, ...]:
     advice = []
     on_cpu = run.machine.platform == "cpu"
     for loss in (one for one in largest(explanation.parts) if one.name != "rest" or on_cpu or work is not None):
-        fits, gain, _, words = max((one for one in gains if loss.name in one[2]), default=(True, 0.0, (), ""))
+        offered, remark = [one for one in gains if loss.name in one[2]], ""
+        graphs = loss.name == "host" and without_graphs == ""  # which wait for no host, however late
+        if graphs:
+            offered = [one for one in offered if one[3] == LOOKS["graphs"]] or [(True, 0.0, (), LOOKS["graphs"])]
+        fits, gain, _, words = max(offered, default=(True, 0.0, (), ""))
         least = max(LEAST_GAIN, LEAST_OF_PART * loss.seconds / explanation.parts.step_seconds)
-        if gain < least:
+        if gain < least and not graphs:
             look = "profile" if explanation.trace is None else "late" if loss.name == "host" else "kernels"
             words = LOOKS.get(loss.name, LOOKS["cpu" if on_cpu else look])
-        if loss.name == "host" and _could_launch_graphs(run):  # which waits for no host, however late
-            gain, words = 0.0, LOOKS["graphs"]
-        advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= least else None, fits=fits))
+        if loss.name == "host" and without_graphs:
+            remark = WORDS["no_graphs"].format(without_graphs)
+        if loss.name == "rest" and waited_for_hosts > idle:
+            remark = WORDS["waits"].format(units.percent(waited_for_hosts, 0))
+        advice.append(Advice(name=loss.name, words=words, gain=gain if gain >= least else None, fits=fits, remark=remark))
     return tuple(advice)
 
 
@@ -160,6 +173,7 @@ def _changes(run: RunRecord, work: FullWorkload, accelerator: Accelerator) -> It
     """Yield what could be done: the parts that it is meant for, the flags, and the workload that they make."""
     own_layers = engine_named(run.engine).implementation(work.shape, {**run.engine_options, "layers": "local"})
     is_te = run.engine_options.get("layers") == "transformer_engine" and work.matmul_dtype == "bf16"
+    by_graphs = replace(work.code, launches_own_layers=False)
     keys = f"--set platform_optimizations.{accelerator.vendor.lower()}."
     micro, batch, data = work.micro_batch, work.global_batch_sequences, work.data_parallel
     larger: Losses = ("products", "tensor", "experts", "gaps", "host", "replicas")
@@ -171,6 +185,7 @@ def _changes(run: RunRecord, work: FullWorkload, accelerator: Accelerator) -> It
         (("recompute",), f"{keys}recompute=none", kept),
         (("memory", "host"), f"{keys}engine_options.layers=local", {"implementation": own_layers if is_te else 0}),
         (("products",), "--precision fp8", {"matmul_dtype": "fp8"}),
+        (("host",), LOOKS["graphs"], {"implementation": by_graphs if _why_no_graphs(run) == "" else 0}),
         (("experts",), f"--set ep={work.expert_parallel // 2}", {"expert_parallel": work.expert_parallel // 2}),
     ]
     degrees: tuple[tuple[Losses, str, str], ...] = (
@@ -189,14 +204,15 @@ def _changes(run: RunRecord, work: FullWorkload, accelerator: Accelerator) -> It
                 yield names, words, replace(other, sequence_parallel=other.tensor_parallel > 1)
 
 
-def _could_launch_graphs(run: RunRecord) -> bool:
-    """Whether the embedded engine could launch a run's micro-batches as CUDA graphs, and did not."""
-    options, machine = run.engine_options, run.machine
+def _why_no_graphs(run: RunRecord) -> str | None:
+    """Return why the embedded engine cannot launch a run as CUDA graphs; empty: it could; None: it did, or another engine ran."""
+    options = run.engine_options
     is_ours = "overlap_tensor_parallel" in options  # a switch of that engine alone
-    if not is_ours or options.get("cuda_graphs") or (machine.platform, machine.nodes) != ("cuda", 1) or run.ran.shape is None:
-        return False
+    if not is_ours or options.get("cuda_graphs") or run.machine.platform != "cuda" or run.ran.shape is None:
+        return None
     own_layers = options.get("layers") == "local"
-    return graph_obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers) is None
+    obstacle = graph_obstacle(run.ran, fully_shard=options.get("fully_shard") is True, own_layers=own_layers)
+    return OBSTACLES[obstacle] if obstacle else ""
 
 
 def recorded_workload(run: RunRecord) -> FullWorkload | None:
@@ -211,7 +227,7 @@ def recorded_workload(run: RunRecord) -> FullWorkload | None:
     if code is None:
         return None
     if ran.tensor_parallel == 1:  # a switch without effect must not tell two runs apart
-        code = replace(code, overlaps_tensor_parallel=False)
+        code = replace(code, overlaps_tensor_parallel=False, launches_own_layers=False)
     recorded = document(DATA / "traits.yaml")["as_it_ran"]
     facts = {name: value for name, value in ran.facts.items() if name in recorded}
     if ran.virtual_pipeline == 1:

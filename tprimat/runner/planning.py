@@ -16,13 +16,14 @@ from tprimat.core.accelerators import (
     resembling,
 )
 from tprimat.core.errors import ConfigError, LaunchError, UserError
-from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED
+from tprimat.core.implementations import DISPATCHERS, EMBEDDED, MEGATRON_FSDP, MEGATRON_GRAPHED, MEGATRON_TUNED, Implementation
 from tprimat.core.models import ModelShape, model_shape
 from tprimat.core.workload import FORMATS, FullWorkload, Routing
 from tprimat.engines import megatron, megatron_lm, primus
 from tprimat.engines.base import engine_named, implementation_of
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
+from tprimat.plan.graphs import launches_graphs
 from tprimat.plan.schema import RunPlan, plan_of
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import Answer, Candidate, LayoutQuestion, search, smallest_that_fits, workloads
@@ -151,7 +152,7 @@ def by_megatron_lm(question: LayoutQuestion, accelerator: Accelerator) -> Layout
     """Return the same question to Megatron-LM as NVIDIA tunes it, with unequal stages or FSDP: its engine does not start that."""
     code = MEGATRON_GRAPHED if accelerator.vendor == "NVIDIA" else MEGATRON_TUNED
     work = replace(question.work, implementation=code)
-    return replace(question, work=work, engine=None, equal_stages=False, refusal=None, sharded=MEGATRON_FSDP)
+    return replace(question, work=work, engine=None, equal_stages=False, refusal=None, as_run=None, sharded=MEGATRON_FSDP)
 
 
 def enough_gpus(question: LayoutQuestion, rates: Rates, *, any_engine: bool) -> Candidate | None:
@@ -193,6 +194,7 @@ def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = Non
         engine=plan.engine,
         equal_stages=True,
         refusal=refusal_by(plan),
+        as_run=_as_run(plan, code) if code.name == EMBEDDED.name else None,
     )
 
 
@@ -201,15 +203,25 @@ def refusal_by(plan: RunPlan) -> Callable[[LayoutQuestion, FullWorkload], UserEr
     engine = engine_named(plan.engine)
 
     def refusal(question: LayoutQuestion, work: FullWorkload) -> UserError | None:
-        other = replace(
-            plan,
-            nodes=max(1, question.gpus // question.gpus_per_node),
-            gpus_per_node=question.gpus_per_node,
-            workload=work.changed(weights_split_over=work.replicas) if plan.engine_options.fully_shard else work,
-        )
-        return engine.refusal_of_layout(other, lambda *keys: ".".join(keys), question.work.code)
+        return engine.refusal_of_layout(_with(plan, question, work), lambda *keys: ".".join(keys), question.work.code)
 
     return refusal
+
+
+def _as_run(plan: RunPlan, code: Implementation) -> Callable[[LayoutQuestion, FullWorkload], Implementation]:
+    """Return a function that tells whether the host launches a workload's layers, or CUDA graphs do."""
+    by_host, by_graphs = (replace(code, launches_own_layers=by_host) for by_host in (True, False))
+    return lambda question, work: by_graphs if launches_graphs(_with(plan, question, work)) else by_host
+
+
+def _with(plan: RunPlan, question: LayoutQuestion, work: FullWorkload) -> RunPlan:
+    """Return a plan with another layout, batch and number of GPUs."""
+    return replace(
+        plan,
+        nodes=max(1, question.gpus // question.gpus_per_node),
+        gpus_per_node=question.gpus_per_node,
+        workload=work.changed(weights_split_over=work.replicas) if plan.engine_options.fully_shard else work,
+    )
 
 
 def _answer(question: LayoutQuestion, accelerator: Accelerator, probes: Sequence[Path]) -> tuple[Answer, Rates]:

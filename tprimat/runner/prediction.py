@@ -48,7 +48,8 @@ def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) ->
     if accelerator is not None and workload.matmul_dtype in accelerator.dense_flops:
         rates = rates_of(accelerator, plan.gpus_per_node, probes)
         time = predict_time(workload, rates)
-        step = expected(workload, accelerator, time.step_seconds, plan.gpus_per_node, measured=rates.measured)
+        usual = expected(workload, accelerator, plan.gpus_per_node, measured=rates.measured)
+        step = usual.of(time.step_seconds, time.slow_host_seconds)
         share = step.step_seconds / time.step_seconds
         parts: dict[str, float] = {part: share * seconds for part, seconds in time.parts.items() if seconds}
         prediction = replace(

@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import re
+import socket
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 from tprimat import __version__
 from tprimat.core.rows import DATA, document
+from tprimat.records.schema import Machine, NodeRecord
 
 TABLE: Mapping[str, list[str]] = document(DATA / "variables.yaml")
 LIBRARY_VARIABLE = re.compile(rf"(?:{'|'.join(TABLE['libraries'])})_\w+|{'|'.join(TABLE['library_variables'])}")
@@ -107,9 +109,17 @@ def own_version() -> str:
     return f"{__version__}+source.{digest.hexdigest()[:12]}"
 
 
-def usable_cores() -> int:
-    """Return how many of the processor's cores (hardware threads) this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def node_record(machine: Machine | None, gpus: int | None) -> NodeRecord:
+    """Return this machine as one of the nodes of a run; its cores are those that this process may use."""
+    return NodeRecord(
+        host=socket.gethostname(),
+        accelerator=machine.accelerator if machine else None,
+        gpus=gpus,
+        memory_bytes=machine.memory_bytes if machine else None,
+        driver=machine.driver if machine else None,
+        processor=processor_name(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
 
 
 def processor_name() -> str:

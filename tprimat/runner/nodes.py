@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.launch.agreement import POLL_SECONDS, Hello, LostNodeError, Member, NodeGroup, Orders
 from tprimat.launch.process import Ending, Interrupts, Output, Supervisor, command_on
 from tprimat.plan.schema import RunPlan, write_plan
-from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
+from tprimat.records.environment import node_record, software_versions, variables_of_run
 from tprimat.records.schema import Failure, NodeRecord
 from tprimat.records.store import RunDirectory
 
@@ -31,16 +30,8 @@ Notify = Callable[[str], None]
 def this_node(plan: RunPlan) -> NodeRecord:
     """Return this machine as a node of a plan's run."""
     machine = None if plan.platform == "cpu" else this_machine()
-    processor = processor_name()
-    return NodeRecord(
-        host=socket.gethostname(),
-        accelerator=machine.accelerator if machine else processor if plan.platform == "cpu" else None,
-        gpus=machine.gpus_per_node if machine else None,
-        memory_bytes=machine.memory_bytes if machine else None,
-        driver=machine.driver if machine else None,
-        processor=processor,
-        cores=usable_cores(),
-    )
+    node = node_record(machine, machine.gpus_per_node if machine else None)
+    return dataclasses.replace(node, accelerator=node.processor) if plan.platform == "cpu" else node
 
 
 def hello_of(plan: RunPlan) -> Hello:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from tprimat.core.errors import RecordError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.workload import Workload
 from tprimat.plan.schema import RunPlan, mismatches
-from tprimat.records.environment import processor_name, software_versions, usable_cores
+from tprimat.records.environment import node_record, processor_name, software_versions
 from tprimat.records.schema import Evidence, Machine, NodeRecord, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RUN_LINE, RunDirectory, to_json
 from tprimat.train import startup
@@ -41,15 +40,7 @@ def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
 
 def this_node(machine: Machine) -> NodeRecord:
     """Return this machine as one of the nodes of a run."""
-    gpus = None if machine.platform == "cpu" else torch.cuda.device_count()
-    return NodeRecord(
-        host=socket.gethostname(),
-        accelerator=machine.accelerator,
-        gpus=gpus,
-        memory_bytes=machine.memory_bytes,
-        processor=processor_name(),
-        cores=usable_cores(),
-    )
+    return node_record(machine, None if machine.platform == "cpu" else torch.cuda.device_count())
 
 
 def local_rank() -> int:

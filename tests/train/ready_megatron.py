@@ -12,17 +12,29 @@ startup.import_torchmetrics()
 bootstrap.offer_wgrad_extension()
 redirected = bootstrap.redirect_to_cpu()
 
-from repeating import CollectiveExchange, RepeatingRecorder, dropped_in_time  # noqa: E402
+from freezing import FreezingRecorder  # noqa: E402
+from repeating import CollectiveExchange, dropped_in_time  # noqa: E402
 
 from tprimat.megatron import graphs, linear, module, training  # noqa: E402
 from tprimat.plan.graphs import launches_graphs  # noqa: E402
 
-module.CudaRecorder, linear.exchange_of = RepeatingRecorder, CollectiveExchange  # what a CPU lacks
+module.CudaRecorder, linear.exchange_of = FreezingRecorder, CollectiveExchange  # what a CPU lacks
 
 environment.software_versions()
 store.adapter(schema.RunRecord)
 startup.resume_garbage_collection()  # so that no rank searches what was imported, and copies its pages
 
+
+begin_step = graphs.StageGraphs.begin_step
+
+
+def begin_step_as_on_a_gpu(stage):
+    begin_step(stage)
+    if stage.recorded:  # before, gloo may still read an output
+        stage._forward_pass.__self__.config.deallocate_pipeline_outputs = True
+
+
+graphs.StageGraphs.begin_step = begin_step_as_on_a_gpu
 
 LATE_SECONDS = 0.2
 """By which rank 1 is late in each micro-batch of a plan that says so in its name."""

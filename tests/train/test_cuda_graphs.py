@@ -61,11 +61,13 @@ VARIANTS = {
     "pp2": {"accumulate_weight_gradients": True},
     "pp2 dp2": {},
     "pp2 tp2": {"overlap_tensor_parallel": True},
+    "pp4 of 2 micro-batches": {"training.data.global_batch_size": 2},
 }
 
 
 def variant_plan(folder, name, **split):
-    tensor, pipeline, data = (2 if part in name.split() else 1 for part in ("tp2", "pp2", "dp2"))
+    tensor, data = (2 if part in name.split() else 1 for part in ("tp2", "dp2"))
+    pipeline = 2 if "pp2" in name else 4 if "pp4" in name else 1
     degrees = {"tp": tensor, "pp": pipeline}
     plan = make_plan(folder, "llama", split_settings("llama", tensor * pipeline * data, {**FIVE_STEPS, **degrees, **split}))
     return plan, replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))

@@ -169,6 +169,7 @@ class StageGraphs:
         """Drop the graphs: see StepGraphs."""
         for slot in self._slots.values():
             slot.launches.clear()
+        self._slots.clear()
 
     def run(self) -> AbstractContextManager[object]:
         """Return the context for passes, and for making what they add gradients to."""
@@ -212,7 +213,7 @@ class StageGraphs:
         sent = self._forward_pass(tokens, received)
         if number not in self._slots:
             kept = None if received is None else torch.empty_like(received).requires_grad_()
-            self._slots[number] = Slot(tokens=tokens, received=kept, sent=sent.detach(), gradient=torch.empty_like(sent))
+            self._slots[number] = Slot(tokens=tokens.clone(), received=kept, sent=sent.detach(), gradient=torch.empty_like(sent))
         return sent
 
 

@@ -92,6 +92,8 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         # (Megatron-LM's validate_args requires overlap there for that reason).
         overlap_p2p_comm=layout.virtual_pipeline is not None,
         batch_p2p_comm=layout.virtual_pipeline is None,
+        # Otherwise the host waits for the device after each message (needed before torch 1.13), and launches no graph ahead.
+        batch_p2p_sync=not launches_graphs(plan),
         num_layers_in_last_pipeline_stage=layers_of_last_stage(shape, layout.pipeline) if balanced else None,
         **recompute_fields(plan.workload),
         **_experts(plan, options),

@@ -52,7 +52,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.observed: dict[str, Any] | None = None
         self.before_gradient_sync: list[Callable[[float], None]] = []
         """Called in each step before this rank may wait for gradients of others, with the share of its own work that is done; not
-        where CUDA graphs run the step."""
+        where a CUDA graph holds both passes of a micro-batch."""
         self.graphs: StepGraphs | StageGraphs | None = None
         self.micro_batches_per_step = self.passed_forward = 0
 

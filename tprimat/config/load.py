@@ -33,7 +33,6 @@ class LoadedConfig:
 
     config: Config
     tree: Tree
-    path: Path
 
     def where(self, *path: str) -> str:
         """Return the place of a key, such as "config.yaml:84 parallelism.balanced"."""
@@ -109,7 +108,7 @@ def read_config(
         what = f"min_learning_rate ({rates.min_learning_rate:g}) is above learning_rate ({rates.learning_rate:g})."
         why = "The schedule falls from learning_rate to min_learning_rate."
         raise ConfigError(what, where=tree.where(lowest), why=why, fix=f"min_learning_rate: {rates.learning_rate / 10:g}")
-    return LoadedConfig(config=config, tree=tree, path=file)
+    return LoadedConfig(config=config, tree=tree)
 
 
 def plain_name(name: str, where: str) -> str:
@@ -257,9 +256,7 @@ def _wanted(detail: ErrorDetails) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return "empty"
-    if isinstance(value, bool):
-        return {True: "true", False: "false"}[value]
-    text = repr(value)
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
 
 

@@ -56,6 +56,6 @@ def test_a_processor_has_tokens_but_neither_flops_nor_utilization():
 def test_efficiency_counts_only_beyond_the_measured_nodes():
     made = peaks(entries("h100"))[0]
     one, four = project(made, [1, 4], 0.5)
-    assert one.tokens_per_second == pytest.approx(made.tokens_per_second)
-    assert four.tokens_per_second == pytest.approx(2 * made.tokens_per_second)
-    assert (four.gpus, four.linear_tokens_per_second) == (32, pytest.approx(4 * made.tokens_per_second))
+    assert one["tokens_per_second"] == pytest.approx(made.tokens_per_second)
+    assert four["tokens_per_second"] == pytest.approx(2 * made.tokens_per_second)
+    assert (four["gpus"], four["linear_tokens_per_second"]) == (32, pytest.approx(4 * made.tokens_per_second))

@@ -116,27 +116,17 @@ def against_the_best(best: Sequence[PeakEntry], *, even_if_different: bool = Fal
     return verdicts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """Throughput of more nodes if they worked like the measured ones. Not a measurement."""
-
-    nodes: int
-    gpus: int
-    linear_tokens_per_second: float
-    tokens_per_second: float
-    """At the assumed efficiency."""
-
-
-def project(entry: PeakEntry, nodes: Sequence[int], efficiency: float) -> list[Projection]:
+def project(entry: PeakEntry, nodes: Sequence[int], efficiency: float) -> list[dict[str, float]]:
     """Project throughput to more nodes: linearly, and at an assumed efficiency (0..1) beyond the measured number of nodes."""
     measured = entry.run.machine.nodes or 1
     return [
-        Projection(
-            nodes=count,
-            gpus=entry.gpus // measured * count,
-            linear_tokens_per_second=entry.tokens_per_second / measured * count,
-            tokens_per_second=entry.tokens_per_second / measured * count * (efficiency if count > measured else 1.0),
-        )
+        {
+            "nodes": count,
+            "gpus": entry.gpus // measured * count,
+            "linear_tokens_per_second": entry.tokens_per_second / measured * count,
+            "tokens_per_second": entry.tokens_per_second / measured * count * (efficiency if count > measured else 1.0),
+            "efficiency": efficiency,
+        }
         for count in nodes
     ]
 
@@ -153,8 +143,8 @@ class PeakAnalysis:
     """Of the entries, by their work."""
     peaks: Sequence[PeakEntry]
     verdicts: Sequence[Verdict]
-    projections: Sequence[Projection]
-    """Of the overall peak."""
+    projections: Sequence[dict[str, float]]
+    """Of the overall peak; not measured."""
     efficiency: float
     without_rate: Sequence[str]
     """Configurations that ran but have no throughput."""

@@ -149,11 +149,11 @@ def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
     header = ["nodes", "GPUs", "tokens/s, linear", f"tokens/s at {share}", f"tokens a day at {share}"]
     rows = [
         [
-            units.count(row.nodes),
-            units.count(row.gpus),
-            TOKENS_OF_ALL.show(row.linear_tokens_per_second),
-            TOKENS_OF_ALL.show(row.tokens_per_second),
-            units.billions(row.tokens_per_second * SECONDS_PER_DAY),
+            units.count(row["nodes"]),
+            units.count(row["gpus"]),
+            TOKENS_OF_ALL.show(row["linear_tokens_per_second"]),
+            TOKENS_OF_ALL.show(row["tokens_per_second"]),
+            units.billions(row["tokens_per_second"] * SECONDS_PER_DAY),
         ]
         for row in analysis.projections
     ]
@@ -170,7 +170,7 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
         "overall_peak": _entry(analysis.peaks[0]) if analysis.peaks else None,
         "peaks": [_entry(entry) for entry in analysis.peaks],
         "configurations": [_entry(entry) for entry in analysis.entries],
-        "projections": [placed("documents.projection", row=row, analysis=analysis) for row in analysis.projections],
+        "projections": list(analysis.projections),
         "remarks": _remarks(analysis),
         "not_counted": [{"run": run_name(item), "because": not_counted_words(item)} for item in analysis.not_counted],
         "without_throughput": list(analysis.without_rate),

@@ -84,22 +84,19 @@ def nvmlDeviceGetMemoryInfo(device):  # noqa: N802
     return Numbers(total=supported(value(device, "memory_bytes")))
 
 
-def nvmlDeviceGetPowerManagementLimit(device):  # noqa: N802
-    return supported(value(device, "power_limit_milliwatts"))
+def reader(key, *kinds):
+    def read(device, *asked):
+        assert asked == kinds
+        return supported(value(device, key))
+
+    return read
 
 
-def nvmlDeviceGetPowerUsage(device):  # noqa: N802
-    return supported(value(device, "power_milliwatts"))
-
-
-def nvmlDeviceGetClockInfo(device, kind):  # noqa: N802
-    assert kind == NVML_CLOCK_SM
-    return supported(value(device, "clock_megahertz"))
-
-
-def nvmlDeviceGetTemperature(device, sensor):  # noqa: N802
-    assert sensor == NVML_TEMPERATURE_GPU
-    return supported(value(device, "temperature_celsius"))
+nvmlDeviceGetPowerManagementLimit = reader("power_limit_milliwatts")  # noqa: N816
+nvmlDeviceGetPowerUsage = reader("power_milliwatts")  # noqa: N816
+nvmlDeviceGetClockInfo = reader("clock_megahertz", NVML_CLOCK_SM)  # noqa: N816
+nvmlDeviceGetTemperature = reader("temperature_celsius", NVML_TEMPERATURE_GPU)  # noqa: N816
+nvmlDeviceGetCurrentClocksThrottleReasons = reader("reasons")  # noqa: N816
 
 
 def nvmlDeviceGetUtilizationRates(device):  # noqa: N802
@@ -109,11 +106,7 @@ def nvmlDeviceGetUtilizationRates(device):  # noqa: N802
 def nvmlDeviceGetCurrentClocksEventReasons(device):  # noqa: N802
     if int(nvmlSystemGetDriverVersion().partition(".")[0]) < 535:
         raise NVMLError("Function Not Found")
-    return supported(value(device, "reasons"))
-
-
-def nvmlDeviceGetCurrentClocksThrottleReasons(device):  # noqa: N802
-    return supported(value(device, "reasons"))
+    return nvmlDeviceGetCurrentClocksThrottleReasons(device)
 
 
 def nvmlDeviceGetComputeRunningProcesses(device):  # noqa: N802

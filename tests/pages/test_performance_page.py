@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE, EARLIER = (ROOT / "benchmarks" / "results" / name for name in ("performance.md", "performance-earlier.md"))
+PAGE = ROOT / "benchmarks" / "results" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "records" / "h200"
 
 

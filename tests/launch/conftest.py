@@ -7,9 +7,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from a_launch import ROOT, TRAINER, processes_with, wait_for
-
-FAKE_PACKAGES = str(ROOT / "tests" / "fake_packages")
+from a_launch import TRAINER, processes_with, wait_for
+from commands import FAKE_PACKAGES, fake_nvml
 
 
 @pytest.fixture
@@ -35,13 +34,23 @@ def nvml(monkeypatch):
     """Replace pynvml, in this process and in those that it starts, and return a function that sets the GPUs it reports."""
     for name in ("FAKE_GPUS", "FAKE_DRIVER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.syspath_prepend(FAKE_PACKAGES)
-    monkeypatch.setenv("PYTHONPATH", FAKE_PACKAGES)
-    real = sys.modules.pop("pynvml", None)
-    yield lambda *gpus: monkeypatch.setenv("FAKE_GPUS", json.dumps(gpus))
-    sys.modules.pop("pynvml", None)
-    if real is not None:
-        sys.modules["pynvml"] = real
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_PACKAGES))
+    with fake_nvml():
+        yield lambda *gpus: monkeypatch.setenv("FAKE_GPUS", json.dumps(gpus))
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch, nvml):
+    """Put a shell program on PATH, before those of the system; NVML finds no driver."""
+    del nvml
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+    def make(name, script):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    return make
 
 
 @pytest.fixture

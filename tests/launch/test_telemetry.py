@@ -1,4 +1,3 @@
-import textwrap
 import threading
 
 import pytest
@@ -17,21 +16,6 @@ AMD_SMI = """
 "temperature": {"edge": "N/A", "hotspot": {"value": 88, "unit": "C"}},
 "throttle": {"ppt_violation_status": "ACTIVE", "hbm_thermal_violation_status": "NOT ACTIVE", "prochot_violation_status": "N/A"}}]}
 """
-
-
-@pytest.fixture
-def tool(tmp_path, monkeypatch):
-    """Put a shell program on PATH, before all others, and sample often."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr("tprimat.hardware.gpus.AMD_PERIOD_SECONDS", 0.01)
-
-    def make(name, script):
-        (folder / name).write_text(f"#!/bin/sh\n{textwrap.dedent(script)}\n")
-        (folder / name).chmod(0o755)
-
-    return make
 
 
 def sampled(folder, *words, gpus=GPUS):
@@ -76,7 +60,8 @@ def test_a_missing_driver_or_tool_is_said_once_and_the_run_goes_on(nvml, tool, t
     assert notes.notices == [f"No telemetry of the GPUs: {why}."]
 
 
-def test_amd_smi_is_asked_again_and_again_without_what_it_does_not_know(tool, tmp_path):
+def test_amd_smi_is_asked_again_and_again_without_what_it_does_not_know(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr("tprimat.hardware.gpus.AMD_PERIOD_SECONDS", 0.01)
     refusal = 'case "$*" in *--throttle*) echo unrecognized arguments >&2; exit 2;; esac'
     tool("amd-smi", f"{refusal}\ncat <<'END'\n{AMD_SMI}\nEND")
     _, samples, notices = sampled(tmp_path / "run", *until_sampled(tmp_path / "run", 2), gpus=AMD_GPUS)

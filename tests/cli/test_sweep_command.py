@@ -32,19 +32,18 @@ def test_each_strategy_gets_its_folder_in_the_order_of_the_readme(trainer, tmp_p
     assert "llama truly_identical (output-01) is maximum_performance on cpu: run once" in err
     assert [plan.strategy for plan in trainer["started"]].count("truly_identical") == 0
     lines = table(out)
-    assert [line[:3] for line in lines] == [
-        ["output-00", "llama", "maximum_performance"],
-        ["output-01", "llama", "truly_identical"],
-        ["output-02", "llama", "memory_optimized"],
-        ["output-03", "llama", "minimal_communication"],
-        ["output-04", "llama", "balanced"],
-    ]
+    strategies = ["maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced"]
+    assert [line[:3] for line in lines] == [[f"output-0{place}", "llama", name] for place, name in enumerate(strategies)]
     assert all(line[6] == "completed" and line[8].startswith("[") for line in lines), "each rate has its interval"
     assert (tmp_path / "all_outputs" / "compare-all.png").is_file()
     for number in range(5):
         assert (tmp_path / f"output-0{number}" / "benchmark_cpu_llama.json").is_file()
         assert (tmp_path / "all_outputs" / f"compare-0{number}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"output-0{number}" / "training_llama.log").read_text().startswith("Using parallelism strategy: ")
+    assert start("compare", "compare.py", ["--results-dir", "output-00", "output-01"]) == 0
+    ranked = capsys.readouterr().out
+    assert " same run " in ranked
+    assert "within noise" not in ranked, "a run is compared with itself"
 
 
 def test_a_cell_that_fails_stops_no_other_is_explained_and_alone_runs_again(trainer, capsys, no_pictures):

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, group_estimate, group_held_back
+from tprimat.analyze.groups import Group, group_estimate, group_held_back, same_runs
 from tprimat.analyze.losses import LossCheck, check_losses
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
@@ -184,9 +184,11 @@ class Ranking:
     groups: tuple[Group, ...]
     """Fastest first, those without a throughput last."""
     against_best: tuple[Verdict | None, ...]
-    """For each group the verdict on it against the first; None for the first itself."""
+    """For each group the verdict on it against the first; None for the first itself and for another name of its runs."""
     lead: Verdict | None
     """The verdict on the first against the second; None without a second that has a throughput."""
+    second: Group | None
+    """The next with runs of its own."""
     question: Question = QUESTION
 
     @property
@@ -221,10 +223,11 @@ def rankings(groups: Sequence[Group], question: Question = QUESTION) -> list[Ran
 def _ranking(field: Sequence[Group], question: Question) -> Ranking:
     ranked = sorted(field, key=slowness)
     best, alike = ranked[0], replace(question, even_if_different=False)
-    judged = tuple(None if group is best or throughput(best) is None else verdict(best, group, alike) for group in ranked)
-    second = ranked[1] if len(ranked) > 1 and throughput(ranked[1]) is not None else None
+    of_best = [throughput(best) is None or same_runs(best, group) for group in ranked]
+    judged = tuple(None if same else verdict(best, group, alike) for group, same in zip(ranked, of_best, strict=True))
+    second = next((group for group, one in zip(ranked, judged, strict=True) if one is not None and one.ratio is not None), None)
     lead = None if second is None else verdict(second, best, alike)
-    return Ranking(groups=tuple(ranked), against_best=judged, lead=lead, question=question)
+    return Ranking(groups=tuple(ranked), against_best=judged, lead=lead, second=second, question=question)
 
 
 def slowness(group: Group) -> float:

@@ -155,6 +155,13 @@ class Group:
         return str(self.kind[0])
 
 
+def same_runs(one: Group, other: Group) -> bool:
+    """Return whether two strategies are two names of the same runs: a sweep starts those that split a model alike once."""
+    as_named = [(group, f"-as-{group.run.strategy}") for group in (one, other)]  # by runner/run.py
+    first, second = ({item.result.run.run_id.removesuffix(end) for item in group.runs} for group, end in as_named)
+    return first == second
+
+
 def on_cpu(groups: Iterable[Group]) -> bool:
     """Return whether every configuration ran on a CPU, which shows that it works and never how fast it is."""
     return all(group.run.machine.platform == "cpu" for group in groups)

@@ -4,15 +4,18 @@ A framework is described by traits, each with a mechanism that can be read in it
 an engine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tprimat.core.rows import DATA, document
 
 Attention = Literal["flash", "unfused"]
 Optimizer = Literal["one_pass", "fused", "eager"]
 LossKind = Literal["chunked", "in_place", "copied", "compiled_away", "native", "compiled"]
+Options = Mapping[str, Any]
+Version = bool | str | None
+"""Of Transformer Engine, or whether its layers run; None: not known yet."""
 DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
 """What carries tokens to experts -> whether a token travels to a node once, however many of its experts are there. Megatron-Core
 calls the last two "flex"."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from tprimat.core.accelerators import PlatformName
 from tprimat.core.errors import ConfigError, LaunchError, UserError
-from tprimat.core.implementations import Implementation, LossKind
+from tprimat.core.implementations import Implementation, LossKind, Options, Version
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import DATA, document
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK
@@ -113,13 +113,8 @@ class Engine(ABC):
         """Return what a dry run says of a choice that the engine makes by itself; None: nothing."""
         return None
 
-    def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
-    ) -> Implementation | None:
-        """Return how the engine's layers use memory on a GPU under its switches, for predictions; None: not known.
-
-        `transformer_engine` says whether its layers run, or of which version; None: not known yet.
-        """
+    def implementation(self, shape: ModelShape, options: Options, transformer_engine: Version = None) -> Implementation | None:
+        """Return how the engine's layers use memory on a GPU under its switches, for predictions; None: not known."""
         return self.layers
 
     def read_line(self, text: str) -> LineFields | None:
@@ -161,7 +156,7 @@ LOSS_COPIES = (2, 19)
 """The release since which Transformer Engine's loss copies the logits first (overwrite_input of pytorch/cross_entropy.py)."""
 
 
-def fused_loss(transformer_engine: bool | str | None) -> LossKind:
+def fused_loss(transformer_engine: Version) -> LossKind:
     """Return how Transformer Engine's loss uses memory in a version; not given: the one installed here, or else a new one."""
     version = transformer_engine if isinstance(transformer_engine, str) else package_version("transformer-engine")
     return "in_place" if version and release(version) < LOSS_COPIES else "copied"

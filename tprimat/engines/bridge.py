@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
-from tprimat.core.implementations import BRIDGE, Implementation
+from tprimat.core.implementations import BRIDGE, Implementation, Options, Version
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import DATA, document
 from tprimat.engines.base import ANY_LIGHTNING, OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, fused_loss, release
@@ -32,9 +32,7 @@ class BridgeEngine(RecipesEngine):
         """Refuse what no recipe can express."""
         return next(beyond(self, plan, where), None) or inexpressible(plan)
 
-    def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
-    ) -> Implementation | None:
+    def implementation(self, shape: ModelShape, options: Options, transformer_engine: Version = None) -> Implementation | None:
         """Tuned recipes reduce gradients in bf16, and Qwen 2.5's plain one has Megatron-Core's loss."""
         tuned = str(options.get("recipe")).startswith("perf_")
         plain_loss = "native" if model_kind(shape) == "qwen2" and not tuned else "te"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.core.flops import attention_matrices, feed_forward_matrices, moe_matrices
-from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
+from tprimat.core.implementations import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer, Options, Version
 from tprimat.core.models import ModelShape
 from tprimat.core.workload import graph_obstacle
 from tprimat.engines.base import Here, Where, WorkerEngine, beyond_limits, fused_loss
@@ -61,9 +61,7 @@ class EmbeddedEngine(WorkerEngine):
         seconds = f"about {row.recording_seconds:g} s" if row else "about a second"
         return f"CUDA graphs: on, {gain}; recording makes step {STEPS_WITHOUT_GRAPHS} {seconds} longer"
 
-    def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
-    ) -> Implementation | None:
+    def implementation(self, shape: ModelShape, options: Options, transformer_engine: Version = None) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
         on = {name: value is not False for name, value in options.items()}
         in_fp32 = options.get("gradients", "fp32") == "fp32"

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from tprimat.core.errors import LaunchError, UserError
-from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation
+from tprimat.core.implementations import NEMO, NEMO_ON_TORCH, Implementation, Options, Version
 from tprimat.core.models import ModelShape
 from tprimat.core.rows import DATA, document
 from tprimat.engines.base import OTHER_ENGINE, RecipesEngine, Where, beyond, beyond_recipes, fused_loss, is_installed
@@ -47,9 +47,7 @@ class NemoEngine(RecipesEngine):
         """Return NeMo's own."""
         return asdict(plan.nemo)
 
-    def implementation(
-        self, shape: ModelShape, options: Mapping[str, Any], transformer_engine: bool | str | None = None
-    ) -> Implementation | None:
+    def implementation(self, shape: ModelShape, options: Options, transformer_engine: Version = None) -> Implementation | None:
         """Tell Transformer Engine's layers from the torch's of older records; Qwen's recipe leaves the fused activation off."""
         fused = not shape.name.startswith("qwen")
         in_fp32 = options.get("grad_reduce_in_fp32") is not False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tprimat.analyze.compare import QUESTION, Question, Ranking, Verdict
-from tprimat.analyze.groups import Group, Measured, findings
+from tprimat.analyze.groups import Group, Measured, findings, same_runs
 from tprimat.analyze.published import Neighborhood
 from tprimat.core import units
 from tprimat.records.store import as_document
@@ -49,24 +49,23 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     if comparison.groups:
         said = [screen.prose(words.sentence(one), 2) for one in comparison.verdicts if comparison.asked]
         lines += [blocks(comparison.rankings, screen, say_apart=not comparison.asked), "", *said, *[""] * bool(said)]
-        lines += [screen.prose(line, 2) for line in _caveats(comparison)]
-    lines += [screen.prose(line, 2) for line in _not_counted(comparison)]
+    lines += [screen.prose(line, 2) for line in _remarks(comparison)]
     if comparison.not_counted and not comparison.groups:
         lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
     return "\n".join(lines) + "\n"
 
 
-def _caveats(comparison: Comparison) -> list[str]:
-    return words.caveats(comparison.rankings, findings(comparison.groups, words.run_name))
-
-
-def _not_counted(comparison: Comparison) -> list[str]:
-    return [f"Not counted: {words.run_name(item)}: {words.not_counted_words(item)}" for item in comparison.not_counted]
+def _remarks(comparison: Comparison) -> list[str]:
+    caveats = words.caveats(comparison.rankings, findings(comparison.groups, words.run_name)) if comparison.groups else []
+    return [
+        *caveats,
+        *(f"Not counted: {words.run_name(item)}: {words.not_counted_words(item)}" for item in comparison.not_counted),
+    ]
 
 
 def markdown(comparison: Comparison) -> str:
     """Format a comparison as a Markdown table and a list of remarks."""
-    remarks = [*map(words.sentence, comparison.verdicts), *_caveats(comparison), *_not_counted(comparison)]
+    remarks = [*map(words.sentence, comparison.verdicts), *_remarks(comparison)]
     return "\n".join([table(*rows_of(comparison)), "", *(f"- {escaped(line)}" for line in remarks)]) + "\n"
 
 
@@ -153,12 +152,13 @@ Cell = tuple[str, float | None]
 
 def cells(ranking: Ranking, metrics: Sequence[Metric]) -> list[list[Cell]]:
     """Return the row of each configuration behind its name: how much slower than the fastest it is, and its metrics."""
-    rows = []
+    rows: list[list[Cell]] = []
     for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
         change = None if verdict is None or verdict.ratio is None else verdict.ratio.value - 1
-        rows.append([(_vs_fastest(verdict), change), *((one.text(group), one.value(group)) for one in metrics)])
+        against = ("same run", 0.0) if rows and same_runs(ranking.best, group) else (_vs_fastest(verdict), change)
+        rows.append([against, *((one.text(group), one.value(group)) for one in metrics)])
     if len(rows) > 1:
-        rows[0][0] = ("fastest" if words.proven(ranking) else "first", 0.0)
+        rows[0][0] = ("fastest" if ranking.lead and ranking.lead.outcome == "faster" else "first", 0.0)
     return rows
 
 
@@ -185,9 +185,8 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         lines = [screen.prose(heading(ranking))]
         lines += [screen.prose(line, 2) for line in (*words.headline(ranking), *words.differing(ranking))]
         path = best.runs[0].result.path
-        if (
-            MFU.value(best) is not None and path.exists() and str(path).isprintable()
-        ):  # a caveat says why there is none; inside an archive nothing explains
+        # without MFU a caveat says why; inside an archive nothing explains
+        if MFU.value(best) is not None and path.exists() and str(path).isprintable():
             lines.append(screen.prose(f"Where the throughput went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
         lines += [screen.prose(reason, 2) for reason in words.apart(rankings[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))

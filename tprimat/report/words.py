@@ -33,19 +33,14 @@ UNLIKE_MODELS = f"Different models are not compared: a token is not the same wor
 # Who leads.
 
 
-def proven(ranking: Ranking) -> bool:
-    """Return whether enough runs show that the first is faster than the second."""
-    return ranking.lead is not None and ranking.lead.outcome == "faster"
-
-
 def headline(ranking: Ranking) -> list[str]:
     """Name the winner, its lead with the interval, and how many are not shown to be slower; empty for one configuration."""
     names, best = short_names(ranking.groups), ranking.best
-    if ranking.lead is None:
+    if ranking.lead is None or ranking.second is None:
         return []
-    first, second = names[id(best)], names[id(ranking.groups[1])]
+    first, second = names[id(best)], names[id(ranking.second)]
     lead, outcome = ranking.lead.ratio, ranking.lead.outcome
-    others = sum(group is not ranking.groups[1] for group in ranking.tied)
+    others = sum(group is not ranking.second for group in ranking.tied)
     tied = f"; {others} more within noise" if others else ""
     if lead is None or lead.low is None or lead.high is None:
         return [f"{first} leads {second} by {gain(lead)}; single steps have no interval"]
@@ -277,7 +272,7 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
         of_peak = f"; MFU is of the {'sparse' if sparse else 'dense'} peak" if peaks else ""
         lines.append(f"FLOP counted {convention}{of_peak}.")
     judged = [one for ranking in rankings for one in ranking.against_best if one is not None]
-    weakest = min(judged, key=lambda verdict: min(verdict.runs), default=None)
+    weakest = min(judged, key=lambda verdict: (min(verdict.runs), -verdict.assumed_spread), default=None)
     if weakest is not None and min(weakest.runs) < FEWEST_RUNS:
         lines.append(f"The weakest comparison here has {evidence_words(weakest)}. Repeat with --runs 3.")
     listed = {trait.name for verdict in judged for trait in verdict.traits}

@@ -66,7 +66,7 @@ def test_a_run_without_steps_is_recorded_with_the_device_of_its_log():
     assert run.notes[0].startswith("caution: --gpu H100 SXM contradicts line 2 of the log: it shows npu, and H100 SXM has")
     tpu = ["TFRT TPU v5", "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 4294967296 bytes."]
     cause = run_from(tpu, "llama-3-70b", gpus=8, accelerator="TPU v5p").record.cause
-    assert cause == "The TPU ran out of memory: it tried to allocate 4294967296 bytes."
+    assert cause == "The TPU ran out of memory: it tried to allocate 4.0 GiB."
 
 
 def test_tokens_follow_from_rates_and_times_of_four_digits():

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 from typing import Literal
 
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
+from tprimat.core.units import gibibytes
 from tprimat.logs.fields import ESCAPES, MOST, count
 from tprimat.records.schema import Failure, Outcome, StepRecord
 
@@ -258,7 +259,7 @@ def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Seq
     named = "{ranks}" in signature.cause or "{waiting}" in (signature.hint or "")
     ranks = ranks_in(one for one in lines if signature.match(one)) if named else ""
     words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
-    words |= {"ranks": f", first on rank {ranks}" if ranks else "", "waiting": f"; waiting: rank {ranks}" if ranks else ""}
+    words |= {"ranks": f", first on {ranks}" if ranks else "", "waiting": f"; waiting: {ranks}" if ranks else ""}
     cause = (memory_cause(lines) if signature.memory == "device" else None) or signature.cause.format_map(words)
     hint = signature.hint.format_map(words) if signature.hint else None
     return Failure(
@@ -272,9 +273,9 @@ def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Seq
 
 
 def ranks_in(lines: Iterable[str]) -> str:
-    """Return '428, 390', in the order of the lines; empty where they name none."""
+    """Return 'ranks 428, 390', in the order of the lines; empty where they name none."""
     ranks = dict.fromkeys(match[1] for line in lines if (match := RANK.search(RANK_MARK.sub("", line)) or RANK.search(line)))
-    return ", ".join(islice(ranks, MOST["ranks"]))
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(islice(ranks, MOST['ranks']))}" if ranks else ""
 
 
 def worker_hint(line: str, lines: Sequence[str]) -> str | None:
@@ -294,7 +295,7 @@ def memory_cause(lines: Sequence[str]) -> str | None:
     text += f"the program needs {of['used']} of {of['capacity']}" if "used" in of else f"it tried to allocate {of['size']}"
     if "gpu" in of:
         text += f" on {device} {of['gpu']}, where {of['free']} of {of['capacity']} were free"
-    return text + "."
+    return re.sub(r"(\d{4,}) ?bytes", lambda size: gibibytes(int(size[1])), text) + "."
 
 
 def signal_of(exit_code: int | None, block: Sequence[str], texts: Sequence[str]) -> int | None:

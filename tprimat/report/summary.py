@@ -83,11 +83,12 @@ def _rate(run: RunRecord, of: RunMetrics | Group) -> str:
 def _measured(run: RunRecord, metrics: RunMetrics, of: RunMetrics | Group) -> Lines:
     """Describe a run, or a group by its first run and the numbers of all."""
     step, on_cpu, steps = STEP_TIME.in_full(of), run.machine.platform == "cpu", metrics.window.steps
+    flops = FLOPS.in_full(of)
     several = f", n = {steps}" if of is metrics and steps > 1 and "(n = " not in step else ""
     lines: Lines = [
         ("median step", step + several),
         ("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, " * (of is metrics) + _rate(run, of)),
-        ("compute", None if on_cpu else f"{FLOPS.in_full(of)}/GPU ({metrics.flops_convention})"),
+        ("compute", None if on_cpu or flops == units.ABSENT else f"{flops}/GPU ({metrics.flops_convention})"),
         ("MFU", f"{units.ABSENT} ({absent})" if (absent := without_mfu(metrics)) else None),
     ]
     allocated = metrics.peak_memory_bytes is not None

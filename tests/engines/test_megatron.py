@@ -49,7 +49,12 @@ THEIRS = "o.layers=transformer_engine"
             "accumulate_weight_gradients is on",
             "accumulate_weight_gradients: auto",
         ),
-        ("cuda_graphs", [PIPELINE, FP8], "fp8 runs in pipeline stages", "--precision bf16, or a --parallel with PP1"),
+        (
+            "cuda_graphs",
+            [PIPELINE, THEIRS],
+            "Transformer Engine's layers run in pipeline stages",
+            "layers: local, or a --parallel with PP1",
+        ),
         ("cuda_graphs", ["l.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
         ("cuda_graphs", ["p.recompute=full"], "recompute is full", "recompute: none"),
         ("cuda_graphs", ["o.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
@@ -99,7 +104,7 @@ def test_what_the_engine_cannot_do_is_refused(changes, which, what):
 @pytest.mark.parametrize(
     "changes",
     [
-        ["o.cuda_graphs=true", TENSOR, PIPELINE, "hardware.platforms.nvidia.nodes=2"],
+        ["o.cuda_graphs=true", TENSOR, PIPELINE, FP8, "hardware.platforms.nvidia.nodes=2"],
         ["o.fully_shard=true", "p.recompute=full", "l.context_parallel_size=2"],
         [FP8, "p.recompute=selective", "p.recompute_modules=[mlp]"],
     ],

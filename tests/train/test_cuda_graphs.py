@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from changes import replace
-from planning import make_plan, split_settings, train_together
+from planning import SHALLOW, make_plan, split_settings, train_together
 from repeating import RepeatingRecorder
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
@@ -61,6 +61,11 @@ VARIANTS = {
     "pp2": {"accumulate_weight_gradients": True},
     "pp2 dp2": {},
     "pp2 tp2": {"overlap_tensor_parallel": True},
+    "pp2 fp8": {
+        "platform_optimizations.cpu.precision": "bf16",
+        "training.data.global_batch_size": 2,
+        "training.duration.max_steps": 4,
+    },
     "pp4 of 2 micro-batches": {"training.data.global_batch_size": 2},
 }
 
@@ -69,7 +74,9 @@ def variant_plan(folder, name, **split):
     tensor, data = (2 if part in name.split() else 1 for part in ("tp2", "dp2"))
     pipeline = 2 if "pp2" in name else 4 if "pp4" in name else 1
     degrees = {"tp": tensor, "pp": pipeline}
-    plan = make_plan(folder, "llama", split_settings("llama", tensor * pipeline * data, {**FIVE_STEPS, **degrees, **split}))
+    settings = split_settings("llama", tensor * pipeline * data, {**FIVE_STEPS, **degrees, **split})
+    plan = make_plan(folder, "llama", settings, layers=2 if "fp8" in name else SHALLOW)
+    plan = replace(plan, matmul_dtype="fp8") if "fp8" in name else plan  # refused on a CPU, where it is slow
     return plan, replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))
 
 

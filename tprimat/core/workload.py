@@ -345,14 +345,13 @@ class FullWorkload(Workload):
 
 # What the embedded engine can launch as CUDA graphs.
 
-Obstacle = Literal["virtual", "pipeline fp8", "pipeline", "context", "experts", "recompute", "fully_shard", "fp8"]
+Obstacle = Literal["virtual", "pipeline", "context", "experts", "recompute", "fully_shard", "fp8"]
 
 
 def graph_obstacle(work: Workload, *, fully_shard: bool, own_layers: bool) -> Obstacle | None:
     """Return the first reason why micro-batches cannot be launched as CUDA graphs, or have never been; None if they can."""
     reasons: dict[Obstacle, bool] = {
         "virtual": (work.virtual_pipeline or 1) > 1,
-        "pipeline fp8": (work.pipeline_parallel or 1) > 1 and work.matmul_dtype == "fp8",
         "pipeline": (work.pipeline_parallel or 1) > 1 and not own_layers,
         "context": (work.context_parallel or 1) > 1,
         "experts": work.shape is not None and work.shape.experts is not None,

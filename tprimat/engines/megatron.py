@@ -178,7 +178,6 @@ def _of_cuda_graphs(plan: RunPlan) -> Iterator[Contradiction]:
     why_not = graph_obstacle(work, fully_shard=plan.engine_options.fully_shard, own_layers=plan.engine_options.layers == "local")
     yield plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"
     yield why_not == "virtual", "the layout has virtual pipelining", untested, "a --parallel without VPP"
-    yield why_not == "pipeline fp8", "fp8 runs in pipeline stages", untested, "--precision bf16, or a --parallel with PP1"
     what = "Transformer Engine's layers run in pipeline stages"
     yield why_not == "pipeline", what, untested, "layers: local, or a --parallel with PP1"
     yield why_not == "context", "the layout has context parallelism", untested, "a --parallel with CP1"

@@ -43,6 +43,16 @@ def free_weights() -> None:
         products.converted = None
 
 
+@torch.no_grad()
+def refresh_weights() -> None:
+    """Convert all weights in 8 bits again, into the memory that they have: graphs read them there."""
+    for products in _weights:
+        if products.converted is not None:
+            for kept, fresh in zip(products.converted, convert(products.weight, FORWARD_DTYPE), strict=True):
+                kept.copy_(fresh)
+            products.step = _step
+
+
 def convert(x: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Converted:
     """Convert a matrix to one of torch's float8 types; `row_maxima` of linear.py spares the search for its largest magnitude.
 
@@ -115,12 +125,13 @@ class Fp8Products(LinearProducts):
         """Forward products so far: the evidence that this ran."""
         self.converted: Converted | None = None
         """The weight, for the step in which it does not change."""
-        self._step = -1
+        self.step, self.weight = -1, torch.empty(0)
+        """Of `converted`: when, and from what."""
         _weights.add(self)
 
     def _weight(self, weight: Tensor) -> Converted:
-        if self.converted is None or self._step != _step:
-            self.converted, self._step = convert(weight.detach(), FORWARD_DTYPE), _step
+        if self.converted is None or self.step != _step:
+            self.converted, self.step, self.weight = convert(weight.detach(), FORWARD_DTYPE), _step, weight
         return self.converted
 
     def operand(self, x: Tensor, *, gradient: bool = False, group: dist.ProcessGroup | None = None) -> Converted:

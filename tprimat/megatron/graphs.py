@@ -8,7 +8,7 @@ first graph converts, stay referenced until all are recorded.
 
 A pipeline stage has a graph for each pass, which Megatron's schedule launches between its messages. Several micro-batches are
 between their passes at once; each has a slot, with memory and graphs of its own. All micro-batches of a slot are alike: weights
-are gathered before the step, and gradients are cleared before it and averaged after it.
+are gathered, and converted to 8 bits, before the step, and gradients are cleared before it and averaged after it.
 
 A graph repeats the recorded kernels at the recorded addresses: only the tokens change, and are copied to where it reads them.
 Autograd adds a weight's gradient in the stream in which the gradient buffers were made, so they are made, and all passes run, in

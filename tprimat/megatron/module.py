@@ -157,6 +157,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """Begin a step of a stage: nothing that graphs repeat may differ between micro-batches."""
         if self.options.distributed_optimizer:
             self.chunks[0].start_param_sync(force_sync=True)
+        fp8.refresh_weights()
         graphs.begin_step()
 
     @contextmanager

@@ -1,5 +1,6 @@
 """run_all_configs.sh: five strategies into five folders. The fake trainer stands in for training."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -98,5 +99,7 @@ def test_a_dry_run_prints_the_plan_of_each_strategy_and_starts_nothing(trainer, 
     out = capsys.readouterr().out
     assert "Using parallelism strategy: maximum_performance\n" in out
     assert "Using parallelism strategy: memory_optimized\n" in out
-    assert out.count("Nothing was started or written.") == 4
+    assert out.count("Nothing was started or written.") == out.count(" cores") == 1
+    assert run("llama", "--dry-run", "--json", "--runs", "3") == 0
+    assert len(json.loads(capsys.readouterr().out)["plans"]) == 4 * 3, "one document, in which nothing is repeated"
     assert (trainer["started"], list(tmp_path.iterdir())) == ([], [])

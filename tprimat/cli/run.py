@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if len({plan.strategy for session in sessions for plan in session.plans}) > 1:
         say_processes(plan for session in sessions for plan in session.plans)
     if options.dry_run:
-        return max([_show_plans(session, request, options) for session in sessions])
+        return _show_plans(sessions, request, options)
     cells = [Cell(session=session, plan=plan) for session in sessions for plan in session.plans]
     results = run_cells(cells, resume=options.resume)
     if not options.json:
@@ -92,10 +92,7 @@ def _combinations(options: argparse.Namespace, request: "RunRequest") -> int:
     refuse_nothing(entries)
     cells = [cell for entry in entries for cell in entry.cells]
     if options.dry_run:
-        for entry in (entry for entry in entries if entry.cells):
-            print(f"{entry.model} {entry.label}: {len(entry.cells)} run{'s' * (len(entry.cells) > 1)}")
-        print("Nothing was started or written.")
-        return 0
+        return _show_plans([cell.session for cell in cells], request, options)
     results = run_cells(cells, resume=True, retry_failed=options.resume)
     if options.json:
         _print_document(results)
@@ -151,8 +148,8 @@ def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _show_plans(session: "Session", request: "RunRequest", options: argparse.Namespace) -> int:
-    """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
+def _show_plans(sessions: "Iterable[Session]", request: "RunRequest", options: argparse.Namespace) -> int:
+    """Print plans, and once what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.checks import show_checks
     from tprimat.engines.base import engine_named
     from tprimat.plan.schema import write_plan
@@ -163,17 +160,20 @@ def _show_plans(session: "Session", request: "RunRequest", options: argparse.Nam
     from tprimat.runner.checks import check_session, command_shown, predicted_lead
     from tprimat.runner.run import announcement
 
-    checks = list(check_session(session))
+    planned = list({id(session): session for session in sessions}.values())  # repetitions share one
+    every = [plan for session in planned for plan in session.plans]
+    checks = [check for session in planned for check in check_session(session, several=len(every) > 1)]
+    checks = sorted(dict.fromkeys(checks), key=lambda check: check.name == "disk")
     failed = any(check.status == "problem" for check in checks)
     if options.write:
-        for plan in session.plans:
+        for plan in every:
             write_plan(RunDirectory(Path(plan.run_directory)).plan_file, plan)
     if options.json:
-        plans = [replace(plan, environment=masked_environment(plan.environment)) for plan in session.plans]
+        plans = [replace(plan, environment=masked_environment(plan.environment)) for plan in every]
         print_json({"plans": [as_document(plan) for plan in plans], "checks": [asdict(check) for check in checks]})
         return int(failed)
-    alike = [replace(plan, run_id="", run_directory="", seed=0) for plan in session.plans]
-    for place, plan in enumerate(session.plans):
+    alike = [replace(plan, run_id="", run_directory="", seed=0) for plan in every]
+    for place, plan in enumerate(every):
         if alike[place] in alike[:place] and not options.write:
             continue
         command, work, runs = command_shown(plan), plan.workload, alike.count(alike[place])
@@ -191,7 +191,7 @@ def _show_plans(session: "Session", request: "RunRequest", options: argparse.Nam
             print(remark)
         print(f"Command{'' if options.write else ' (--write writes the plan.json that it needs)'}: {words}\n")
     show_checks(checks)
-    for line in predicted_lead(session, request):
+    for line in dict.fromkeys(line for session in planned for line in predicted_lead(session, request)):
         print(screen_of(sys.stdout).prose(line, 2))
     print("Nothing was started." if options.write else "Nothing was started or written.")
     return int(failed)
@@ -219,10 +219,10 @@ def sweep(options: argparse.Namespace) -> int:
     entries = planned(strategy_requests(request, models))
     refuse_nothing(entries)
     cells, twins = without_twins(entries)
-    for later, first in twins:
-        print(f"{later.name} is {first.plan.strategy} on {later.plan.platform}: run once", file=sys.stderr)
+    for twin in dict.fromkeys(f"{later.name} is {first.plan.strategy} on {later.plan.platform}" for later, first in twins):
+        print(f"{twin}: run once", file=sys.stderr)
     if options.dry_run:
-        return max([_show_plans(cell.session, request, options) for cell in cells])
+        return _show_plans([cell.session for cell in cells], request, options)
     results = run_cells(cells, resume=not options.fresh)
     success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
     _say_left(cells, results, "the same call")

@@ -47,8 +47,8 @@ def predicted_lead(session: Session, request: RunRequest) -> Iterator[str]:
         yield from faster_than_best(plans, session.machine)
 
 
-def check_session(session: Session) -> Iterator[Check]:
-    """Look at what a run of these plans needs here: GPUs, nodes, data, memory, and a place for results."""
+def check_session(session: Session, *, several: bool) -> Iterator[Check]:
+    """Look at what a run of these plans needs here: GPUs, nodes, data, memory (of which, of several), and a place for results."""
     plan = session.plans[0]
     yield _gpus(session, plan)
     here = engine_named(plan.engine).available(Here(platform=plan.platform))
@@ -58,7 +58,7 @@ def check_session(session: Session) -> Iterator[Check]:
         yield _nodes(plan)
     yield Check("data", "ok", plan.dataset)
     for one in {(plan.model, plan.strategy): plan for plan in session.plans}.values():
-        yield _memory(session, one, several=len({plan.run_id for plan in session.plans}) > 1)
+        yield _memory(session, one, several=several)
     yield check_disk(session.output)
 
 
@@ -154,7 +154,6 @@ def faster_than_best(plans: Iterable[RunPlan], machine: Machine | None) -> Itera
     for model, times in fitting.items():
         fastest = min(times, key=lambda strategy: times[strategy])
         if BEST in times and (lead := times[BEST] / times[fastest] - 1) > LEAST_LEAD and machine is not None:
-            yield (
-                f"{model} on {machine.accelerator}: {fastest} is predicted {units.percent(lead)} faster than {BEST}; "
-                f"./run_all_configs.sh {model} measures both"
-            )
+            faster = f"{units.percent(lead)} faster than" if lead < 1 else f"{units.significant(lead + 1)} times as fast as"
+            said = f"{model} on {machine.accelerator}: {fastest} is predicted {faster} {BEST}"
+            yield f"{said}; ./run_all_configs.sh {model} measures both"

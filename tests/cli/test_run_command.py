@@ -200,7 +200,7 @@ def test_validation_prints_every_cell_and_exits_0():
     rows = done.stdout.splitlines()
     assert len(rows) == 64
     assert next(row for row in rows if row.startswith("mixtral    nvidia balanced")).endswith(" GiB of 79.2 GiB: does not fit")
-    assert "qwen on H100 SXM: minimal_communication is predicted 15.4 % faster than maximum_performance" in done.stdout
+    assert "qwen on H100 SXM: minimal_communication is predicted 4.71 times as fast as maximum_performance" in done.stdout
     assert rows[-1] == "60 of 60 valid, 10 of them predicted too large for H100 SXM (--gpu names another)"
     assert all(" valid: TP=" in row for row in rows[:60])
     assert {tuple(row.split()[:3]) for row in rows} >= {("llama", "nvidia", "balanced"), ("qwen", "cpu", "maximum_performance")}

@@ -42,8 +42,7 @@ def test_each_strategy_gets_its_folder_in_the_order_of_the_readme(trainer, tmp_p
         assert (tmp_path / "all_outputs" / f"compare-0{number}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"output-0{number}" / "training_llama.log").read_text().startswith("Using parallelism strategy: ")
     assert start("compare", "compare.py", ["--results-dir", "output-00", "output-01"]) == 0
-    ranked = capsys.readouterr().out
-    assert " same run " in ranked
+    assert " same run " in (ranked := capsys.readouterr().out)
     assert "within noise" not in ranked, "a run is compared with itself"
 
 
@@ -97,8 +96,7 @@ def test_a_model_that_a_strategy_has_no_layout_for_is_left_out_and_fails_nothing
 def test_a_dry_run_prints_the_plan_of_each_strategy_and_starts_nothing(trainer, tmp_path, capsys):
     assert run("llama", "--dry-run") == 0
     out = capsys.readouterr().out
-    assert "Using parallelism strategy: maximum_performance\n" in out
-    assert "Using parallelism strategy: memory_optimized\n" in out
+    assert out.count("Using parallelism strategy: m") == 3
     assert out.count("Nothing was started or written.") == out.count(" cores") == 1
     assert run("llama", "--dry-run", "--json", "--runs", "3") == 0
     assert len(json.loads(capsys.readouterr().out)["plans"]) == 4 * 3, "one document, in which nothing is repeated"

@@ -254,25 +254,14 @@ def test_a_first_line_that_holds_start_up_does_not_count_without_a_trace_of_it(f
     assert note.format(first) in done.stdout
 
 
+MOE = r"  ((?:num|hidden|ffn|group|kv_channels|swiglu|moe_ffn|moe_layer|moe_router_topk|qk_layernorm)\w*) \.+ (.*)"
+
+
 def moe(**settings):
-    """Arguments of a mixture of 128 experts, and others."""
-    shape = {
-        "num_layers": 48,
-        "hidden_size": 2048,
-        "ffn_hidden_size": 6144,
-        "num_attention_heads": 32,
-        "num_query_groups": 4,
-        "group_query_attention": True,
-        "kv_channels": 128,
-        "swiglu": True,
-        "padded_vocab_size": 151936,
-        "num_experts": 128,
-        "moe_ffn_hidden_size": 768,
-        "moe_layer_freq": 1,
-        "moe_router_topk": 8,
-        "qk_layernorm": True,
-    }
-    return "".join(f"  {name} ................ {value}\n" for name, value in (shape | settings).items())
+    """The shape of Qwen3 30B A3B as the arguments of a log have it, a mixture of 128 experts, and other arguments."""
+    shape = dict(re.findall(MOE, (RUNS.parent / "logs" / "primus_qwen3_30b_a3b.log").read_text(encoding="utf8")))
+    known = shape | {"padded_vocab_size": 151936} | settings
+    return "".join(f"  {name} ................ {value}\n" for name, value in known.items())
 
 
 def steady(**fields):

@@ -74,7 +74,7 @@ def test_a_run_that_failed_or_ran_something_else_is_not_counted():
     open_end = measure(changed(whole, outcome="running"), MetricOptions())
     steps = f"steps so far: {len(whole.steps)}"
     assert not_counted_words(open_end) == f"no end was recorded: it is still running, or was killed with its launcher; {steps}"
-    assert (oom.metrics, not_counted_words(oom)) == (None, "out_of_memory: CUDA out of memory on rank 3")
+    assert (oom.metrics, not_counted_words(oom)) == (None, "out of memory: CUDA out of memory on rank 3")
     other = measure(changed(recorded("h100", "llama-0")[0], mismatches=("TP 4 asked, 1 ran",)), MetricOptions())
     assert "TP 4 asked, 1 ran" in not_counted_words(other)
     assert group_runs([oom, other]) == []

@@ -52,7 +52,7 @@ def test_two_machines_give_a_table_a_verdict_and_a_picture(tmp_path):
         rf"MI300X minimal_communication is fastest: {lead} ahead of the next, H100 SXM minimal_communication.*", verdict
     )
     assert "95 % interval" in done.stdout
-    assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
+    assert "Not counted: h100-qwen-oom: out of memory" in done.stdout
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert "compare.png" in done.stderr
 
@@ -184,6 +184,6 @@ def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_p
 def test_every_run_failed_is_said_and_draws_nothing(tmp_path):
     done = compare("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-oom", cwd=tmp_path)
     assert done.returncode == 1
-    assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
+    assert "Not counted: h100-qwen-oom: out of memory" in done.stdout
     assert "No run counts, so there is nothing to compare." in done.stdout
     assert not (tmp_path / "compare.png").exists()

@@ -45,7 +45,7 @@ def test_a_run_that_failed_has_a_row_with_its_outcome_and_no_figures(tmp_path):
     export("csv", tmp_path / "runs.csv")
     row = rows_of(tmp_path / "runs.csv")["h100-qwen-oom"]
     assert (row["outcome"], row["counted"], row["n"], row["tokens_per_second"]) == ("out_of_memory", "False", "", "")
-    assert row["not_counted_because"].startswith("out_of_memory: ")
+    assert row["not_counted_because"].startswith("out of memory: ")
 
 
 def test_text_that_a_spreadsheet_would_run_is_escaped_and_numbers_are_not(tmp_path):

@@ -45,7 +45,7 @@ def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
     done = analyze("--show-all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     counted, apart = done.stdout.split("Not counted\n")
-    assert "h100-qwen-oom: out_of_memory: CUDA out of memory on rank 3" in apart
+    assert "h100-qwen-oom: out of memory: CUDA out of memory on rank 3" in apart
     assert "asked for fp8, ran bf16" in apart
     assert "qwen" not in counted.split("All configurations")[1].split("More nodes")[0]
 

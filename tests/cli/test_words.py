@@ -45,7 +45,7 @@ ROW, ON_H100 = "megatron-bridge-2604-llama-3-70b-h100", ("--dry-run", "--set", "
         ("compare.py", (*COMPARE, "--fail-if-slower", "much"), "--fail-if-slower is 'much'."),
         ("compare.py", (*COMPARE, "--fail-if-slower", "150%"), "--fail-if-slower is '150%'."),
         ("compare.py", (*COMPARE, "--set", "warmup=few"), "--set warmup is 'few'"),
-        ("compare.py", (*COMPARE, "--baseline", "nothing"), "No run in nothing counts."),
+        ("compare.py", (*COMPARE, "--baseline", "nothing"), "The results hold no run in nothing."),
         ("peak", (*PEAK, "--nodes", "1,two"), "'two': It takes a whole number from 1"),
         ("peak", (*PEAK, "--nodes", "1,2,"), "'': It takes a whole number from 1"),
         ("peak", (*PEAK, "--scaling-efficiency", "1.5"), "--scaling-efficiency is '1.5'."),

@@ -130,6 +130,6 @@ def test_a_program_that_runs_out_of_memory_does_not_run_in_later_rounds(tmp_path
     done = engine_speed(tmp_path, *words, FAKE_TITAN_FAILS=failure)
     (row,) = json.loads((tmp_path / "engine_speed.json").read_text())
     assert [run["outcome"] for run in row["runs"]] == ["out_of_memory"]
-    assert "out_of_memory: The GPU ran out of memory" in done.stdout
+    assert "out of memory: The GPU ran out of memory" in done.stdout
     again = engine_speed(tmp_path, *words, "--resume")
     assert json.loads((tmp_path / "engine_speed.json").read_text())[0]["runs"] == row["runs"], again.stderr

@@ -83,7 +83,7 @@ def _outcome(result: RunResult) -> tuple[Finding, ...]:
     if run.outcome == "running":
         return (Finding(kind="no end", numbers=(len(result.steps),)),)
     if run.outcome != "completed":
-        return (Finding(kind="not completed", subjects=(run.outcome, f": {run.cause}" if run.cause else "")),)
+        return (Finding(kind="not completed", subjects=(run.outcome.replace("_", " "), f": {run.cause}" if run.cause else "")),)
     return tuple(Finding(kind="not as asked", subjects=(mismatch,)) for mismatch in run.mismatches)
 
 

@@ -4,9 +4,10 @@ Weak scaling gives every GPU the same work and grows the batch; strong scaling d
 a step decide; where they follow neither there is no series, because its efficiency would mix two causes.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -108,7 +109,9 @@ def series_of(groups: Sequence[Group]) -> list[Series]:
         for group in groups
         if id(group) not in used
     )
-    return [replace(one, left_out=left * (number == 0)) for number, (one, _) in enumerate(made)]
+    names = Counter((one.name, one.kind) for one, _ in made)
+    more = [f", {TRAITS['engine'].label(members[0].run)}" if names[one.name, one.kind] > 1 else "" for one, members in made]
+    return [replace(one, name=one.name + more[place], left_out=left * (place == 0)) for place, (one, _) in enumerate(made)]
 
 
 def _key(group: Group) -> tuple[object, ...]:
@@ -124,8 +127,7 @@ def _key(group: Group) -> tuple[object, ...]:
 def _series_by(groups: Sequence[Group]) -> list[tuple[Series, list[Group]]]:
     """Return series of equal keys and equal work per step and GPU, then per step."""
     all_series: list[tuple[Series, list[Group]]] = []
-    kinds: tuple[ScalingKind, ...] = ("weak", "strong")
-    for kind in kinds:
+    for kind in get_args(ScalingKind):
         alike: dict[tuple[object, ...], list[Group]] = {}
         for group in groups:
             tokens, parts = tokens_per_step(group.run), group.run.machine.gpus if kind == "weak" else 1

@@ -89,7 +89,7 @@ def left_out(some: Sequence[LeftOut], most: int | None = MOST_LEFT_OUT) -> list[
     """Name configurations that are no point, by the reason; count those beyond the first."""
     reasons: dict[str, list[str]] = {}
     for name, gpus, why in some:
-        reasons.setdefault(finding_words(why), []).append(f"{name} ({units.count(gpus)} GPUs)")
+        reasons.setdefault(finding_words(why), []).append(f"{name} ({units.count(gpus)} GPU{'s' * (gpus != 1)})")
     lines = []
     for words, names in reasons.items():
         rest = f", and {len(names) - most} more" if most is not None and len(names) > most else ""

@@ -351,7 +351,7 @@ def not_counted_words(item: Measured) -> str:
 def not_counted_briefly(item: Measured) -> str:
     """Say it in few words: how the run ended, or what kind of finding it is."""
     finding = item.not_counted[0]
-    return finding.subjects[0].replace("_", " ") if finding.kind == "not completed" else finding.kind
+    return finding.subjects[0] if finding.kind == "not completed" else finding.kind
 
 
 def lost_words(item: Measured) -> str:

@@ -165,8 +165,8 @@ def compare_runs(
         baselines = [group for group in groups if all(_is_in(place, item) for item in group.runs)]
         if not baselines:
             why = next((f"{run_name(item)}: {not_counted_words(item)}" for item in lost if _is_in(place, item)), None)
-            fix = None if why else "a folder that --results-dir also names"
-            raise ConfigError(f"No run in {place} counts.", where="--baseline", why=why, fix=fix)
+            what = f"No run in {place} counts." if why else f"The results hold no run in {place}."
+            raise ConfigError(what, where="--baseline", why=why, fix=None if why else "name it under --results-dir, too")
         ranked = compare.rankings(groups, question)
         others = [group for group in groups if group not in baselines]
         verdicts = [compare.verdict(compare.most_alike(baselines, group), group, question) for group in others]

@@ -59,7 +59,7 @@ ROW, ON_H100 = "megatron-bridge-2604-llama-3-70b-h100", ("--dry-run", "--set", "
         ("plan", (), "plan needs a model."),
         ("plan", (*PLAN, "--gpus", "64", "--budget", "1000"), "--tokens 1T"),
         ("plan", ("--model", "qwen3-next-80b-a3b", "--gpu", "H100 SXM"), "DeltaNet"),
-        ("plan", ("--model", "llama-3.1-70b", "--gpu", "H900"), "H100 SXM, H100 SXM 96GB HBM2e, H100 PCIe"),
+        ("plan", ("--model", "llama-3.1-70b", "--gpu", "H2000"), "try   H200 SXM, H200 NVL, H20"),
         ("plan", ("--model", "llama-4", "--gpu", "H100 SXM"), "There is no model 'llama-4'."),
         ("plan", (*PLAN, "--gpus", "64", "--nodes", "7"), "64 GPUs are not the same number on each of 7 nodes."),
         ("plan", (*PLAN, "--gpus", "63", "--nodes", "9", "--global-batch-size", "5"), "There is no valid layout."),

@@ -75,7 +75,7 @@ def test_relatives_of_a_name_are_of_its_series():
     for name, first in (
         ("MI300", "MI300X"),
         ("A30", "A100 SXM 40GB"),
-        ("RTX 4080", "RTX 3090"),
+        ("RTX 4080", "RTX 4090"),
         ("TPU v5e", None),
         ("Ascend 910C", None),
     ):

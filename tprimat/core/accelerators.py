@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from os.path import commonprefix
 from typing import Literal, get_args
 
 from tprimat.core.rows import RefuseUnknownKeys, read_rows
@@ -150,11 +151,11 @@ def taken_as(name: str | None) -> str | None:
 
 
 def resembling(device_name: str) -> list[Accelerator]:
-    """Return the near relatives of a name: those whose names hold it, else those of its series (H, MI, RTX)."""
+    """Return the near relatives of a name: those whose names hold it, else those of its series (H, MI, RTX), nearest first."""
     part, (first, *_) = _spelling(device_name), [*_spelling(device_name).split(), ""]
-    foreign = first.isalpha() and first not in SERIES_WORDS  # TPU v5e is no relative of V100
-    series = set() if foreign else _series(part)
-    return called(device_name) or [accelerator for accelerator in accelerators() if series & _series(_spelling(accelerator.name))]
+    series = _series(part) if first in SERIES_WORDS or not first.isalpha() else set()  # TPU v5e is no relative of V100
+    alike = [accelerator for accelerator in accelerators() if series & _series(_spelling(accelerator.name))]
+    return called(device_name) or sorted(alike, key=lambda one: commonprefix([part, _spelling(one.name)]), reverse=True)  # noqa: RUF071 - no paths
 
 
 def _series(spelling: str) -> set[str]:

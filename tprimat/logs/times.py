@@ -171,7 +171,7 @@ def _timing_notes(logged: Sequence[LoggedStep], times: Mapping[int, float | None
     if lost := [former.step + gap for former, later in pairwise(logged[1:]) if later.step > former.step + gap]:
         notes.append(f"lines are missing in the log: from {names_of(lost)} on")
     if untimed := sum(seconds is None for seconds in times.values()):
-        notes.append(f"logged steps without a time, which are left out: {untimed}")
+        notes.append(f"logged steps without a usable time, which are left out: {untimed}")
     return notes
 
 

@@ -230,8 +230,9 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
         return f"The option {path[-1]} is gone.", None, instead
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        fix = close[0] if close else f"one of: {', '.join(known)}"
+        places = {place[-1]: ".".join(place) for place in _keys_below(path[:-1])} | {name: name for name in known}
+        close = difflib.get_close_matches(path[-1], known, n=1) or difflib.get_close_matches(path[-1], places, n=1)
+        fix = places[close[0]] if close else f"one of: {', '.join(known)}"
         return f"{path[-1]} is not a key of {'.'.join(path[:-1]) or 'the configuration'}.", None, fix
     if detail["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
         return f"{key} is missing.", "It has no default.", f"add {path[-1]}: ..."
@@ -258,6 +259,12 @@ def _shown(value: object) -> str:
         return "empty"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
+
+
+def _keys_below(path: KeyPath) -> Iterator[KeyPath]:
+    for key in _known_keys(path):
+        yield (*path, key)
+        yield from _keys_below((*path, key))
 
 
 def _known_keys(path: KeyPath) -> list[str]:

@@ -95,7 +95,8 @@ def how_sure(best: Candidate, rates: Rates) -> str:
         return " to ".join(units.signed_percent(math.expm1(end), 0) for end in (-spread, spread))
 
     measured_on = ", ".join(f"{rows} on {accelerator}" for accelerator, rows in step.measured_on.items())
-    proof = f"of {units.count(step.rows)} held-out results ({step.kind}: {measured_on}), 90 % lay within"
+    kind = step.kind.replace("embedded", "megatron")  # the engine, as the commands call it
+    proof = f"of {units.count(step.rows)} held-out results ({kind}: {measured_on}), 90 % lay within"
     words = f"Predicted from {rates.source}: {proof} {range_of(step.spread)} of the prediction."
     width, late = math.log(step.step_seconds / step.low), step.high / step.step_seconds - 1
     assumed = f"{range_of(width)} is assumed" if step.widened else "the same range is assumed"

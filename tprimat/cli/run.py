@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tprimat.plan.schema import RunPlan
     from tprimat.runner.cells import Cell, CellResult, PlannedEntry
     from tprimat.runner.request import RunRequest
-    from tprimat.runner.session import Session
 
 HOW = "how"
 SETTABLE = f"--set KEY=VALUE sets any key of the configuration, and these:\n{names_listed(OPTIONS)}"
@@ -64,9 +63,9 @@ def run(options: argparse.Namespace) -> int:
         print(notice, file=sys.stderr)
     if len({plan.strategy for session in sessions for plan in session.plans}) > 1:
         say_processes(plan for session in sessions for plan in session.plans)
-    if options.dry_run:
-        return _show_plans(sessions, request, options)
     cells = [Cell(session=session, plan=plan) for session in sessions for plan in session.plans]
+    if options.dry_run:
+        return _show_plans(cells, request, options)
     results = run_cells(cells, resume=options.resume)
     if not options.json:
         _show_runs(results, RACE if request.is_auto and layouts_to_measure(request) else None)
@@ -77,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _say_left(cells: "Sequence[Cell]", results: "Sequence[CellResult]", call: str) -> None:
-    left = len(cells) - sum(result.counts or not result.stop_signal for result in results)
-    if left:
+    if left := len(cells) - sum(result.counts or not result.stop_signal for result in results):
         print(f"stopped: {left} of {len(cells)} runs are left; {call} continues from here", file=sys.stderr)
 
 
@@ -92,7 +90,7 @@ def _combinations(options: argparse.Namespace, request: "RunRequest") -> int:
     refuse_nothing(entries)
     cells = [cell for entry in entries for cell in entry.cells]
     if options.dry_run:
-        return _show_plans([cell.session for cell in cells], request, options)
+        return _show_plans(cells, request, options)
     results = run_cells(cells, resume=True, retry_failed=options.resume)
     if options.json:
         _print_document(results)
@@ -148,7 +146,7 @@ def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _show_plans(sessions: "Iterable[Session]", request: "RunRequest", options: argparse.Namespace) -> int:
+def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argparse.Namespace) -> int:
     """Print plans, and once what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.checks import show_checks
     from tprimat.engines.base import engine_named
@@ -160,8 +158,8 @@ def _show_plans(sessions: "Iterable[Session]", request: "RunRequest", options: a
     from tprimat.runner.checks import check_session, command_shown, predicted_lead
     from tprimat.runner.run import announcement
 
-    planned = list({id(session): session for session in sessions}.values())  # repetitions share one
-    every = [plan for session in planned for plan in session.plans]
+    planned = list({id(cell.session): cell.session for cell in cells}.values())  # repetitions share one
+    every = [cell.plan for cell in cells]
     checks = [check for session in planned for check in check_session(session, several=len(every) > 1)]
     checks = sorted(dict.fromkeys(checks), key=lambda check: check.name == "disk")
     failed = any(check.status == "problem" for check in checks)
@@ -180,7 +178,8 @@ def _show_plans(sessions: "Iterable[Session]", request: "RunRequest", options: a
         environment = {**command.environment, **masked_environment(plan.environment)}
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         words = without_secrets(" ".join([*variables, shlex.join(command.argv)]))
-        print(f"{plan.model} ({work.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
+        swept = f" {cells[place].label}" if "=" in cells[place].label else ""
+        print(f"{plan.model} ({work.shape.name}){swept} on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
         print(
             f"Workload: {plan.steps} step{'s' * (plan.steps > 1)} of {work.global_batch_sequences} x {work.sequence_tokens} "
@@ -222,7 +221,7 @@ def sweep(options: argparse.Namespace) -> int:
     for twin in dict.fromkeys(f"{later.name} is {first.plan.strategy} on {later.plan.platform}" for later, first in twins):
         print(f"{twin}: run once", file=sys.stderr)
     if options.dry_run:
-        return _show_plans([cell.session for cell in cells], request, options)
+        return _show_plans(cells, request, options)
     results = run_cells(cells, resume=not options.fresh)
     success = complete(results, cells) and not any(entry.refusal and not entry.left_out for entry in entries)
     _say_left(cells, results, "the same call")

@@ -19,6 +19,8 @@ from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 FP8_MULTIPLE = 16
 """cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
 
+NO_GAIN = "no record shows a gain here"
+
 
 class EmbeddedEngine(WorkerEngine):
     """Runs everywhere; its packages are checked when a run starts, so that plans can be made without them."""
@@ -53,11 +55,11 @@ class EmbeddedEngine(WorkerEngine):
         return {**super().options(plan), "cuda_graphs": launches_graphs(plan)}
 
     def remark(self, plan: RunPlan) -> str | None:
-        """Say that CUDA graphs run, why, and what recording them costs."""
+        """Say that CUDA graphs run, why, and what recording them costs; or that GPUs will wait for the host, which graphs end."""
         if not launches_graphs(plan):
-            return None
+            return _late_host(plan)
         row = measured_gain(plan)
-        gain = f"a record shows {row.gain:.3f} x ({row.name} in data/cuda_graphs.yaml)" if row else "no record shows a gain here"
+        gain = f"a record shows {row.gain:.3f} x ({row.name} in data/cuda_graphs.yaml)" if row else NO_GAIN
         seconds = f"about {row.recording_seconds:g} s" if row else "about a second"
         return f"CUDA graphs: on, {gain}; recording makes step {STEPS_WITHOUT_GRAPHS} {seconds} longer"
 
@@ -96,6 +98,14 @@ class EmbeddedEngine(WorkerEngine):
             fp8_output_layer=options.get("fp8_output_layer") is True,
             launches_own_layers=options.get("cuda_graphs") is not True,
         )
+
+
+def _late_host(plan: RunPlan) -> str | None:
+    late, step = (of.time.get("host", 0.0), of.step_seconds or 0.0) if (of := plan.prediction) else (0.0, 0.0)
+    if late <= 0.1 * step or plan.engine_options.cuda_graphs != "auto" or any(why[0] for why in _of_cuda_graphs(plan)):
+        return None
+    way = "--set platform_optimizations.nvidia.engine_options.cuda_graphs=true"
+    return f"CUDA graphs: off, {NO_GAIN}; by prediction GPUs wait for the host {late:.1f} of {step:.1f} s a step: {way}"
 
 
 def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:

@@ -57,10 +57,8 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
 
 def _remarks(comparison: Comparison) -> list[str]:
     caveats = words.caveats(comparison.rankings, findings(comparison.groups, words.run_name)) if comparison.groups else []
-    return [
-        *caveats,
-        *(f"Not counted: {words.run_name(item)}: {words.not_counted_words(item)}" for item in comparison.not_counted),
-    ]
+    lost = [f"Not counted: {words.run_name(item)}: {words.not_counted_words(item)}" for item in comparison.not_counted]
+    return [*caveats, *lost]
 
 
 def markdown(comparison: Comparison) -> str:

@@ -207,9 +207,8 @@ def advised(explanation: Explanation, asked: Unit = "tflops") -> list[str]:
         tight = "" if advice.fits else "; memory too tight to promise"
         gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted{tight})"
         again = "run again with " if advice.words.startswith("--") else ""
-        lines.append(
-            f"{LOSS_NAMES[advice.name]}, {size}: {again}{advice.words}{gain}" + (f"; {advice.remark}" if advice.remark else "")
-        )
+        remark = f"; {advice.remark}" if advice.remark else ""
+        lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {again}{advice.words}{gain}{remark}")
     return lines
 
 

@@ -272,7 +272,7 @@ def caveats(rankings: Sequence[Ranking], findings: Sequence[Shared] = ()) -> lis
         of_peak = f"; MFU is of the {'sparse' if sparse else 'dense'} peak" if peaks else ""
         lines.append(f"FLOP counted {convention}{of_peak}.")
     judged = [one for ranking in rankings for one in ranking.against_best if one is not None]
-    weakest = min(judged, key=lambda verdict: (min(verdict.runs), -verdict.assumed_spread), default=None)
+    weakest = min(judged, key=lambda one: (min(one.runs), -one.assumed_spread * (1 in one.runs), sum(one.runs)), default=None)
     if weakest is not None and min(weakest.runs) < FEWEST_RUNS:
         lines.append(f"The weakest comparison here has {evidence_words(weakest)}. Repeat with --runs 3.")
     listed = {trait.name for verdict in judged for trait in verdict.traits}

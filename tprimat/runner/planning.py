@@ -186,6 +186,10 @@ def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = Non
     if code is None or plan.workload.matmul_dtype == "fp32":
         what = f"The engine {plan.engine} in {plan.workload.matmul_dtype} cannot be predicted."
         raise ConfigError(what, where="--engine", fix="--engine megatron --precision bf16")
+
+    def as_run(question: LayoutQuestion, work: FullWorkload) -> Implementation:
+        return replace(code, launches_own_layers=not launches_graphs(_with(plan, question, work)))
+
     return LayoutQuestion(
         work=replace(plan.workload, implementation=code, recompute_modules=None, recompute_layers=None),
         gpus=plan.nodes * plan.gpus_per_node,
@@ -194,24 +198,14 @@ def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = Non
         engine=plan.engine,
         equal_stages=True,
         refusal=refusal_by(plan),
-        as_run=_as_run(plan, code) if code.name == EMBEDDED.name else None,
+        as_run=as_run if code.name == EMBEDDED.name else None,
     )
 
 
 def refusal_by(plan: RunPlan) -> Callable[[LayoutQuestion, FullWorkload], UserError | None]:
     """Return a function that asks the engine of a plan about other layouts, batches and numbers of GPUs."""
-    engine = engine_named(plan.engine)
-
-    def refusal(question: LayoutQuestion, work: FullWorkload) -> UserError | None:
-        return engine.refusal_of_layout(_with(plan, question, work), lambda *keys: ".".join(keys), question.work.code)
-
-    return refusal
-
-
-def _as_run(plan: RunPlan, code: Implementation) -> Callable[[LayoutQuestion, FullWorkload], Implementation]:
-    """Return a function that tells whether the host launches a workload's layers, or CUDA graphs do."""
-    by_host, by_graphs = (replace(code, launches_own_layers=by_host) for by_host in (True, False))
-    return lambda question, work: by_graphs if launches_graphs(_with(plan, question, work)) else by_host
+    refusal = engine_named(plan.engine).refusal_of_layout
+    return lambda question, work: refusal(_with(plan, question, work), lambda *keys: ".".join(keys), question.work.code)
 
 
 def _with(plan: RunPlan, question: LayoutQuestion, work: FullWorkload) -> RunPlan:

@@ -128,9 +128,8 @@ def measure_as_rank(request: ProbeRequest) -> None:
     from tprimat.probe import case, catalogue, collectives
 
     with collectives.process_group() as bench:
-        log = case.ProbeLog(None)
-        if collectives.is_first():
-            log = case.ProbeLog(request.file, resume=request.resume, tell=tell)
+        first = collectives.is_first()
+        log = case.ProbeLog(request.file, resume=request.resume, tell=tell) if first else case.ProbeLog(None)
         for kind in request.kinds:
             for _ in catalogue.records(kind, None, (), bench, log):
                 pass

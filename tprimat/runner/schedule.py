@@ -151,7 +151,8 @@ def make_run(cell: Cell, logs: set[Path], group: NodeGroup | None, which: str) -
         with contextlib.suppress(OSError):  # what cannot be removed is reported when it cannot be written
             log.unlink(missing_ok=True)
     logs.add(log)
-    say(f"{which}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}")
+    remark, heading = engine_named(plan.engine).remark(plan), f"{which}{plan.model}: engine {plan.engine} ({plan.engine_reason})"
+    say("\n".join(filter(None, [heading, announcement(plan), remark])))
     wait_until_free(plan)
     run = run_plan(cell.session, plan, group)
     if which:

@@ -196,8 +196,8 @@ class EngineOptions(RefuseUnknownKeys):
     """Under sequence parallelism, multiply one piece while another travels, in our own layers on NVIDIA GPUs of one machine that
     read each other's memory; elsewhere it is off."""
     cuda_graphs: Flag | Literal["auto"] = "auto"
-    """Launch the passes of each micro-batch as one CUDA graph, for micro-batches so short that the GPU waits for the host; auto:
-    for layouts of which a record shows a gain (data/cuda_graphs.yaml)."""
+    """Launch the passes of each micro-batch as one CUDA graph, in a pipeline each pass, for micro-batches so short that the GPU
+    waits for the host; auto: for layouts of which a record shows a gain (data/cuda_graphs.yaml)."""
     distributed_optimizer: Flag = True
     fully_shard: Flag = False
     """Split weights, gradients and optimizer states over the replicas; each layer is gathered to compute (ZeRO-3, FSDP2)."""

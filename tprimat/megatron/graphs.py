@@ -134,9 +134,9 @@ class Slot:
     received: Tensor | None
     """From the stage before."""
     sent: Tensor
-    """To the next stage; of the last one its losses."""
+    """To the next stage; the last stage's losses."""
     gradient: Tensor
-    """Of what was sent."""
+    """With respect to `sent`."""
     launches: list[Callable[[], None]] = field(default_factory=list)
     """Of the forward and the backward pass."""
 
@@ -145,7 +145,7 @@ class StageGraphs:
     """Runs the passes of a pipeline stage for Megatron's schedule, from the third step on as graphs.
 
     `forward_pass` takes tokens and what the stage before sent, None at the first stage. Each recorded pass runs in the context
-    `alone`, in which no replica waits for another.
+    `alone`, in which no replica waits for another. At most `in_flight` micro-batches are between their passes.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class StageGraphs:
         self._steps, self._micro_batch = self._steps + 1, 0
         if self._steps == STEPS_BEFORE + 1:
             with self._alone():
-                pass
+                pass  # tensor ranks are then where every recorded pass leaves them
             for number, slot in self._slots.items():
                 self._record(slot, number)
 

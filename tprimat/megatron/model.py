@@ -88,17 +88,26 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         **(_transformer_engines(plan) if options.layers == "transformer_engine" else unfused),
         **config_fields(shape),
         **layout_fields(layout),
-        # With two stages both directions connect the same two ranks, and batched messages would be mixed up
-        # (Megatron-LM's validate_args requires overlap there for that reason).
-        overlap_p2p_comm=layout.virtual_pipeline is not None,
-        batch_p2p_comm=layout.virtual_pipeline is None,
-        # Otherwise the host waits for the device after each message (needed before torch 1.13), and launches no graph ahead.
-        batch_p2p_sync=not launches_graphs(plan),
+        **_messages(plan),
         num_layers_in_last_pipeline_stage=layers_of_last_stage(shape, layout.pipeline) if balanced else None,
         **recompute_fields(plan.workload),
         **_experts(plan, options),
         **_latent_attention(shape),
     )
+
+
+def _messages(plan: RunPlan) -> dict[str, bool]:
+    """Return how stages of a pipeline send activations."""
+    virtual = plan.workload.layout.virtual_pipeline is not None
+    return {
+        # With two stages both directions connect the same two ranks, and batched messages would be mixed up
+        # (Megatron-LM's validate_args requires overlap there for that reason).
+        "overlap_p2p_comm": virtual,
+        "batch_p2p_comm": not virtual,
+        # True: the host waits for the device after each message, and so launches no graph ahead. Megatron-Core guards with it
+        # against a race of torch that pytorch/pytorch#82450 mended.
+        "batch_p2p_sync": not launches_graphs(plan),
+    }
 
 
 def _leave_as_is(weight: Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 Sources: the manuals of sbatch and srun, 22.05 and later.
 """
 
+import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +81,10 @@ def of_the_job(words: Sequence[str]) -> Iterator[str]:
 
 
 def submit(request: RunRequest, words: Sequence[str]) -> int:
-    """Submit a job that makes a call, and wait for its end; return 0 when it completed. Ctrl-C ends the waiting, not the job."""
+    """Submit a job that makes a call, and wait for its end; return 0 when it completed. Ctrl-C ends the waiting, not the job.
+
+    sbatch --wait exits with 0, too, where it asks while the processes of a cancelled job are still ending.
+    """
     options, command, session = job_of(request, words)
     path = session.output / "slurm.sh"
     write_atomically(path, script(options, command), private=True)  # its command may hold what the user gave by --set
@@ -88,8 +93,19 @@ def submit(request: RunRequest, words: Sequence[str]) -> int:
         print(f"warning: {session.output} is in use by {holder}; {fails}", file=sys.stderr)
     print(f"{path}: its output goes to {session.output}/slurm-%j.log; scancel ends it", file=sys.stderr, flush=True)
     try:
-        done = subprocess.run(["sbatch", "--wait", str(path)], stdout=sys.stderr, check=False)
+        with subprocess.Popen(["sbatch", "--wait", str(path)], stdout=subprocess.PIPE, text=True) as sbatch:
+            said = sbatch.stdout.readline() if sbatch.stdout else ""
+            print(said, end="", file=sys.stderr, flush=True)
     except OSError as error:
         fix = "start this on a login node of the cluster"
         raise LaunchError(f"sbatch cannot be started: {error.strerror}.", where="--launcher slurm", fix=fix) from error
-    return min(done.returncode, 1)
+    job = re.search(r"\d+", said)
+    return int(sbatch.returncode != 0 or (job is not None and last_state(job[0]) not in {"COMPLETED", ""}))
+
+
+def last_state(job: str) -> str:
+    """Return the state in which a job ended; nothing where SLURM has forgotten it."""
+    question = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"]
+    while (state := subprocess.run(question, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()) == "COMPLETING":
+        time.sleep(1)
+    return state

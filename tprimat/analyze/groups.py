@@ -207,8 +207,7 @@ def labels_among(groups: Sequence[Group]) -> list[tuple[tuple[str, str], ...]]:
 def _labels(kinds: Sequence[Kind], *, folders_first: bool) -> list[tuple[tuple[str, str], ...]]:
     """Label each kind by model and accelerator, adding a further trait only where it distinguishes two groups, last the folder.
 
-    Returns:
-        Key -> words of each part of each label.
+    A label's parts are keys with their words.
     """
     names = ["folder", *TRAITS, "file"]
     shown = [*range(folders_first), names.index("model"), names.index("accelerator")]

@@ -214,11 +214,7 @@ def _apart_at_the_end(rows: Array, within: float, of_one: float = LIMITS["one_pa
 
     A late divergence inflates the variance of the steps that it is in, and of many pairs only one may diverge: so from three on
     each is tested, against the noise of all, and differs if it is as far off as `of_one`.
-
-    Args:
-        rows: relative differences, shape (pairs, steps).
-        within: the margin.
-        of_one: by how much one of several must differ.
+    `rows` are relative differences, shape (pairs, steps).
     """
     least = of_one if len(rows) >= LIMITS["fewest_seeds"] else 0.0
     tested, count = rows if least else rows.mean(axis=0, keepdims=True), rows.shape[1]

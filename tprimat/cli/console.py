@@ -91,11 +91,10 @@ def say(text: str) -> None:
 
 
 def run_as_script(program: Callable[[], int]) -> int:
-    """Run a program whose reader may leave.
+    """Run a program whose reader may leave; return its status, whether or not anybody read to the end.
 
-    Returns:
-        the program's status, whether or not anybody read to the end; 1 instead of 0 where a file holds less than was printed;
-        130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, each with no temporary file left.
+    It is 1 instead of 0 where a file holds less than was printed; and 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, each
+    with no temporary file left.
     """
     former = sys.stdout, sys.stderr
     # Where Python was started with a closed descriptor, the stream is None.

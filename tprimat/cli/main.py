@@ -72,11 +72,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `tprimat COMMAND ...`.
-
-    Returns:
-        the exit status: 0 success, 1 a failed run or a bad file, 2 the user's mistake, 130 Ctrl-C, 143 SIGTERM.
-    """
+    """Run a command. Exit status: 0 success, 1 a failed run or a bad file, 2 the user's mistake, 130 Ctrl-C, 143 SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     listing = "\n".join(f"  {name:<14}{row['summary']}" for name, row in COMMANDS.items())
     parser = Parser(

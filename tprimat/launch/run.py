@@ -137,11 +137,7 @@ class Watcher(Protocol):
 
 
 def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-    """Start a run, follow it to its end, and record how it ended.
-
-    Returns:
-        the record as written to run.json, and all steps, even if the disk was full.
-    """
+    """Start a run, follow it to its end, and return the record in run.json with all steps, even if the disk was full."""
     launch.directory.write_run(launch.record)
     launch.directory.reserve_space()
     with Interrupts() as interrupts:  # until the last record is written: an impatient second Ctrl-C must not lose it

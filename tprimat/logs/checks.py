@@ -60,10 +60,7 @@ def logged_claims(contents: LogContents) -> Claims:
 
 
 def check_claims(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
-    """Check every claim that the log has a value for.
-
-    Returns:
-        the claims, and a caution about the accelerator where no step was measured.
+    """Check every claim that the log has a value for; return them with a caution about the GPU where no step was measured.
 
     Raises ConfigError: the log says something else; names the line.
     """
@@ -81,10 +78,8 @@ def check_claims(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
 def check_device(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
     """Check the accelerator that a caller names against what the log shows of its devices.
 
-    Returns:
-        the claims; those of a run without a speed with what the log shows instead, and a caution that says so.
-
-    Raises ConfigError: steps were measured on another platform, or with memory of another size; names the lines.
+    A run without a speed gets what the log shows instead, and a caution that says so. Raises ConfigError: steps were measured on
+    another platform, or with memory of another size; names the lines.
     """
     known, backend = find_accelerator(claims.accelerator), platform_of(claims.accelerator)
     for line, seen in reading.devices.items() if backend else ():
@@ -238,9 +233,7 @@ def check_model(
 ) -> tuple[tuple[str, ...], ModelShape | None]:
     """Check what the log prints about the model against its shape: arguments, number of parameters, TFLOP/s.
 
-    Returns:
-        cautions, one of which says so where the log prints none of them; and the shape, None where another may have run.
-
+    Return cautions, one of which says so where the log prints none of them; and the shape, None where another may have run.
     Raises ConfigError: the log contradicts the model; names the lines.
     """
     contents, line_of = reading.contents, reading.contents.evidence_line.get
@@ -319,8 +312,7 @@ def _check_flop(
 ) -> str | None:
     """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all.
 
-    Returns:
-        a caution where the sequence length is stated nowhere, and they differ by less than 3 times.
+    Only caution where the sequence length is stated nowhere, and they differ by less than 3 times.
     """
     if not logged:
         return None

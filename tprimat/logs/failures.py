@@ -64,16 +64,10 @@ CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 def classify(
     exit_code: int | None, lines: Iterable[str], steps: Sequence[StepRecord], *, oom_killed: bool = False
 ) -> Failure | None:
-    """Find the cause of death of a run that the launcher did not stop.
+    """Find why a run died that the launcher did not stop, by the lines of its log and of its ranks' own; None: it completed.
 
-    Args:
-        exit_code: of the process; a negative number is a signal. Shells report 128 plus the signal number.
-        lines: of the log and of the ranks' own logs.
-        steps: the steps that were measured.
-        oom_killed: whether the kernel counted an out-of-memory kill during the run.
-
-    Returns:
-        None if the run completed.
+    A negative exit code is a signal; shells report 128 plus its number. `oom_killed`: the kernel counted an out-of-memory kill
+    during the run.
     """
     if exit_code == 0:
         nothing = "The process ended without an error and without a single step."
@@ -123,12 +117,7 @@ AGAIN = "the same command with --resume makes this run again, and skips those th
 
 
 def stopped_by(name: str, seconds_left: float | None) -> Failure:
-    """Return why a run ended that its launcher stopped because of a signal.
-
-    Args:
-        name: of the signal, such as SIGTERM.
-        seconds_left: until the scheduler's time limit; None if there is none or it is unknown.
-    """
+    """Return why a run ended that its launcher stopped because of a signal, by the time until the scheduler's limit, if known."""
     margin = 900 if name in {"SIGUSR1", "SIGUSR2"} else 10  # a warning that a user asked for comes earlier than SIGTERM
     if seconds_left is None or seconds_left > margin or name in {"SIGINT", "SIGHUP"}:
         return Failure(outcome="interrupted", cause=f"Stopped by {name}.", hint=AGAIN)

@@ -81,11 +81,7 @@ def kinds_of(work: FullWorkload, accelerator: Accelerator) -> tuple[str, ...]:
 def expected(work: FullWorkload, accelerator: Accelerator, gpus_per_node: int, *, measured: bool = False) -> Expected:
     """Correct a step that is predicted to take a second, and give it an interval.
 
-    Args:
-        work: what runs.
-        accelerator: what it runs on.
-        gpus_per_node: GPUs of a node.
-        measured: it was predicted from probes of the machine, which has errors of its own.
+    `measured`: it was predicted from probes of the machine, which has errors of its own.
     """
     traits, kinds = traits_of(work, accelerator, gpus_per_node), kinds_of(work, accelerator)
     part = "probes" if measured else "published"

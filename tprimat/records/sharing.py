@@ -138,7 +138,8 @@ def _without_folders(text: str) -> str:
 
 def _shared(value: Any, name: str, hosts: Hosts) -> Any:
     if name == "engine_options":
-        return _options(value)
+        # Names are the engine's own: text that is no plain word stays here.
+        return _with_texts(value, "", lambda key, text: MASKED if SECRET_NAME.fullmatch(key) else plain_or_digest(key, text))
     if name == "command":
         return [shareable_text(word, hosts) for word in masked_command(value)]
     if isinstance(value, Mapping):
@@ -154,11 +155,6 @@ def _shared(value: Any, name: str, hosts: Hosts) -> Any:
     if name in NAMES:
         return _without_folders(masked_name(value))
     return hosts[value] if name == "host" else Path(value).name if name == "path" else LEFT_OUT
-
-
-def _options(value: Any, name: str = "") -> Any:
-    """Return the options of an engine, whose names are its own: text that is no plain word stays here."""
-    return _with_texts(value, name, lambda key, text: MASKED if SECRET_NAME.fullmatch(key) else plain_or_digest(key, text))
 
 
 def _with_texts(value: Any, name: str, change: Callable[[str, str], str]) -> Any:

@@ -13,7 +13,6 @@ from tprimat.analyze.metrics import watts_per_gpu
 from tprimat.analyze.traits import processors, tokens_per_step
 from tprimat.core.flops import parameters
 from tprimat.core.rows import DATA, document, placed
-from tprimat.report.tables import csv_cell
 from tprimat.report.words import finding_words, not_counted_words, without_mfu
 
 Value = bool | int | float | str | None
@@ -64,5 +63,6 @@ def comma_separated(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(rows[0])
-    writer.writerows([csv_cell(value) for value in row.values()] for row in rows)
+    for row in rows:
+        writer.writerow([re.sub(r"^([=+@\t\r-])", r"'\1", value) if isinstance(value, str) else value for value in row.values()])
     return out.getvalue()

@@ -155,11 +155,3 @@ def with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> st
 def plural(number: int, noun: str) -> str:
     """Format a count: '1 run', '1,200 runs'."""
     return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"
-
-
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
-
-
-def csv_cell(value: object) -> object:
-    """Return a value for a CSV file; text that a spreadsheet would run as a formula gets an apostrophe in front."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_SIGNS) else value

@@ -189,8 +189,7 @@ def _is_in(place: Path, item: Measured) -> bool:
 def regression_gate(comparison: Comparison, margin: float) -> tuple[list[str], list[str]]:
     """Open only where every candidate is shown not to be slower than its baseline by more than a fraction (non-inferiority).
 
-    Returns:
-        what is shown to be slower, and where neither is shown: not compared, another loss, few runs, a wide interval, a lost run.
+    Return what is shown to be slower, and where neither is: not compared, another loss, few runs, a wide interval, a lost run.
     """
     closed: list[str] = []
     undecided = [lost_words(item) for item in comparison.lost_candidates]

@@ -85,8 +85,7 @@ def refuse_unlike(hellos: Sequence[Hello], plan: RunPlan) -> None:
 def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     """Do this node's part of each run that the first node starts, until it has no more.
 
-    Returns:
-        the first node's exit status; 1 if it was lost; 128 and the number of the signal that stopped this node.
+    Return the first node's exit status; 1 if it was lost; 128 and the number of the signal that stopped this node.
     """
     name = f"node {nodes.rank} of {nodes.count}"
     with Interrupts() as interrupts:

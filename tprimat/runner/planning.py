@@ -1,6 +1,6 @@
 """Answer which layout is fastest and fits: from what a user asks to a question, the machine's rates, and all candidates."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -190,6 +190,7 @@ def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = Non
     def as_run(question: LayoutQuestion, work: FullWorkload) -> Implementation:
         return replace(code, launches_own_layers=not launches_graphs(_with(plan, question, work)))
 
+    refusal = engine_named(plan.engine).refusal_of_layout
     return LayoutQuestion(
         work=replace(plan.workload, implementation=code, recompute_modules=None, recompute_layers=None),
         gpus=plan.nodes * plan.gpus_per_node,
@@ -197,15 +198,9 @@ def question_of(plan: RunPlan, accelerator: Accelerator, named: str | None = Non
         memory_bytes=accelerator.usable_bytes,
         engine=plan.engine,
         equal_stages=True,
-        refusal=refusal_by(plan),
+        refusal=lambda question, work: refusal(_with(plan, question, work), lambda *keys: ".".join(keys), question.work.code),
         as_run=as_run if code.name == EMBEDDED.name else None,
     )
-
-
-def refusal_by(plan: RunPlan) -> Callable[[LayoutQuestion, FullWorkload], UserError | None]:
-    """Return a function that asks the engine of a plan about other layouts, batches and numbers of GPUs."""
-    refusal = engine_named(plan.engine).refusal_of_layout
-    return lambda question, work: refusal(_with(plan, question, work), lambda *keys: ".".join(keys), question.work.code)
 
 
 def _with(plan: RunPlan, question: LayoutQuestion, work: FullWorkload) -> RunPlan:

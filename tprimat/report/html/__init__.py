@@ -36,13 +36,7 @@ def html_report(
 ) -> str:
     """Return the page. The same results give the same bytes, since it holds no date but theirs.
 
-    Args:
-        rankings: all groups of runs that count, each once.
-        explained: where the throughput went in the first run of the fastest configuration of each workload.
-        not_counted: the other runs.
-        problems: files that could not be read.
-
-    Raises LaunchError: plotly, which draws the curves, is not installed.
+    `explained`: a run of the fastest configuration of each workload. Raises LaunchError: plotly, which draws curves, is missing.
     """
     groups, works = [group for ranking in rankings for group in ranking.groups], ranked_workloads(rankings)
     runs = [*(item for group in groups for item in group.runs), *not_counted]

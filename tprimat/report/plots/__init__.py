@@ -62,11 +62,6 @@ def looks(count: int) -> list[Look]:
     return [Look(PALETTE[i % colors], LINE_STYLES[(i + i // colors) % lines]) for i in range(count)]
 
 
-def looks_of(names: Sequence[str]) -> dict[str, Look]:
-    """Return a look for each of the first MOST_SERIES names."""
-    return dict(zip(list(dict.fromkeys(names))[:MOST_SERIES], looks(MOST_SERIES), strict=False))
-
-
 def readable_log_ticks(axes: "Axes") -> None:
     """Mark a logarithmic vertical axis at 1, 2, 5 and their decades; in steps where it spans less than a decade."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
@@ -137,11 +132,8 @@ LABEL_INCHES = 3.2
 """Width of a line next to the bars; a longer label takes several lines."""
 
 
-def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bool = True, height: float = 0.7) -> None:
-    """Draw horizontal bars from the top down, with values at their ends, for which a panel of this width has room.
-
-    `height` is that of a bar as a share of its row.
-    """
+def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bool = True) -> None:
+    """Draw horizontal bars from the top down, with values at their ends, for which a panel of this width has room."""
     right = 0.0
     top = max((row.high or row.value for row in rows if row.value is not None), default=1.0)
     for place, row in enumerate(rows):
@@ -149,7 +141,7 @@ def bars(axes: "Axes", rows: Sequence[Bar], panel_inches: float, *, labelled: bo
         right = max(right, ((row.high or row.value or 0) + top * 0.02) / max(0.2, 1 - text / panel_inches / ROOM))
         if row.value is not None:
             look = row.look or Look(REST, "-")
-            axes.barh(place, row.value, height=height, color=look.color, edgecolor="white")
+            axes.barh(place, row.value, height=0.7, color=look.color, edgecolor="white")
             axes.text((row.high or row.value) + top * 0.02, place, row.text, va="center", size=SMALL, in_layout=False)
             if row.low is not None and row.high is not None:
                 arms = [[max(0.0, row.value - row.low)], [max(0.0, row.high - row.value)]]  # equal steps differ by rounding
@@ -313,8 +305,3 @@ class BarPanel:
         lines = max((len(wrapped(row.label, LABEL_INCHES, LABEL)) for row in self.rows), default=1)
         height = 1.1 + (0.15 + 0.15 * lines) * max(len(self.rows), 2)
         return Panel(height=height, draw=draw, rows=which, present=any(row.value is not None for row in self.rows))
-
-
-def rest_note(named: int) -> str:
-    """Return the note about configurations without a color of their own."""
-    return f"Gray: {named} more configurations; the {MOST_SERIES} in color are the fastest of each workload."

@@ -1,7 +1,7 @@
 """Draw the six panels of a comparison: two of bars over groups, four of curves over steps."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from tprimat.records.schema import StepRecord
 from tprimat.report import catalogue
 from tprimat.report.comparison import Comparison
 from tprimat.report.names import RankedWorkload, ranked_workloads
-from tprimat.report.plots import LINE_STYLES, Bar, BarPanel, Canvas, Look, Panel, Sheet, bar_of, looks_of, rest_note, thousands
+from tprimat.report.plots import LINE_STYLES, MOST_SERIES, Bar, BarPanel, Canvas, Look, Panel, Sheet, bar_of, looks, thousands
 from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, not_counted_briefly, open_losses, picture_title, run_name, subtitle
 
@@ -68,8 +68,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     shown = colors(works)
     unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
     warning = f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}. " if unlike else ""
-    names = {one.name for work in works for one in work.configurations}
-    notes = [rest_note(len(names) - len(shown))] if len(names) > len(shown) else []
+    notes = rest_note(works, shown)
     if len(works) > MOST_WORKLOADS:
         notes.append(f"Curves: of the {MOST_WORKLOADS} workloads with the most configurations.")
     platforms = [work.ranking.best.run.machine.platform for work in works]
@@ -94,7 +93,14 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
 def colors(works: Sequence[RankedWorkload]) -> dict[str, Look]:
     """Return the look of the configurations that get one: the fastest of each workload first."""
     ranks = zip_longest(*(work.configurations for work in works))
-    return looks_of([one.name for rank in ranks for one in rank if one is not None])
+    names = dict.fromkeys(one.name for rank in ranks for one in rank if one is not None)
+    return dict(zip(list(names)[:MOST_SERIES], looks(MOST_SERIES), strict=False))
+
+
+def rest_note(works: Sequence[RankedWorkload], shown: Mapping[str, Look]) -> list[str]:
+    """Return the note about configurations without a color of their own, where there are some."""
+    rest = len({one.name for work in works for one in work.configurations}) - len(shown)
+    return [f"Gray: {rest} more configurations; the {MOST_SERIES} in color are the fastest of each workload."] * (rest > 0)
 
 
 def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:

@@ -8,8 +8,8 @@ from tprimat.core import units
 from tprimat.core.units import TERA
 from tprimat.report.catalogue import MATMUL_RATE, MATMUL_SHARE, TOKENS_OF_ALL, per_rank, tera
 from tprimat.report.names import RankedWorkload, ranked_workloads
-from tprimat.report.plots import Bar, BarPanel, Look, Panel, Sheet, bar_of, rest_note
-from tprimat.report.plots.comparison import colors, not_counted_notes
+from tprimat.report.plots import Bar, BarPanel, Look, Panel, Sheet, bar_of
+from tprimat.report.plots.comparison import colors, not_counted_notes, rest_note
 from tprimat.report.tables import plural
 from tprimat.report.words import differing_traits, judged_in, picture_title, sentence, subtitle
 
@@ -22,8 +22,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     works = ranked_workloads(analysis.rankings)
     looks = colors(works)
     on_cpu = all(entry.run.machine.platform == "cpu" for entry in analysis.peaks)
-    names = {one.name for work in works for one in work.configurations}
-    notes = [rest_note(len(names) - len(looks))] if len(names) > len(looks) else []
+    notes = rest_note(works, looks)
     for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
         notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
     refused = [sentence(one) for one in analysis.verdicts if one.outcome == "refused"]

@@ -4,6 +4,8 @@
 pip install pybind11
 tools/check_megatron_lm.py /path/to/Megatron-LM
 
+The folder may hold only its three scripts, where megatron-core 0.17 or newer is installed.
+
 Its CUDA calls go to the CPU, its layers are those without Transformer Engine, and its ranks talk over gloo. So sequence and
 context parallelism, fp8 and the fused kernels of experts are left out. As any start of Megatron-LM, it leaves compiled helpers
 in the clone. A layout takes about half a minute.
@@ -74,14 +76,17 @@ def main() -> int:
 
 def environment_of(folder: Path, clone: Path) -> dict[str, str]:
     """Write what makes a start believe in GPUs, and return its variables."""
+    from tprimat.engines.megatron_lm import SCRIPTS
+
     (folder / "site").mkdir()
     start = (
         f"import sys; sys.path.append({str(ROOT / 'tools')!r}); import check_megatron_lm; check_megatron_lm.redirect_imports()\n"
     )
     (folder / "site" / "sitecustomize.py").write_text(start, encoding="utf8")
     (folder / "clone").mkdir()  # without pyproject.toml, which may ask for a newer Python than trains here
-    for part in ("pretrain_gpt.py", "megatron"):
-        (folder / "clone" / part).symlink_to(clone / part)
+    for part in (*SCRIPTS, "megatron"):
+        if (clone / part).exists():
+            (folder / "clone" / part).symlink_to(clone / part)
     paths = (folder / "site", ROOT / "tests" / "fake_packages", os.environ.get("PYTHONPATH"))
     return {
         **os.environ,

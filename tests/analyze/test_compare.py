@@ -29,16 +29,6 @@ def other(result, factor, run_id):
     return slowed(result, factor, run_id=run_id, strategy="other")
 
 
-def test_repetitions_form_one_group_and_labels_tell_groups_apart():
-    groups = groups_of(*recorded("h100"), *recorded("mi300x"))
-    assert [(group.label, len(group.runs)) for group in groups] == [
-        ("llama H100 SXM minimal_communication", 3),
-        ("llama H100 SXM memory_optimized", 1),
-        ("qwen H100 SXM minimal_communication", 1),
-        ("llama MI300X minimal_communication", 3),
-    ]
-
-
 def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
     (result,) = recorded("h100", "llama-0")
     given = {"fused_adam": True, "load_ahead": True}

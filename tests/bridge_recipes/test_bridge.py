@@ -1,5 +1,6 @@
 """Recipes of Megatron-Bridge, shrunk, train on a CPU through ./benchmark.py and torchrun. Their speed says nothing."""
 
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 STEPS = 4
 TUNED = "perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
+OTHERS = ((1, 1, 1), (1, 2, 1), (1, 1, 2))
+"""Degrees of pipeline, tensor and data parallelism that .ci/run leaves out."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +33,10 @@ def redirected():
     bootstrap.redirect_to_cpu()
 
 
-def benchmark(folder, model, **settings):
-    """The run and the steps of two ranks."""
+def benchmark(folder, model, ranks=2, **settings):
+    """The run and the steps."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
-    words = ["--model", model, "--engine", "bridge", "--platform", "cpu", "--gpus", 2, "--steps", STEPS, "--output-dir", folder]
+    words = f"--model {model} --engine bridge --platform cpu --gpus {ranks} --steps {STEPS} --output-dir {folder}".split()
     for key, value in {"training.data.global_batch_size": 4, "training.data.sequence_length": 32, **settings}.items():
         words += ["--set", f"{key.replace('LAYOUT', layout).replace('__', '.')}={value}"]
     done = run_script("benchmark.py", *words, environment={"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
@@ -43,13 +46,15 @@ def benchmark(folder, model, **settings):
     return directory.read_run(), directory.read_steps()
 
 
-def test_a_tuned_recipe_trains_two_stages_as_planned(tmp_path):
-    run, steps = benchmark(
-        tmp_path, "llama", LAYOUT__pipeline_model_parallel_size=2, platform_optimizations__cpu__bridge__recipe=TUNED
-    )
+@pytest.mark.parametrize("degrees", [(2, 1, 1), *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
+def test_a_tuned_recipe_trains_as_planned(tmp_path, degrees):
+    settings = {"LAYOUT__pipeline_model_parallel_size": degrees[0], "LAYOUT__tensor_model_parallel_size": degrees[1]}
+    settings |= {"LAYOUT__sequence_parallel": "false", "platform_optimizations__cpu__bridge__recipe": TUNED}
+    run, steps = benchmark(tmp_path, "llama", math.prod(degrees), **settings)
     assert (run.engine, run.outcome, run.mismatches) == ("bridge", "completed", ())
     seen = run.evidence.workload
-    assert (seen.pipeline_parallel, seen.data_parallel, seen.global_batch_sequences, seen.sequence_tokens) == (2, 1, 4, 32)
+    assert (seen.pipeline_parallel, seen.tensor_parallel, seen.data_parallel) == degrees
+    assert (seen.global_batch_sequences, seen.sequence_tokens) == (4, 32)
     assert seen.matmul_dtype == "fp32"
     shape = run.workload.shape
     assert run.evidence.parameters == parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total

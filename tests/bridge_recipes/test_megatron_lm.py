@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
 from unittest import mock
@@ -11,7 +12,8 @@ from changes import replace
 from planning import make_plan
 
 from tprimat.core.models import model_shape
-from tprimat.engines.megatron_lm import ENGINE, arguments, words_of
+from tprimat.engines.base import Here
+from tprimat.engines.megatron_lm import ENGINE, SCRIPTS, arguments, words_of
 
 pytestmark = pytest.mark.skipif(
     find_spec("megatron.bridge") is None,
@@ -64,3 +66,13 @@ def test_the_parser_takes_every_word(tmp_path, name):
         "train_iters": plan.steps,
     }
     assert {key: parsed[key] for key in wanted} == wanted
+
+
+def test_three_scripts_beside_the_package_will_do(tmp_path, monkeypatch):
+    for name in SCRIPTS:
+        (tmp_path / name).touch()
+    monkeypatch.setenv("MEGATRON_PATH", str(tmp_path))
+    assert ENGINE.available(Here(platform="nvidia")) == f"Megatron-LM is at {tmp_path}"
+    plan = make_plan(tmp_path, "llama", {}, strategy="balanced", engine="megatron-lm", platform="nvidia")
+    with mock.patch.dict(os.environ, ENGINE.command(plan).environment):
+        import_module("megatron.core.datasets.utils").compile_helpers()  # as each start; it exits where make fails

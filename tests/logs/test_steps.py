@@ -20,13 +20,6 @@ def test_doubled_lines_count_once_in_any_order():
     assert (list(reading.contents.steps), reading.ended) == ([1, 2, 3, 4], [])
 
 
-def test_older_megatron_lm_resets_after_the_first_line_and_is_not_corrected():
-    result = parse(lines_of("megatron_lm_interval10"))
-    assert column(result, "step_seconds") == pytest.approx([1.0105, 1.0081, 1.0129])
-    assert any("one line for 10 steps" in note for note in result.notes)
-    assert "left out, since it is a mean with start-up: step 10" in result.notes
-
-
 def test_the_second_line_of_a_process_may_be_a_mean_with_its_first():
     for first, printed, seconds in (
         (1, (15.0, 0.7524, 0.75), [15.0, 0.7524, 0.75]),  # that cannot be a mean

@@ -94,7 +94,7 @@ def test_the_check_finds_each_kind_of_use():
 def test_a_name_that_is_gone_is_reported_with_package_version_and_the_known_versions():
     with pytest.raises(LaunchError) as raised:
         compat.require("torch", torch, "_foreach_teleport")
-    assert raised.value.what == f"torch {torch.__version__} lacks a name: torch._foreach_teleport."
+    assert raised.value.what == f"torch {metadata.version('torch')} lacks a name: torch._foreach_teleport."
     assert "2.11.0 and 2.13.0" in raised.value.why
     assert raised.value.fix == "pip install torch==2.13.0"
 

@@ -1,6 +1,6 @@
-"""Megatron-LM's pretrain_gpt.py under torchrun: NVIDIA's program, from a clone of its repository.
+"""Megatron-LM's pretrain_gpt.py under torchrun: NVIDIA's program, from a clone, or three of its scripts beside pip's package.
 
-pip's package lacks its three scripts, and the Makefile with which each start compiles the helpers of data sets.
+Since 0.17 the package has the rest, and compiled helpers of data sets, but not the Makefile by which each start compiles them.
 """
 
 import os
@@ -27,6 +27,8 @@ from tprimat.records.environment import software_versions
 PATH = "MEGATRON_PATH"
 SCRIPT = "pretrain_gpt.py"
 NEEDED = (SCRIPT, "megatron/core/datasets/Makefile")
+SCRIPTS = (SCRIPT, "gpt_builders.py", "model_provider.py")
+"""What a folder must have without a Megatron-Core of its own."""
 MODULES = {"transformer_engine": "makes its layers of it", "pybind11": "compiles the helpers of data sets with it"}
 APEX = "fused_weight_gradient_mlp_cuda"
 """Apex's extension, without which its output layer refuses to add weight gradients to those of earlier micro-batches."""
@@ -44,8 +46,8 @@ class MegatronLmEngine(Engine):
 
     def available(self, here: Here) -> str | UserError:
         """Look for the script, for the Python that it needs and for modules that it imports."""
-        path = os.environ.get(PATH)
-        missing = [name for name in NEEDED if path is None or not (Path(path) / name).is_file()]
+        path, alone = os.environ.get(PATH), _scripts_alone()
+        missing = [name for name in (SCRIPTS if alone else NEEDED) if path is None or not (Path(path) / name).is_file()]
         if missing:
             what = f"There is no {missing[0]} in {path}." if path else f"{PATH} names no clone of Megatron-LM."
             return LaunchError(what, where=PATH, fix=INSTALL)
@@ -53,15 +55,10 @@ class MegatronLmEngine(Engine):
         if least and sys.version_info < (needed := tuple(map(int, least.groups()))):
             what = f"The Megatron-LM at {path} needs Python {'.'.join(map(str, needed))} or newer."
             return LaunchError(what, where=sys.executable, fix=f"another Python, or git checkout core_v0.16.1; or {OTHER_ENGINE}")
-        for module, why in MODULES.items():
-            if not is_installed(module):
-                what = f"The Python module {module} is not installed."
-                return LaunchError(
-                    what,
-                    where=sys.executable,
-                    why=f"{SCRIPT} {why}.",
-                    fix=f"pip install {module.replace('_', '-')}; or {OTHER_ENGINE}",
-                )
+        for module, use in MODULES.items():
+            if not is_installed(module) and not (alone and module == "pybind11"):
+                what, fix = f"The Python module {module} is not installed.", f"pip install {module.replace('_', '-')}"
+                return LaunchError(what, where=sys.executable, why=f"{SCRIPT} {use}.", fix=f"{fix}; or {OTHER_ENGINE}")
         return f"Megatron-LM is at {path}"
 
     def remark(self, plan: RunPlan) -> str | None:
@@ -84,13 +81,16 @@ class MegatronLmEngine(Engine):
         script = str(PurePath(os.environ.get(PATH, "Megatron-LM")) / SCRIPT)
         needed = {
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron-LM refuses to overlap tensor ranks without it
-            "MAKEFLAGS": f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}",  # its Makefile may find another Python's
+            # Its Makefile may find another Python's; where there is none, make gets a target that does nothing.
+            "MAKEFLAGS": "--eval=all:;@:" if _scripts_alone() else f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}",
         }
-        return Command(
-            argv=(script, *words_of(arguments(plan))),
-            ranks_per_node=plan.gpus_per_node,
-            environment={**needed, **plan.environment},
-        )
+        words = (script, *words_of(arguments(plan)))
+        return Command(argv=words, ranks_per_node=plan.gpus_per_node, environment={**needed, **plan.environment})
+
+
+def _scripts_alone() -> bool:
+    """Return whether MEGATRON_PATH has no Megatron-Core, and an installed one has megatron/training, as since 0.17."""
+    return PATH in os.environ and not (Path(os.environ[PATH]) / "megatron").exists() and is_installed("megatron.training")
 
 
 def _text_of(name: str) -> str:

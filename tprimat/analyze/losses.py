@@ -178,10 +178,7 @@ def _far_apart(references: Sequence[RunResult], candidates: Sequence[RunResult])
 
 
 def judge(pairs: Pairs, within: float) -> LossCheck:
-    """Test whether the losses of candidates are within a margin, a fraction, of their references.
-
-    Several pairs of one seed count as their mean.
-    """
+    """Test whether candidates' losses are within a margin, a fraction, of references'; pairs of one seed count as their mean."""
     steps = sorted(set.intersection(*(set(curve) for several in pairs.values() for pair in several for curve in pair)))
     of_seeds = [np.array([_difference(pair, steps) for pair in several]) for several in pairs.values()]
     rows = np.array([several.mean(axis=0) for several in of_seeds])

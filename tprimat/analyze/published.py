@@ -1,7 +1,7 @@
 """The published results nearest to a configuration of ours, on a common basis, and how they differ from it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tprimat.analyze.compare import rankings
@@ -13,6 +13,7 @@ from tprimat.core.accelerators import find_accelerator
 from tprimat.core.flops import flop_per_token
 from tprimat.core.models import models
 from tprimat.core.published import PublishedResult, rebase, results
+from tprimat.core.rows import DATA, document
 from tprimat.records.schema import RunRecord
 
 MOST_NEIGHBORS = 3
@@ -21,6 +22,8 @@ DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "seque
 """How far apart each difference puts two configurations, per octave where it is a size."""
 OTHER_DISTANCE = 0.25
 """For the differences not listed above, batch and layout, and for models and accelerators that compute alike."""
+STATED: Mapping[str, str] = document(DATA / "traits.yaml")["stated"]
+"""What sources may state -> the field of a workload."""
 UNSTATED = ("optimizer-states", "gradients")
 """Traits whose dtype no source states: they are differences where ours is not the usual one."""
 USUAL = {None, "fp32", "float32"}
@@ -88,13 +91,7 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
         ("model", run.ran.shape.name if run.ran.shape else run.model, result.shape or result.model),
         ("accelerator", accelerator_name(run), theirs.name if theirs else result.accelerator),
         ("GPUs", run.machine.gpus, result.gpus),
-        ("dtype", run.ran.matmul_dtype, result.workload.matmul_dtype),
-        ("sequence", run.ran.sequence_tokens, result.workload.sequence_tokens),
-        ("global batch", run.ran.global_batch_sequences, result.workload.global_batch_sequences),
-        ("micro-batch", run.ran.micro_batch_sequences, result.workload.micro_batch_sequences),
-        ("TP", run.ran.tensor_parallel, result.workload.tensor_parallel),
-        ("PP", run.ran.pipeline_parallel, result.workload.pipeline_parallel),
-        ("CP", run.ran.context_parallel, result.workload.context_parallel),
+        *((name, getattr(run.ran, field), getattr(result.workload, field)) for name, field in STATED.items()),
         ("engine", run.engine, result.engine),
     )
     differences = [Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other]

@@ -83,10 +83,7 @@ def read(
     to_share: bool = False,
     named: bool = True,
 ) -> "Results":
-    """Read the results under some paths as --set says, and name on stderr what was skipped.
-
-    `named`: whether the user named the paths.
-    """
+    """Read the results under some paths, which the user `named` or not, as --set says; name on stderr what was skipped."""
     from tprimat.records.discover import WHAT_A_RESULT_IS
     from tprimat.runner.analysis import by_folder, configured_prices, read_results
 

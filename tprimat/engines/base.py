@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -182,25 +183,8 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engi
 OTHER_ENGINE = f"--engine {FALLBACK}"
 OWN_SWITCHES = {"optimizer_states": "fp32", "gradients": "fp32", "fully_shard": False}
 """Switches of the embedded engine that change what is trained -> their usual values."""
-LIMITS: Mapping[str, tuple[Callable[[RunPlan], bool], str, str, str]] = {
-    "cpu": (lambda plan: plan.platform == "cpu", "does not run on a CPU", "--platform", f"--platform nvidia, or {OTHER_ENGINE}"),
-    "blocks": (
-        lambda plan: plan.workload.fp8_scaling is not None,
-        "does not train in {plan.workload.format}",
-        "--precision",
-        "--precision fp8, or --engine bridge",
-    ),
-    "text": (
-        lambda plan: plan.dataset != "mock",
-        "trains on mock data, not on {plan.dataset}",
-        "--set data",
-        f"--set data=mock, or {OTHER_ENGINE}",
-    ),
-    "profiles": (lambda plan: plan.profiling.enabled, "does not profile", "profiling.enabled", f"false, or {OTHER_ENGINE}"),
-    "nodes": (lambda plan: plan.nodes > 1, "is measured on one node only", "--nodes", f"--nodes 1, or {OTHER_ENGINE}"),
-    "sizes": (lambda plan: plan.size != "full", "trains the full model only", "--set size", f"size=full, or {OTHER_ENGINE}"),
-}
-"""What an engine may lack -> whether a plan wants it, the refusal, and where and how to do without."""
+LIMITS: Mapping[str, Mapping[str, Any]] = document(DATA / "framework_settings.yaml")["limits"]
+"""What an engine may lack -> what tells that a plan wants it, the refusal, and where and how to do without."""
 
 
 def beyond(engine: Engine, plan: RunPlan, where: Where) -> Iterator[UserError]:
@@ -219,9 +203,10 @@ def beyond(engine: Engine, plan: RunPlan, where: Where) -> Iterator[UserError]:
 
 def beyond_limits(engine: Engine, plan: RunPlan) -> Iterator[UserError]:
     """Yield an error for each of an engine's own limits that a plan goes beyond."""
-    for name, (wanted, what, place, fix) in LIMITS.items():
-        if name in engine.lacks and wanted(plan):
-            yield LaunchError(f"The engine {engine.name} {what.format(plan=plan)}.", where=place, fix=fix)
+    for name, limit in LIMITS.items():
+        if name in engine.lacks and attrgetter(limit["field"])(plan) not in limit["without"]:
+            what = f"The engine {engine.name} {limit['what'].format(plan=plan)}."
+            yield LaunchError(what, where=limit["where"], fix=limit["fix"].format(other=OTHER_ENGINE))
 
 
 # Engines whose training runs in our own worker under torchrun and writes its own records.

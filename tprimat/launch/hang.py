@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.launch import process_tree
-from tprimat.launch.process_tree import in_signal_set, rank_of, stat_of
+from tprimat.launch.process_tree import in_signal_set, stat_of
 
 FOLDER = "flight-recorder"
 """As tprimat/train/worker.py names it, which is not imported: launchers stay free of torch."""
@@ -75,12 +75,6 @@ class RankRecord:
             one.entered for one in self.places or () if (one.group, one.backend or group.backend) == (group.group, group.backend)
         )
         return max(same, default=0)
-
-
-def ranks_of(pids: set[int]) -> dict[int, int]:
-    """Return the ranks among some processes, each with its pid; a child of a rank has its number, too, and a later pid."""
-    ranks = {rank: pid for pid in sorted(pids, reverse=True) if (rank := rank_of(pid)) is not None}
-    return dict(sorted(ranks.items()))
 
 
 def take_records(ranks: Mapping[int, int], folder: Path) -> list[RankRecord]:

@@ -24,7 +24,7 @@ from tprimat.core.errors import LaunchError
 from tprimat.engines.base import Command, engine_named
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process_tree
-from tprimat.launch.hang import RankRecord, Stack, ranks_of, save, take_records, take_stacks
+from tprimat.launch.hang import RankRecord, Stack, save, take_records, take_stacks
 from tprimat.launch.process_tree import Reaper, Shutdown
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Failure
@@ -251,7 +251,9 @@ class Supervisor:
         if self._folder is None:
             return
         self._output.notify(f"{why.cause} Stopping it.")
-        ranks = ranks_of(self._members())
+        # A child of a rank has its number, too, and a later pid.
+        pids = {rank: pid for pid in sorted(self._members(), reverse=True) if (rank := process_tree.rank_of(pid)) is not None}
+        ranks = dict(sorted(pids.items()))
         self._collectives, self._stacks = take_records(ranks, self._folder), take_stacks(ranks, self._listen)
         if saved := save(self._stacks, self._folder / "stacks.txt"):
             self._output.notify(saved)

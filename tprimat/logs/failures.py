@@ -1,7 +1,4 @@
-"""Name the cause of a failed run in one line, from its exit code, its log and its steps.
-
-data/failures.yaml has what logs say.
-"""
+"""Name the cause of a failed run in one line, from its exit code, log and steps. data/failures.yaml has what logs say."""
 
 import re
 import signal

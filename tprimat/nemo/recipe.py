@@ -19,7 +19,7 @@ from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 
 from tprimat.core.errors import LaunchError
 from tprimat.core.models import ModelShape
-from tprimat.core.rows import DATA, document
+from tprimat.core.rows import DATA, document, placed
 from tprimat.engines.nemo import INSTALL
 from tprimat.plan import megatron_names as names
 from tprimat.plan.schema import RunPlan
@@ -68,13 +68,7 @@ def model_fields(shape: ModelShape) -> dict[str, Any]:
     """Return a shape in the names of NeMo's model configuration. For a recipe's own model these change nothing (tested)."""
     fields = names.recipe_fields(shape)
     if shape.rope_scaling is not None:
-        scaling = shape.rope_scaling
-        fields |= {
-            "scale_factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "old_context_len": scaling.original_context_tokens,
-        }
+        fields |= placed("megatron_names.nemo_scaling", scaling=shape.rope_scaling)
     return fields
 
 

@@ -113,14 +113,10 @@ class Rates:
         return max(1, max(self.gpus_per_node, self.link_gpus) // stride)
 
     def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1, outside_share: float = 1.0) -> float:
-        """Return how long a collective takes.
+        """Return how long a collective of BUS_KINDS takes, of so many bytes in all: gathered, before scattering, or sent.
 
-        Args:
-            kind: all_gather, reduce_scatter, all_reduce, all_to_all or send_recv.
-            size: bytes of the whole message: gathered, before scattering, or sent.
-            ranks: of the group.
-            stride: distance of neighbors in the group; groups of neighbors share the network of a node.
-            outside_share: of what all_to_all sends to other nodes, the part that passes the network; links copy it there.
+        `stride`: distance of neighbors in the group; groups of neighbors share the network of a node. `outside_share`: of what
+        all_to_all sends to other nodes, the part that passes the network; links copy it there.
         """
         if ranks < 2 or size <= 0:
             return 0.0

@@ -30,15 +30,15 @@ FIXED = Effort(warmup_seconds=None, seconds=None)
 
 
 @contextmanager
-def process_group() -> Iterator[Bench]:
-    """Join the ranks that torchrun started: with one GPU each if there are GPUs, else as processes that communicate with gloo."""
+def process_group() -> Iterator[tuple[Bench, bool]]:
+    """Join torchrun's ranks, with a GPU each or over gloo on a CPU; the bench comes with whether this is the first of them."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", distributed.get_node_local_rank())
         torch.cuda.set_device(device)
     distributed.init_process_group("gloo" if device.type == "cpu" else "nccl", timeout=TIMEOUT)
     ranks = distributed.get_world_size()
-    yield open_bench(device=device, ranks=ranks, gather=gather)
+    yield open_bench(device=device, ranks=ranks, gather=gather), distributed.get_rank() == 0
     gc.collect()  # DDP's reducer is part of a reference cycle; with gloo, one that outlives its process group aborts the process
     distributed.barrier()
     distributed.destroy_process_group()
@@ -49,11 +49,6 @@ def gather(value: Any) -> list[Any]:
     gathered = [value] * distributed.get_world_size()
     distributed.all_gather_object(gathered, value)
     return gathered
-
-
-def is_first() -> bool:
-    """Return whether this is the first rank."""
-    return distributed.get_rank() == 0
 
 
 def single_tensor_function(operation: str) -> Callable[..., object]:

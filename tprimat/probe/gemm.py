@@ -56,10 +56,7 @@ class Product:
 
 
 def fp8_dtype(*, gradient: bool = False) -> torch.dtype:
-    """Return the e4m3 dtype of this GPU, or e5m2 for gradients.
-
-    gfx94x (MI300) has its own, with a shifted exponent and no infinities.
-    """
+    """Return this GPU's e4m3 dtype, or e5m2 for gradients; those of gfx94x (MI300) shift the exponent and lack infinities."""
     name = torch.cuda.get_device_properties(0).gcnArchName if torch.cuda.is_available() and torch.version.hip else ""
     if name.startswith("gfx94"):
         return torch.float8_e5m2fnuz if gradient else torch.float8_e4m3fnuz

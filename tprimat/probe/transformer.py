@@ -82,8 +82,6 @@ def build(shape: ModelShape, device: torch.device) -> Gpt:
         torch.set_default_dtype(before)
 
 
-VOCABULARY = 50257
-"""GPT-2's. With it, tied embeddings and one position per token, parameter counts match the published ones."""
 Size = Mapping[str, int]
 """A row of data/probe_shapes.yaml."""
 EFFORT = Effort(warmup=5, warmup_seconds=5.0, repetitions=20, seconds=10.0, flush=False)
@@ -99,13 +97,8 @@ def model_shape(name: str, size: Size, *, small: bool = False) -> ModelShape:
         kv_heads=size["heads"],
         head_dim=size["hidden"] // size["heads"],
         ffn=size["ffn"],
-        vocabulary=256 if small else VOCABULARY,
         context_tokens=size["sequence"],
-        gated=False,
-        norm="layernorm",
-        linear_bias=True,
-        tied_embeddings=True,
-        position="learned",
+        **document(DATA / "probe_shapes.yaml")["gpt_small" if small else "gpt"],
     )
 
 

@@ -22,11 +22,6 @@ LESS_IMPORTANT = ("n", "clock, power", "memory", "bandwidth", "median time", "de
 """Columns in the order in which a narrow terminal loses them."""
 
 
-def of_kind(probes: Iterable[ProbeRecord], *kinds: str) -> list[ProbeRecord]:
-    """Select records in the order in which they were measured."""
-    return [probe for probe in probes if probe.kind in kinds]
-
-
 # Cells.
 
 
@@ -157,7 +152,7 @@ def _table(section: Mapping[str, Any], probes: Probes) -> tuple[list[str], list[
     """
     headings, choose = section["headings"], CHOSEN.get(section.get("chosen", ""), list)
     left = sum(heading in TEXT for heading in headings) or 1
-    chosen = choose([probe for probe in of_kind(probes, *section["kinds"]) if probe.seconds])
+    chosen = choose([probe for probe in probes if probe.kind in section["kinds"] and probe.seconds])
     cells = [[CELLS[heading](probe, probes) for heading in headings] for probe in chosen]
     if "crossed" not in section:
         return headings, cells, left

@@ -150,10 +150,7 @@ def configured_prices() -> dict[str, float]:
 def compare_runs(
     measured: Sequence[Measured], paths: Sequence[Path], baseline: str | None, question: Question = QUESTION
 ) -> Comparison:
-    """Compare every configuration with the baseline, or with the fastest of its workload.
-
-    A baseline is a folder, archive or file of results.
-    """
+    """Compare configurations with a baseline (a folder, archive or file of results), or with the fastest of their workload."""
     lost = tuple(item for item in measured if not item.counts)
     if baseline is None:
         groups = group_runs(measured)

@@ -127,8 +127,7 @@ def measure_as_rank(request: ProbeRequest) -> None:
     """Measure as one of the ranks that torchrun started; the first one keeps the records."""
     from tprimat.probe import case, catalogue, collectives
 
-    with collectives.process_group() as bench:
-        first = collectives.is_first()
+    with collectives.process_group() as (bench, first):
         log = case.ProbeLog(request.file, resume=request.resume, tell=tell) if first else case.ProbeLog(None)
         for kind in request.kinds:
             for _ in catalogue.records(kind, None, (), bench, log):

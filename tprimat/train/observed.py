@@ -14,7 +14,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.core.rows import DATA, document
+from tprimat.core.rows import DATA, document, placed
 from tprimat.core.workload import ExpertCapacity, Fp8Scaling, Routing
 from tprimat.records.evidence import graded, with_facts
 from tprimat.records.schema import Evidence
@@ -278,12 +278,7 @@ class FirstBatchHook:
         config = self.models[0].config
         return {
             "cross_entropy_fusion_impl": config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else None,
-            "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
-            "overlap_grad_reduce": replicas.overlap_grad_reduce,
-            "overlap_param_gather": replicas.overlap_param_gather,
-            "gradient_accumulation_fusion": config.gradient_accumulation_fusion,
-            "tp_comm_overlap": config.tp_comm_overlap,
-            "cuda_graph_impl": config.cuda_graph_impl,
+            **placed("megatron_names.running", replicas=replicas, config=config),
             "first_last_layers_bf16": bool(layers_in_bf16(config)),
             "moe_token_dispatcher_type": config.moe_token_dispatcher_type if config.num_moe_experts else None,
             **({"fp8_recipe": config.fp8_recipe} if config.fp8 else {}),

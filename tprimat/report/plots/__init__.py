@@ -85,10 +85,7 @@ def figure(width: float, height: float) -> Iterator["Figure"]:
 
 
 def save(picture: "Figure", path: Path) -> None:
-    """Write a picture in the format of its suffix.
-
-    Raises RecordError: the file cannot be written; UserError: the suffix names no picture format.
-    """
+    """Write a picture in its suffix's format. Raises RecordError: it cannot be written; UserError: the suffix names no format."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in PICTURES:
         raise UserError(f"{path} is not a picture.", why=f"Its suffix is {path.suffix!r}.", fix=f"one of {', '.join(PICTURES)}")

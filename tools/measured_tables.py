@@ -10,6 +10,7 @@ A block ends with <!-- end --> and begins with one of
 <!-- profile ARGUMENTS -->   which are summaries of traces
 <!-- power ARGUMENTS -->     which follow ./compare.py --results-dir: mean power of each configuration
 <!-- published ARGUMENTS --> likewise: the published results nearest to the fastest configuration
+<!-- collectives ARGUMENTS --> which are folders of probes of one accelerator: times, and the errors of predictions without probes
 """
 
 import argparse
@@ -27,9 +28,14 @@ from profile_figures import markdown as profile_table  # noqa: E402
 from profile_figures import read_summary  # noqa: E402
 
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.analyze.probes import median_seconds, newest_of_each  # noqa: E402
 from tprimat.analyze.published import Neighbor, nearest_published  # noqa: E402
 from tprimat.core import units  # noqa: E402
+from tprimat.core.accelerators import find_accelerator  # noqa: E402
 from tprimat.core.statistics import FEWEST_RUNS  # noqa: E402
+from tprimat.predict.rates import BUS_KINDS, published_rates  # noqa: E402
+from tprimat.records.discover import PROBES_FILE  # noqa: E402
+from tprimat.records.store import read_probes  # noqa: E402
 from tprimat.report.catalogue import tera  # noqa: E402
 from tprimat.report.comparison import Comparison, as_json, markdown  # noqa: E402
 from tprimat.report.tables import table as markdown_table  # noqa: E402
@@ -112,6 +118,24 @@ def published(arguments: str) -> str:
     return markdown_table(["result", "when", "TFLOP/s/GPU", "of dense peak", "ours is", "there"], rows, left=2) + "\n"
 
 
+def collectives(arguments: str) -> str:
+    """Return the median time of each collective, and the error of what is predicted for this accelerator without its probes."""
+    probes = [probe for name in arguments.split() for probe in newest_of_each(read_probes(ROOT / name / PROBES_FILE))]
+    rows: dict[tuple[str, int], dict[str, str]] = {}
+    for probe in sorted(probes, key=lambda probe: probe.shape.get("message_bytes", 0)):
+        accelerator, time = find_accelerator(probe.machine.accelerator), median_seconds(probe)
+        if probe.kind in BUS_KINDS and accelerator is not None and time is not None:
+            size, ranks = probe.shape["message_bytes"], probe.shape["ranks"]
+            error = published_rates(accelerator, ranks).exchange_seconds(probe.kind, size, ranks) / time.value - 1
+            rows.setdefault((probe.kind, ranks), {})[units.message_size(size)] = (
+                f"{units.seconds(time.value)}, {units.signed_percent(error, 0)}"
+            )
+    sizes = list(dict.fromkeys(size for row in rows.values() for size in row))
+    order = sorted(rows, key=lambda place: (place[1], BUS_KINDS.index(place[0])))
+    cells = [[kind, str(ranks), *(rows[kind, ranks].get(size, units.ABSENT) for size in sizes)] for kind, ranks in order]
+    return markdown_table(["operation", "ranks", *sizes], cells, left=1) + "\n"
+
+
 def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     options = page_parser(__doc__).parse_args()
@@ -119,7 +143,7 @@ def main() -> int:
     for name in PAGES:
         page = ROOT / "benchmarks" / "results" / name
         text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
-        for kind, make in {"profile": profile, "power": power, "published": published}.items():
+        for kind, make in {"profile": profile, "power": power, "published": published, "collectives": collectives}.items():
             text = replace_blocks(text, kind, make)
         status |= update_page(page, text, check=options.check, command="python3 tools/measured_tables.py")
     return status

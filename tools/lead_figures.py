@@ -90,10 +90,10 @@ def answer(results: Path) -> str:
             runs = plural(min(len(peer.runs), len(ours.runs)), "run")
             if _ran_often(peer, ours):
                 more = f", {scaling} scaling" if layout.precision == "fp8" else ", experts" if layout.expert > 1 else ""
-                ratios.setdefault((words, f"{layout.precision}{more}"), []).append(ratio)
+                ratios.setdefault((of_version(words, peer), f"{layout.precision}{more}"), []).append(ratio)
             if ratio.value < 1 and scaling == "current":
-                sure = repeated(ratio, times, peer, ours)
-                slower.append(f"In `{layout.name}` the engine runs at {sure} times the speed of {words} ({runs} a side).")
+                sure, there = repeated(ratio, times, peer, ours), of_version(words, peer)
+                slower.append(f"In `{layout.name}` the engine runs at {sure} times the speed of {there} ({runs} a side).")
     if not ratios:
         return " ".join(slower) or NOTHING
     rows = [
@@ -104,6 +104,12 @@ def answer(results: Path) -> str:
     intro = f"On {machines}, in comparisons with at least {FEWEST_RUNS} runs a side:"
     listed = table(("embedded engine beside", "in", "comparisons", "times its tokens/s", "95 % intervals"), rows, left=2)
     return "\n\n".join([intro, listed, *([" ".join(slower)] if slower else [])])
+
+
+def of_version(words: str, group: Group) -> str:
+    """Name the release of Transformer Engine where words name it."""
+    installed = group.run.software.get("transformer-engine", "").split(".")[:2]
+    return words.replace("Transformer Engine's", f"Transformer Engine {'.'.join(installed)}'s") if installed != [""] else words
 
 
 def _machine(run: RunRecord) -> str:
@@ -214,7 +220,7 @@ def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Ite
             f"`{layout.name}`",
             str(group.run.machine.gpus),
             (group.run.started_at or "")[:10],
-            WORDS.get(name, name) + (of_peers if group is not ours else ""),
+            of_version(WORDS.get(name, name), group) + (of_peers if group is not ours else ""),
             str(len(group.runs)),
             repeated(rate(group), units.count, group),
             f"{teraflops(flops.value)} ({units.percent(mfu.value)})" if flops and mfu else units.ABSENT,

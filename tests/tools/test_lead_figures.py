@@ -61,7 +61,7 @@ def test_the_answer_counts_what_ran_often_enough_and_names_where_the_engine_is_s
     ((ratio, low, high),) = re.findall(r"(1\.\d{3}) \[(1\.\d{3}), (1\.\d{3})\]", leads(results))
     intro, rows = answer(results).split("\n\n")
     assert intro == "On H200 SXM at 700 W, in comparisons with at least 3 runs a side:"
-    assert rows.splitlines()[2:] == [f"| Transformer Engine's layers | bf16 | 1 | {ratio} | {low} to {high} |"]
+    assert rows.splitlines()[2:] == [f"| Transformer Engine 2.11's layers | bf16 | 1 | {ratio} | {low} to {high} |"]
     for program in ("megatron", "transformer_engine"):
         shutil.copytree(RECORDS / program / "tp4_mbs4", results / SERIES / program / "tp4_mbs4")
     assert re.search(r"In `tp4_mbs4` .* runs at 0\.\d{3} times the speed of Tr.* \(1 run a side\)\.$", answer(results))

@@ -155,11 +155,17 @@ class Group:
         return str(self.kind[0])
 
 
+def each_once(groups: Iterable[Group]) -> dict[str, Measured]:
+    """Return the runs of groups by their ids: one that a sweep gave two names, since two strategies split a model alike, once."""
+    runs: dict[str, Measured] = {}
+    for item in (item for group in groups for item in group.runs):
+        runs.setdefault(item.result.run.run_id.removesuffix(f"-as-{item.result.run.strategy}"), item)  # by runner/run.py
+    return runs
+
+
 def same_runs(one: Group, other: Group) -> bool:
-    """Return whether two strategies are two names of the same runs: a sweep starts those that split a model alike once."""
-    as_named = [(group, f"-as-{group.run.strategy}") for group in (one, other)]  # by runner/run.py
-    first, second = ({item.result.run.run_id.removesuffix(end) for item in group.runs} for group, end in as_named)
-    return first == second
+    """Return whether two strategies are two names of the same runs."""
+    return each_once([one]).keys() == each_once([other]).keys()
 
 
 def on_cpu(groups: Iterable[Group]) -> bool:
@@ -287,7 +293,7 @@ def findings(
         absent = metrics.mfu_absent_because if metrics and not on_cpu([group]) else None  # on a CPU, the caution says more
         if absent:
             alike.setdefault((absent.kind, absent.subjects), []).append((absent, group.label))
-    for item in (item for group in groups for item in group.runs):
+    for item in each_once(groups).values():
         for one in (*(item.metrics.warnings if item.metrics else ()), *more(item)):
             alike.setdefault((one.kind, one.subjects), []).append((one, name(item)))
     return [

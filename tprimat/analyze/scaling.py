@@ -4,7 +4,6 @@ Weak scaling gives every GPU the same work and grows the batch; strong scaling d
 a step decide; where they follow neither there is no series, because its efficiency would mix two causes.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -109,9 +108,12 @@ def series_of(groups: Sequence[Group]) -> list[Series]:
         for group in groups
         if id(group) not in used
     )
-    names = Counter((one.name, one.kind) for one, _ in made)
-    more = [f", {TRAITS['engine'].label(members[0].run)}" if names[one.name, one.kind] > 1 else "" for one, members in made]
-    return [replace(one, name=one.name + more[place], left_out=left * (place == 0)) for place, (one, _) in enumerate(made)]
+    names, keys = [one.name for one, _ in made], ("engine", *(key for key in TRAITS if key not in NAMED_ONLY))
+    told = [[TRAITS[key].label(members[0].run) for _, members in made] for key in keys]
+    for words in ([f"{one.kind} scaling" for one, _ in made], *told):  # what tells apart those of one name
+        pairs = list(zip(names, words, strict=True))
+        names = [f"{name}, {word}" if len({other for same, other in pairs if same == name}) > 1 else name for name, word in pairs]
+    return [replace(one, name=names[place], left_out=left * (place == 0)) for place, (one, _) in enumerate(made)]
 
 
 def _key(group: Group) -> tuple[object, ...]:

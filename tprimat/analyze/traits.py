@@ -63,10 +63,7 @@ def accelerator_name(run: RunRecord) -> str:
 
 def layout(run: RunRecord) -> str:
     """Return the layout, such as TP4 PP2 DP1: without what is not recorded, and with VPP, CP and EP only where they are not 1."""
-    rare = (("VPP", run.ran.virtual_pipeline), ("CP", run.ran.context_parallel), ("EP", run.ran.expert_parallel))
-    sizes = [("TP", run.ran.tensor_parallel), ("PP", run.ran.pipeline_parallel)]
-    sizes += [(name, size) for name, size in rare if size != 1]
-    return " ".join(f"{name}{size}" for name, size in (*sizes, ("DP", run.ran.data_parallel)) if size is not None)
+    return run.ran.layout_words()
 
 
 def ranks(run: RunRecord) -> str | None:
@@ -196,6 +193,7 @@ COMPUTED: Mapping[str, Value] = {
     "sequence-parallel": lambda run: {True: "on", False: "off", None: None}[_seen(run).sequence_parallel],
     "data": lambda run: re.sub(r" \(seed \d+\)", "", _seen(run).data or "") or None,
     "processor": processors,
+    "clock": lambda run: {"step_end": "TPrimat's", "framework": "the framework's"}[run.clock],
     "environment": lambda run: None if run.environment is None else _listed(run.environment.items(), "="),
     "software": lambda run: _listed(sorted(run.software.items()), " ") or None,
 }

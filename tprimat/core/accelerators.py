@@ -128,10 +128,11 @@ def find_accelerator(device_name: str | None) -> Accelerator | None:
     return None if device_name is None else _by_spelling().get(_spelling(device_name))
 
 
-def recorded_name(device_name: str, memory_bytes: int) -> str:
+def recorded_name(device_name: str, memory_bytes: int | None) -> str:
     """Return a device's name, with its memory where that is not its row's: a partition (MI300X in NPS4) is not the whole GPU."""
     known = find_accelerator(device_name)
-    return device_name if known is None or known.may_have(memory_bytes) else f"{device_name} of {memory_bytes / GIBIBYTE:.0f} GiB"
+    whole = known is None or not memory_bytes or known.may_have(memory_bytes)
+    return device_name if whole else f"{device_name} of {(memory_bytes or 0) / GIBIBYTE:.0f} GiB"
 
 
 def called(device_name: str | None) -> list[Accelerator]:

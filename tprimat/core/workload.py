@@ -4,7 +4,7 @@ A plan has a workload (what was asked for); a record has two, what was asked for
 published row is one with a result. Comparing runs is comparing workloads field by field.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -84,6 +84,14 @@ DEGREES: Mapping[str, str] = {
     "sequence_parallel": "sequence_parallel",
 }
 """Field of a workload -> field of its layout."""
+SHORT_NAMES: Mapping[str, str] = {
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "vpp": "virtual_pipeline",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+}
+"""Of the degrees that a layout chooses, as options and words have them -> field of a workload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +186,11 @@ class Workload(RefuseUnknownKeys):
         """Tokens of a step over all ranks."""
         batch, tokens = self.global_batch_sequences, self.sequence_tokens
         return None if batch is None or tokens is None else batch * tokens
+
+    def layout_words(self, ones: Collection[str] = ("tp", "pp", "dp")) -> str:
+        """Return the degrees that are known, such as TP4 PP2 DP1; those of 1 only where `ones` has them."""
+        degrees = {name: getattr(self, field) for name, field in (*SHORT_NAMES.items(), ("dp", "data_parallel"))}
+        return " ".join(f"{name.upper()}{size}" for name, size in degrees.items() if size and (size > 1 or name in ones))
 
     @property
     def recompute_words(self) -> str | None:

@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import product
 from math import prod
 
+from tprimat.core.accelerators import recorded_name
 from tprimat.core.errors import LaunchError
 from tprimat.hardware.gpus import Gpu, visible_gpus
 from tprimat.records.schema import Machine
@@ -56,7 +57,7 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Machine | None:
     gpus = visible_gpus(environment)
     if not gpus:
         return None
-    names = list(dict.fromkeys(gpu.name for gpu in gpus if gpu.name))
+    names = list(dict.fromkeys(recorded_name(gpu.name, gpu.memory_bytes) for gpu in gpus if gpu.name))
     return Machine(
         platform=gpus[0].platform,
         accelerator=" + ".join(names) or None,

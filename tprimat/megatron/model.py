@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tprimat.core.errors import LaunchError
 from tprimat.core.flops import layers_of_last_stage
 from tprimat.core.models import ModelShape, padded_vocabulary
-from tprimat.core.rows import placed
+from tprimat.core.rows import DATA, document, placed
 from tprimat.megatron import compat
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.experts import ExpertsLayer
@@ -44,6 +44,8 @@ MEGATRON_ROPE_SCALING = (1.0, 4.0, 8192)
 
 PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 """By precision; under fp8 only the layers' matrix products are in 8 bits."""
+ALWAYS: Mapping[str, Any] = document(DATA / "framework_settings.yaml")["embedded"]
+"""What is the same for every plan."""
 AMAX_HISTORY = 1024
 """Steps whose largest value scales a tensor under delayed scaling; as in NeMo's recipes (nemo/collections/llm/recipes)."""
 
@@ -69,8 +71,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         normalization="RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm",
         add_bias_linear=shape.linear_bias,
         qk_layernorm=shape.qk_norm or shape.kv_lora_rank is not None,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        **ALWAYS["config"],
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -79,8 +80,6 @@ def transformer_config(plan: RunPlan, device: torch.device, options: EngineOptio
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
-        masked_softmax_fusion=False,
-        persist_layer_norm=False,
         gradient_accumulation_fusion=options.accumulate_weight_gradients,
         cross_entropy_loss_fusion=on_gpu,
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
@@ -142,9 +141,7 @@ def _experts(plan: RunPlan, options: EngineOptions) -> dict[str, Any]:
     settings = {
         "moe_layer_freq": [int(number >= shape.dense_first_layers) for number in range(shape.layers)],
         "moe_shared_expert_intermediate_size": (shape.expert_ffn or 0) * shape.shared_experts or None,
-        "expert_tensor_parallel_size": 1,
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_router_dtype": "fp32",
+        **ALWAYS["experts"],
         **router_fields(shape),
         **routing_fields(plan.workload),
     }

@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from tprimat.megatron import compat
-from tprimat.megatron.model import PARAMETER_DTYPES, own_part, ranks_sharing
+from tprimat.megatron.model import ALWAYS, PARAMETER_DTYPES, own_part, ranks_sharing
 from tprimat.plan.megatron_names import first_learning_rate, optimizer_fields, warmup_steps
 from tprimat.plan.schema import EngineOptions, RunPlan
 
@@ -141,9 +141,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
             start_wd=settings.weight_decay,
             end_wd=settings.weight_decay,
             wd_incr_steps=decay,
-            wd_incr_style="constant",
-            use_checkpoint_opt_param_scheduler=False,
-            override_opt_param_scheduler=True,
+            **ALWAYS["schedule"],
         )
         self.grad_norm: Tensor | float | None = None
         """Before clipping; still on the device where the host has not needed it."""

@@ -56,10 +56,6 @@ class LayoutQuestion:
         """Return why the engine cannot run a workload; None if it can."""
         return None if self.refusal is None else self.refusal(self, workload)
 
-    def takes(self, workload: FullWorkload) -> bool:
-        """Whether the engine can run a workload."""
-        return self.refused(workload) is None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -201,7 +197,7 @@ def _fewest_recomputed(question: LayoutQuestion, workload: FullWorkload) -> Full
 
     counts, room = range(1, chunk), question.memory_bytes * (1 - KEPT_FREE)
     fewest = bisect_left(counts, True, key=lambda layers: predict_memory(first(layers), question.known).device_bytes <= room)
-    if fewest == len(counts) or not question.takes(first(counts[fewest])):
+    if fewest == len(counts) or question.refused(first(counts[fewest])):
         return None
     return first(counts[fewest])
 
@@ -240,7 +236,7 @@ def smallest_that_fits(question: LayoutQuestion, rates: Rates) -> Candidate | No
         for layout in (one for one in layouts(kind) if one.virtual_pipeline is None):
             workload = _placed(kind, layout).changed(micro_batch_sequences=1, recompute="full")
             memory = predict_memory(workload)
-            if not memory.missing_bytes(question.memory_bytes) and kind.takes(workload):
+            if not memory.missing_bytes(question.memory_bytes) and kind.refused(workload) is None:
                 fitting.append(_timed(workload, memory, rates))
     return min(fitting, key=lambda candidate: candidate.step_seconds, default=None)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tprimat.core.accelerators import recorded_name
 from tprimat.hardware.gpus import NvmlReader
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.environment import processor_name, software_versions
@@ -53,10 +54,8 @@ def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
     if device.type != "cuda":
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
     nothing = Machine(platform="rocm" if torch.version.hip else "cuda", accelerator=None, gpus_per_node=None, nodes=1)
-    memory = int(torch.cuda.get_device_properties(device).total_memory)
-    return replace(
-        this_machine() or nothing, accelerator=torch.cuda.get_device_name(device), gpus_per_node=ranks, memory_bytes=memory
-    )
+    name, memory = torch.cuda.get_device_name(device), int(torch.cuda.get_device_properties(device).total_memory)
+    return replace(this_machine() or nothing, accelerator=recorded_name(name, memory), gpus_per_node=ranks, memory_bytes=memory)
 
 
 def describe_software() -> dict[str, str]:

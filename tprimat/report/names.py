@@ -84,9 +84,8 @@ def _titles(rankings: Sequence[Ranking]) -> list[str]:
 
 def short_layout(run: RunRecord) -> str:
     """Return the layout without degrees of 1: 'TP2 DP2', 'DP8'; 'one GPU', or 'one process' on a CPU, where all are 1."""
-    full = traits.layout(run)
-    alone = per_rank("one GPU", {run.machine.platform}) if full else ""
-    return " ".join(part for part in full.split() if part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "1") or alone
+    alone = per_rank("one GPU", {run.machine.platform}) if traits.layout(run) else ""
+    return run.ran.layout_words(ones=()) or alone
 
 
 def shared_parts(groups: Sequence[Group]) -> dict[str, str]:

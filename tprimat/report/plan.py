@@ -73,16 +73,8 @@ def mfu_of(candidate: Candidate, rates: Rates) -> float | None:
 
 def layout_name(workload: FullWorkload) -> str:
     """Name a layout: 'TP4 PP2 VPP2 CP2 EP8 DP4', FSDP where replicas share weights; degrees of 1 are left out, but for these."""
-    layout = workload.layout
-    degrees = {
-        "TP": layout.tensor,
-        "PP": layout.pipeline,
-        "VPP": layout.virtual_pipeline or 1,
-        "CP": layout.context,
-        "EP": layout.expert,
-    }
     replicas = "FSDP" if workload.implementation is not None and workload.implementation.shards_weights else "DP"
-    return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"{replicas}{layout.data}"])
+    return workload.layout_words(ones=["dp"]).replace("DP", replicas)
 
 
 def how_sure(best: Candidate, rates: Rates) -> str:

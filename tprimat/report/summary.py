@@ -49,13 +49,11 @@ def summary(rows: Sequence[Row], screen: Screen = PLAIN, groups: Sequence[Group]
 def _heading(run: RunRecord) -> str:
     gpus, ran = run.machine.gpus, run.ran
     ranks = per_rank("GPU" if gpus == 1 else "GPUs", {run.machine.platform})
-    experts = f" EP={ran.expert_parallel}" if ran.expert_parallel not in {None, 1} else ""
     split = run.evidence.workload.weights_split_over if run.evidence else None
-    degrees = (("TP", ran.tensor_parallel), ("PP", ran.pipeline_parallel), ("DP", ran.data_parallel))
     parts = [
         run.model,
         run.strategy or "",
-        " ".join(f"{name}={degree}" for name, degree in degrees if degree is not None) + experts,
+        ran.layout_words(),
         f"weights split over {split}" if split is not None and split > 1 else "",
         TRAITS["routing"].label(run),
         f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})",

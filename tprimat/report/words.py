@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.compare import LEAST_HELD_BACK, Ranking, Verdict, comparable, throughput
-from tprimat.analyze.groups import Measured, Shared, on_cpu
+from tprimat.analyze.groups import Measured, Shared, each_once, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import TRAITS, DifferingTrait, engine_words, few, machine_name, model_name
 from tprimat.core import units
@@ -400,8 +400,7 @@ def picture_title(works: Sequence[RankedWorkload]) -> str:
 def subtitle(works: Sequence[RankedWorkload]) -> str:
     """Return what ran, when, and how often."""
     groups = [one.group for work in works for one in work.configurations]
-    measured = [item for group in groups for item in group.runs]
-    if not measured:
+    if not (measured := each_once(groups).values()):
         return ""
     days = sorted({item.result.run.started_at[:10] for item in measured if item.result.run.started_at})
     steps = sum(item.metrics.window.steps for item in measured if item.metrics)

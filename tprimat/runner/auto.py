@@ -9,7 +9,7 @@ from tprimat.analyze.compare import Question
 from tprimat.config.options import DEGREES, option_of
 from tprimat.core.accelerators import find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError, LayoutError, UserError
-from tprimat.core.workload import FullWorkload
+from tprimat.core.workload import SHORT_NAMES, FullWorkload
 from tprimat.runner.planning import answer_for
 from tprimat.runner.prediction import ways_out
 from tprimat.runner.request import RunRequest, models_of
@@ -82,18 +82,14 @@ def _first_look(request: RunRequest) -> Session:
 
 
 def _requested(request: RunRequest, work: FullWorkload) -> RunRequest:
-    layout, measured = work.layout, layouts_to_measure(request)
+    measured = layouts_to_measure(request)
     own = f"platform_optimizations.{request.platform}.recompute"
     layers = work.recompute_layers or "null"
     recompute = (f"{own}={work.recompute}", f"{own}_modules=null", f"{own}_layers={layers}")
     return replace(
         request,
         strategy=None,
-        tp=layout.tensor,
-        pp=layout.pipeline,
-        vpp=layout.virtual_pipeline,
-        cp=layout.context,
-        ep=layout.expert,
+        **{name: getattr(work, field) for name, field in SHORT_NAMES.items()},
         micro_batch_size=work.micro_batch,
         settings=(*request.settings, *recompute),
         runs=request.runs if measured is None else ROUNDS,

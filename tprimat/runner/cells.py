@@ -169,8 +169,7 @@ def _rows(entry: PlannedEntry, by_id: Mapping[str, CellResult]) -> list[tuple[st
 
 
 def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]:
-    degrees = cell.plan.workload.layout
-    layout = f"TP{degrees.tensor} PP{degrees.pipeline} DP{degrees.data}"
+    layout = cell.plan.workload.layout_words()
     if result is None or result.run is None:
         cause = "the sweep was stopped" if result is None else result.cause or units.ABSENT
         return layout, "not started", units.ABSENT, cause

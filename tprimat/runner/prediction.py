@@ -8,6 +8,7 @@ from tprimat.core.accelerators import Accelerator, find_accelerator
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.core.workload import FullWorkload
 from tprimat.engines.base import implementation_of
+from tprimat.logs.failures import signatures
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.calibration import expected
 from tprimat.predict.memory import Fit, MemoryPrediction, Part, predict_memory
@@ -145,7 +146,8 @@ def _changes(candidate: Candidate, plan: RunPlan) -> str:
 
 def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -> str | None:
     """Return what to try after a run out of memory: fragments first, then what fits by prediction."""
-    if plan.platform == "cpu" or "--micro-batch-size" not in (otherwise or "--micro-batch-size"):  # not the plan's memory
+    of_the_plan = {None, *(one.hint for one in signatures("causes") if one.name == "out_of_memory")}
+    if plan.platform == "cpu" or otherwise not in of_the_plan:  # another process's memory, or the host's
         return otherwise
     name, value = EXPANDABLE
     # The containers that Primus starts are given the plan's environment, and no variable of torch that is merely exported.

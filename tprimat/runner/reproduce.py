@@ -15,7 +15,7 @@ from tprimat.core.accelerators import PLATFORM_OF, PlatformName, find_accelerato
 from tprimat.core.errors import ConfigError, LaunchError
 from tprimat.core.flops import flop_per_token
 from tprimat.core.models import ModelShape
-from tprimat.core.workload import FullWorkload
+from tprimat.core.workload import SHORT_NAMES, FullWorkload
 from tprimat.engines.base import is_installed
 from tprimat.hardware.nodes import cpu_cores, this_machine
 from tprimat.plan.schema import RunPlan
@@ -31,7 +31,6 @@ from tprimat.runner.session import prepare
 
 MICRO_BATCHES = 16
 """Of a replica in a step of a proxy, or four for each stage: more only repeat them."""
-MORE = {"pp": "pipeline_parallel", "vpp": "virtual_pipeline", "cp": "context_parallel", "ep": "expert_parallel"}
 
 
 def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan, Against | None]:
@@ -56,7 +55,7 @@ def nearest_run(row: str, asked: Mapping[str, str]) -> tuple[list[str], RunPlan,
     for depth, virtual in cuts[-1:] if on_cpu else cuts:
         divided = divided if virtual == divided.virtual_pipeline else replace(divided, virtual_pipeline=virtual)
         values = {"gpus": str(each), **_model(work.shape, depth), "tp": str(divided.tensor_parallel)}
-        values |= {name: str(value) for name, key in MORE.items() if (value := getattr(divided, key) or 1) > 1}
+        values |= {name: str(value) for name, key in SHORT_NAMES.items() if (value := getattr(divided, key) or 1) > 1}
         values |= {"routing": work.routing} if work.routing else {}
         values |= {} if on_cpu else _workload(divided, platform, elsewhere=request.gpu is not None)
         values |= asked

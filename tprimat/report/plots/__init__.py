@@ -185,10 +185,6 @@ class Canvas:
     inches: float
     """Width of the panel, with its labels."""
 
-    def axes(self, title: str) -> "Axes":
-        """Return the only axes of a panel."""
-        return self.split(title, [""])[0]
-
     def split(self, title: str, names: Sequence[str]) -> "list[Axes]":
         """Return one axes for each workload, side by side, under one title and their names."""
         if len(names) == 1:  # neighbors share the width of their axes
@@ -295,7 +291,7 @@ class BarPanel:
         """Return a panel of them; those whose rows are the same (`which`) label them once if they are side by side."""
 
         def draw(canvas: Canvas) -> None:
-            axes = canvas.axes(self.title)
+            (axes,) = canvas.split(self.title, [""])
             bars(axes, self.rows, canvas.inches, labelled=canvas.labelled)
             axes.set_xlabel(self.axis, size=SMALL)
 

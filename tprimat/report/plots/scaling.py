@@ -68,7 +68,7 @@ def _panel(all_series: Sequence[Series], curve: ScalingCurve) -> Panel:
     def draw(canvas: Canvas) -> None:
         from matplotlib.ticker import FuncFormatter, NullLocator
 
-        axes = canvas.axes(on_ranks(curve.title, *all_series))
+        (axes,) = canvas.split(on_ranks(curve.title, *all_series), [""])
         counts = sorted({point.gpus for series in all_series for point in series.points})
         for series, look in _shown(all_series):
             _draw(axes, series, curve, look, written=len(all_series) == 1)

@@ -27,7 +27,7 @@ def test_what_nemo_lacks_here_is_named_and_auto_goes_on_without_it(monkeypatch):
     assert "make nemo" in caught.value.fix
     engine, reason = choose("auto", Here(platform="nvidia"))
     assert engine.name == "megatron"
-    assert reason.startswith("The engine bridge needs megatron.bridge"), "which auto would have started first"
+    assert reason.startswith("bridge is preferred, but it needs megatron.bridge"), "which auto would have started first"
 
 
 def test_the_extra_and_the_requirements_file_ask_for_the_same():

@@ -60,13 +60,14 @@ def validate(options: argparse.Namespace) -> int:
     for asked, plan, machine in cells:
         name = f"{asked.model:<10} {asked.platform:<6} {asked.strategy:<22} "
         if isinstance(plan, RunPlan):
-            said = f"valid: {announcement(plan).partition('Parallelism: ')[2]} on {plan.workload.layout.world_size}"
+            verdict, said = "valid", f"{announcement(plan).partition('Parallelism: ')[2]} on {plan.workload.layout.world_size}"
             if machine is not None and (gated := gate(plan, machine)) is not None:
                 fit, need = gated
                 said += f", {gibibytes(need.expected_device_bytes)}, at most {gibibytes(need.device_bytes)}"
-                said += f" of {gibibytes(machine.memory_bytes)}" + ("" if fit == "fits" else f": {fit}")
+                said += f" of {gibibytes(machine.memory_bytes)}"
+                verdict = verdict if fit == "fits" else fit
                 too_large += [machine.accelerator or ""] if fit == "does not fit" else []
-            print(screen.prose(name + said, len(name)))
+            print(screen.prose(f"{name}{verdict}: {said}", len(name)))
         elif isinstance(plan, MissingLayoutError):
             left_out += 1
             print(screen.prose(f"{name}left out: {plan.what}", len(name)))

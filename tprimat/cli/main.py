@@ -41,7 +41,8 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            return f"unexpected argument {word!r}"
+            meant = next((flag for flag in ("--results-dir", "--model") if flag in self._option_string_actions), None)
+            return f"unexpected argument {word!r}" + (f"; did you mean {meant} {word}?" if meant else "")
         if word in removed():
             return f"{word} is gone; instead: {removed()[word]}"
         if instead := (self.get_default("hints") or {}).get(word):

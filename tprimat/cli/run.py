@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.common import COMMANDS, add_flags, print_json
 from tprimat.config.options import DEGREES, OPTIONS, WHAT, WORKLOAD, names_listed, option_of
+from tprimat.core import units
 from tprimat.core.errors import ConfigError, UserError
 from tprimat.engines import AUTO, ENGINE_NAMES
 
@@ -179,7 +180,7 @@ def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argpars
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         words = without_secrets(" ".join([*variables, shlex.join(command.argv)]))
         swept = f" {cells[place].label}" if "=" in cells[place].label else ""
-        print(f"{plan.model} ({work.shape.name}){swept} on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
+        print(f"{plan.model} ({work.shape.name}){swept} on {plan.platform}, engine {plan.engine} ({plan.engine_reason})")
         print(announcement(plan))
         print(
             f"Workload: {plan.steps} step{'s' * (plan.steps > 1)} of {work.global_batch_sequences} x {work.sequence_tokens} "
@@ -188,6 +189,10 @@ def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argpars
         )
         if remark := engine_named(plan.engine).remark(plan):
             print(remark)
+        if (guess := plan.prediction) and guess.step_seconds:
+            speed = units.count(work.tokens_per_step / guess.step_seconds / work.layout.world_size)
+            ends = ", ".join(map(units.seconds, (guess.step_seconds_low, guess.step_seconds_high)))
+            print(f"Predicted: {units.seconds(guess.step_seconds)} [{ends}] a step, {speed} tokens/s/GPU")
         print(f"Command{'' if options.write else ' (--write writes the plan.json that it needs)'}: {words}\n")
     show_checks(checks)
     for line in dict.fromkeys(line for session in planned for line in predicted_lead(session, request)):

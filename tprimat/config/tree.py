@@ -47,7 +47,8 @@ def read_tree(path: Path, environment: Mapping[str, str] | None = None, name: st
         return Tree(reader.mapping(root, ()), reader.origins)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path} is not valid YAML.", where=f"{path}{line}", why=error.problem) from error
+        fix = "spaces instead of the tab" if "'\\t'" in str(error.problem) else None
+        raise ConfigError(f"{path} is not valid YAML.", where=f"{path}{line}", why=error.problem, fix=fix) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML.", where=str(path), why=str(error).splitlines()[0]) from error
     except RecursionError as error:

@@ -176,7 +176,8 @@ def choose(requested: str, here: Here, *, elsewhere: bool = False) -> tuple[Engi
             answer = engine.available(here)
             if isinstance(answer, str):
                 return engine, answer
-            reasons.append(answer.what.removesuffix("."))
+            lack = answer.what.removesuffix(".").replace(f"The engine {engine.name}", "it")
+            reasons.append(f"{engine.name} is preferred, but {lack}")
     return engine_named(FALLBACK), reasons[0] if reasons else "the only engine that runs on a CPU"
 
 

@@ -84,14 +84,14 @@ def cause_in(
     """
     block = _root_cause_block(texts)
     first_rank = [*block, *of_rank(texts, block)]
-    number = signal_of(exit_code, block, texts)
+    number, own = signal_of(exit_code, block, texts), last_exception(first_rank)
     failure = (
         search("causes", first_rank)
-        or own_exception(first_rank)
+        or (own if own and not is_consequence(own) and not search("consequences", first_rank) else None)
         or search("causes", texts)
         or ended_by(number, CRASHES, oom_killed)
         or search("consequences", first_rank)
-        or last_exception(first_rank)
+        or own
         or last_exception([text for text in texts if not tells_only(text, "consequences", "echoes")])
         or search("consequences", texts)
         or diverging(steps)
@@ -335,12 +335,6 @@ def more_of_exception(text: str, lines: Sequence[str], index: int) -> str:
     wanted = [FRAME] if re.match("(?:Key|Index)Error", text) else [] if ":" in text else [ASSERT, FRAME]
     matches = (match for pattern in wanted for line in reversed(near) if (match := pattern.search(line)))
     return next((f": {match[1]}" if match.re is ASSERT else f" ({match[1]}, line {match[2]})" for match in matches), "")
-
-
-def own_exception(lines: Sequence[str]) -> Failure | None:
-    """Return the exception of the rank that failed first, unless it only shows that another rank had trouble before."""
-    failure = last_exception(lines)
-    return None if failure is None or is_consequence(failure) or search("consequences", lines) else failure
 
 
 def _last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:

@@ -53,7 +53,8 @@ def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
     try:
         return adapter(kind).validate_json(text)
     except (ValidationError, ConfigError) as error:
-        raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=explain(error)) from error
+        fix = "copy the file again, or move it away"
+        raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=explain(error), fix=fix) from error
 
 
 def checked(kind: type[T], values: object, path: Path) -> T:

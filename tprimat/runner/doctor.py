@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,7 +57,10 @@ def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], 
     machine = this_machine()
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     torch = check_torch(ask_torch(), machine.platform if machine else None)
-    packages = [check_package(name, distributions) for name, distributions in TRAINING]
+    found = {name: next(filter(None, map(package_version, distributions)), None) for name, distributions in TRAINING}
+    packages = [
+        Check(name, "ok", one) if one else Check(name, "problem", "not installed", INSTALL) for name, one in found.items()
+    ]
     here = Here(platform=PLATFORM_OF[machine.platform] if machine else "cpu", primus_path=primus_path)
     engines = list(check_engines(here))
     embedded = all(check.status == "ok" for check in (torch, *packages)) and engines[0].name != f"engine {FALLBACK}"
@@ -95,13 +98,6 @@ def check_torch(answer: Mapping[str, Any] | str, gpus: str | None) -> Check:
         fix = "nvidia-smi or rocm-smi shows the driver's version; a driver older than torch's build must be updated"
         return Check("torch", "problem", f"{finding}, which does not see the GPUs", fix)
     return Check("torch", "ok", finding + (f", sees {answer['devices']} GPUs" if gpus else ""))
-
-
-def check_package(name: str, distributions: Sequence[str]) -> Check:
-    """Look for one of the packages that training needs."""
-    if version := next(filter(None, map(package_version, distributions)), None):
-        return Check(name, "ok", version)
-    return Check(name, "problem", "not installed", INSTALL)
 
 
 def check_stack() -> Check:

@@ -118,19 +118,19 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     Text without one whole sequence, or with tokens outside the model's vocabulary, is refused.
     """
     files = text_files(plan.dataset.removeprefix("text:"))
-    file = Path(plan.run_directory) / f"tokens-{os.environ.get('GROUP_RANK', '0')}.npy"  # of torchrun's node
+    file = Path(plan.run_directory) / f"tokens-{os.environ.get('GROUP_RANK', '0')}.bin"  # of torchrun's node
     if local_rank() == 0:
         texts = [np.append(np.frombuffer(text, np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT)) for text in _texts(files)]
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, np.concatenate(texts))
+            file.write_bytes(np.concatenate(texts).data)
         except OSError as error:
             raise cannot_write(file, error) from error
     _wait_for_all()
     name = "bytes"
     if sum(one.stat().st_size for one in files) > MAX_TEXT_BYTES:
         name += f", the first {MAX_TEXT_BYTES // 2**20} MiB"
-    data = TextSequences(np.load(file, mmap_mode="r"), plan.seed, plan.workload.sequence_tokens, f"{plan.dataset} ({name})")
+    data = TextSequences(np.memmap(file, np.uint16, "r"), plan.seed, plan.workload.sequence_tokens, f"{plan.dataset} ({name})")
     _wait_for_all()
     if local_rank() == 0:
         file.unlink()  # what is mapped stays

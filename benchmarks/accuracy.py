@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
-from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, measured_on, spreads_of, text_of  # noqa: E402
+from benchmarks.calibration_fit import Sample, fitted, left_out, margins_of, measured_on, several_nodes, spreads_of, text_of  # noqa: E402
 from benchmarks.megatron_options import options_left_out, workload_of_options  # noqa: E402
 from benchmarks.other_estimators import calculon_estimate, megatron_estimate  # noqa: E402
 from benchmarks.published_scores import PublishedScore, guess_of, guesses, real, result_of, score_published  # noqa: E402
@@ -747,6 +747,7 @@ def calibrations() -> dict[str, dict[str, Any]]:
         **parts,
         "memory": {"margins": margins_of(ledger().reserved)},
         "measured_on": {name: measured_on(some, parts[name]["errors"]) for name, some in samples.items()},
+        "several_nodes": {name: several_nodes(some, parts[name]["errors"]) for name, some in samples.items()},
     }
 
 

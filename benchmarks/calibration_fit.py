@@ -120,6 +120,12 @@ def measured_on(samples: Sequence[Sample], kinds: Iterable[str]) -> dict[str, di
     return {kind: dict(Counter(sample.accelerator for sample in samples if kind in sample.kinds).most_common()) for kind in kinds}
 
 
+def several_nodes(samples: Sequence[Sample], kinds: Iterable[str]) -> dict[str, int]:
+    """Return how many rows of each kind ran on several nodes, of those that have some."""
+    rows = {kind: sum(kind in sample.kinds and "nodes" in sample.traits for sample in samples) for kind in kinds}
+    return {kind: count for kind, count in rows.items() if count}
+
+
 def margins_of(reserved: Sequence[tuple[tuple[str, ...], float]]) -> dict[str, list[float]]:
     """Return by kind the margin of memory and the rows behind it, from the kinds of runs and reserved / predicted - 1 of each."""
     gathered = defaultdict(list)
@@ -143,9 +149,11 @@ def text_of(parts: Mapping[str, Mapping[str, Any]]) -> str:
         "# margins: kind -> what was reserved beyond the predicted allocation, as a share, and the runs behind it",
         "# errors: kind -> half the width of the interval as a logarithm, and the rows of left-out sources behind it",
         "# measured_on: kind -> the accelerators of these rows, and how many each has",
+        "# several_nodes: kind -> how many of these rows ran on several nodes, where some did",
     ]
     for name, part in parts.items():
         lines += ["", f"{name}:"]
         for key, values in part.items():
-            lines += [f"  {key}:", *(f'    "{trait}": {json.dumps(value)}' for trait, value in values.items())]
+            rows = [f'    "{trait}": {json.dumps(value)}' for trait, value in values.items()]
+            lines += [f"  {key}:", *rows] if rows else [f"  {key}: {{}}"]
     return "\n".join(lines) + "\n"

@@ -52,16 +52,17 @@ def test_no_command_is_printed_that_would_be_refused(engine, model, precision, w
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "assumed"),
+    ("accelerator", "gpus", "assumed"),
     [
-        ("H100 SXM", None),
-        ("B200", "None was measured on B200: the same range is assumed"),
-        ("RTX 4090", r"None was measured on RTX 4090: -\d\d % to \+\d\d % is assumed"),
-        ("MI300X", r"This run differs from them: -\d\d % to \+\d\d % is assumed"),
+        ("H100 SXM", 8, None),
+        ("B200", 16, r"None was measured on B200 or on several nodes: -\d\d % to \+\d\d % is assumed"),
+        ("B200", 8, "None was measured on B200: the same range is assumed"),
+        ("RTX 4090", 8, r"None was measured on RTX 4090: -\d\d % to \+\d\d % is assumed"),
+        ("MI300X", 8, r"This run differs from them: -\d\d % to \+\d\d % is assumed"),
     ],
 )
-def test_the_proof_says_where_it_was_measured_and_what_is_assumed(accelerator, assumed):
-    words = ("plan", "--model", "llama-3.1-8b", "--gpu", accelerator, "--gpus", "8")
+def test_the_proof_says_where_it_was_measured_and_what_is_assumed(accelerator, gpus, assumed):
+    words = ("plan", "--model", "llama-3.1-8b", "--gpu", accelerator, "--gpus", str(gpus))
     (proof,) = re.findall("^Predicted from.*$", run_command(*words).stdout, re.MULTILINE)
     best = json.loads(run_command(*words, "--json").stdout)["fitting"][0]
     width, rows = figures()["published"]["errors"][best["kind"]]

@@ -38,6 +38,8 @@ class Expected:
     """Half the width of the interval that held their errors, as a logarithm; [low, high] is wider where something is assumed."""
     measured_on: Mapping[str, int]
     """Accelerator -> how many of these rows were measured on it, most first."""
+    farther: bool
+    """It runs on several nodes, and none of these rows did."""
 
     def of(self, seconds: float, slow_host_seconds: float = 0.0) -> "Expected":
         """Return it for a step that takes so many times as long, and with a slow host so much longer."""
@@ -87,7 +89,7 @@ def expected(work: FullWorkload, accelerator: Accelerator, gpus_per_node: int, *
     part = "probes" if measured else "published"
     factor, kind, unseen = _correction(traits, kinds, part)
     spread, rows = figures()[part]["errors"][kind]
-    width = math.exp(spread * (1 + ASSUMED["unseen"] * unseen) + ASSUMED["unsure_of_routing"] * math.log(busiest_rank(work)))
+    width = math.exp(spread * (1 + ASSUMED["unseen"] * len(unseen)) + ASSUMED["unsure_of_routing"] * math.log(busiest_rank(work)))
     return Expected(
         step_seconds=factor,
         low=factor / width,
@@ -96,16 +98,17 @@ def expected(work: FullWorkload, accelerator: Accelerator, gpus_per_node: int, *
         rows=rows,
         spread=spread,
         measured_on=figures()["measured_on"][part][kind],
+        farther="nodes" in unseen,
     )
 
 
 @lru_cache
-def _correction(traits: frozenset[str], kinds: tuple[str, ...], part: str) -> tuple[float, str, int]:
-    """Return the factor of a step, the narrowest kind whose errors are known, and how many traits no row has."""
+def _correction(traits: frozenset[str], kinds: tuple[str, ...], part: str) -> tuple[float, str, frozenset[str]]:
+    """Return the factor of a step, the narrowest kind whose errors are known, and traits that no row has (nodes: of the kind)."""
     known = figures()[part]
     kind = next(kind for kind in kinds if kind in known["errors"])
-    unseen = sum(trait not in known["effects"] for trait in traits)
-    return math.exp(shift_of(traits, known["effects"])), kind, unseen
+    seen = known["effects"].keys() - ({"nodes"} if kind not in figures()["several_nodes"][part] else set())
+    return math.exp(shift_of(traits, known["effects"])), kind, traits - seen
 
 
 def memory_kinds_of(work: FullWorkload) -> tuple[str, ...]:

@@ -92,8 +92,9 @@ def how_sure(best: Candidate, rates: Rates) -> str:
     words = f"Predicted from {rates.source}: {proof} {range_of(step.spread)} of the prediction."
     width, late = math.log(step.step_seconds / step.low), step.high / step.step_seconds - 1
     assumed = f"{range_of(width)} is assumed" if step.widened else "the same range is assumed"
-    if rates.accelerator not in step.measured_on:
-        words += f" None was measured on {rates.accelerator}: {assumed}."
+    lacking = [f"on {rates.accelerator}"] * (rates.accelerator not in step.measured_on) + ["on several nodes"] * step.farther
+    if lacking:
+        words += f" None was measured {' or '.join(lacking)}: {assumed}."
     elif step.widened:
         words += f" This run differs from them: {assumed}."
     slow = f" With the slowest host that we measured, it takes {units.percent(late, 0)} longer."

@@ -147,11 +147,12 @@ def test_money_and_time_choose_among_numbers_of_gpus():
     small, large = (one["fitting"][0] for one in document["gpu_counts"])
     assert document["question"]["gpus"] == 8
     assert small["days"] > 2 > large["days"] == pytest.approx(10e9 / large["tokens_per_second_per_gpu"] / 8 / 86400)
-    dollars = 2.5 * 1e9 / 3600 / large["tokens_per_second_per_gpu"]
-    assert large["dollars_per_billion_tokens"] == pytest.approx(dollars)
+    assert large["dollars_per_billion_tokens"] == pytest.approx(2.5 * 1e9 / 3600 / large["tokens_per_second_per_gpu"])
     assert 0.3 < large["mfu"] < 0.7
     shown = run_command("plan", *asked, "--deadline", "1").stdout
-    assert re.search(r"^4  .*\n8 .*\n\nNo number of GPUs above", shown, re.MULTILINE)
+    assert re.search(r"^4  .*\n8 .*\n\nNo number of GPUs above.* the fastest\.\n", shown, re.MULTILINE)
+    paid = run_command("plan", "--model", "llama-3.1-70b", *asked[2:5], "64,256", *asked[6:], "--budget", "1").stdout
+    assert "this is the cheapest.\n\nllama-3.1-70b on 64 GPUs" in paid
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,6 @@ def run(options: argparse.Namespace) -> int:
         if len(answers) > 1:
             print(plan.counts_text(answers, wishes, screen), end="\n\n")
         if chosen.fitting and not plan.keeps(chosen.fitting[0], wishes, options.budget, options.deadline):
-            print(plan.LIMIT_NOT_KEPT, end="\n\n")
+            print(f"{plan.LIMIT_NOT_KEPT} {'cheapest' if options.deadline is None else 'fastest'}.\n")
         print(plan.text(rated, screen, enough, wishes))
     return 0 if chosen.fitting else 1

@@ -28,7 +28,7 @@ USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
 NAMES: Mapping[str, Mapping[str, str]] = yaml_document(DATA / "part_names.yaml")
 MEMORY_NAMES, TIME_NAMES, ROUTING_NAMES = NAMES["memory"], NAMES["time"], NAMES["routing"]
-LIMIT_NOT_KEPT = "No number of GPUs above keeps within the limits; this is the fastest."
+LIMIT_NOT_KEPT = "No number of GPUs above keeps within the limits; this is the"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def chosen(
 ) -> tuple[Answer, Rates]:
     """Return the answer for one of several numbers of GPUs: the cheapest in time, else the fastest that can be paid.
 
-    Without a limit, or where none keeps it, the fastest counts.
+    Without a limit, or where none keeps a deadline, the fastest counts; where none can be paid, the cheapest.
     """
 
     def limits(rated: tuple[Answer, Rates]) -> tuple[bool, float]:
@@ -137,6 +137,8 @@ def chosen(
         if best is None:
             return False, -math.inf
         kept = keeps(best, wishes, budget, deadline)
+        if deadline is None and not kept:
+            return kept, -(wishes.bill(best)[2] or 0.0)
         if deadline is None or not kept:
             return kept, rate_of(best) * best.workload.world_size
         return kept, round(rate_of(best), -2) - 1e-3 * best.workload.world_size  # the cheapest; of like ones the fewest GPUs

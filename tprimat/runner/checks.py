@@ -8,7 +8,7 @@ from pathlib import Path
 from tprimat.config.load import Setting, read_config
 from tprimat.config.schema import Size
 from tprimat.core import units
-from tprimat.core.accelerators import BACKEND_OF, PlatformName
+from tprimat.core.accelerators import BACKEND_OF, PlatformName, find_accelerator
 from tprimat.core.errors import LaunchError, UserError
 from tprimat.engines import FALLBACK
 from tprimat.engines.base import Command, Here, engine_named
@@ -20,7 +20,7 @@ from tprimat.predict.memory import predict_memory
 from tprimat.records.schema import Machine
 from tprimat.runner.doctor import Check, check_disk
 from tprimat.runner.planning import named_machine
-from tprimat.runner.prediction import gate, memory_words, need_words, planned_workload, predicted
+from tprimat.runner.prediction import gate, memory_words, need_words, planned_workload, predicted, ways_out
 from tprimat.runner.request import BEST, RunRequest
 from tprimat.runner.session import Session, plan_run, prepare
 
@@ -65,7 +65,7 @@ def check_session(session: Session, *, several: bool) -> Iterator[Check]:
 def _gpus(session: Session, plan: RunPlan) -> Check:
     machine, wanted = session.machine, plan.gpus_per_node
     if session.is_named and machine is not None:
-        finding = f"{wanted} x {machine.accelerator}, from --gpu; predictions below assume them"
+        finding = f"{wanted} x {machine.accelerator}, from --gpu; predictions assume them"
         return Check("GPUs", "absent", finding)
     if plan.platform == "cpu":
         finding = f"{wanted:,} on this CPU, which has {cpu_cores()} cores"
@@ -100,7 +100,7 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     finding = whose + memory_words(*gated, machine.memory_bytes).replace("rank", f"rank{unless}", 1)
     if gated[0] == "fits":
         return Check(name, "ok", finding)
-    fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
+    fix = ways_out(plan, find_accelerator(machine.accelerator)) or "python3 -m tprimat plan lists what fits"
     return Check(name, "problem" if gated[0] == "does not fit" else "absent", finding, fix)
 
 

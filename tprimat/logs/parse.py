@@ -171,7 +171,10 @@ class LogReading:
     def _read(self, line: str, number: int) -> None:
         """Read a line, and keep it where it is about an error."""
         if any(word in line for word in words_of("starts")):
-            self._begin(number)
+            last = self.attempts.latest
+            if last.steps or self._died(number):  # else the line is of the attempt that has only begun
+                self.attempts.begin(with_settings=True)
+                self._end(last, number)
         fields = self._fields(line, number)
         if fields is not None:
             self._take(fields, number)
@@ -230,13 +233,6 @@ class LogReading:
         self._kept = self._kept[len(passed) :]
         if ends := [line for line, text in passed if pattern_of("ends").search(text)]:
             self.ended.append(Ended(self.attempts.split(ends[-1]), self._cause(text for _, text in passed), passed))
-
-    def _begin(self, number: int) -> None:
-        """Begin an attempt at a line that a process or a scheduler prints first, after steps or an error that ended another."""
-        last = self.attempts.latest
-        if last.steps or self._died(number):
-            self.attempts.begin(with_settings=True)
-            self._end(last, number)
 
     def _died(self, number: int) -> bool:
         """Whether the lines before this one tell of the end of a process before its first step."""

@@ -8,7 +8,7 @@ flight. On top comes the largest of a few moments: the loss, its backward pass, 
 All sizes are bytes. torch rounds each tensor up to 512 bytes, which is not counted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -102,8 +102,6 @@ class PeakMoment(NamedTuple):
 
 
 UPDATE = "update of the weights"
-Peak = tuple[int, Place, PeakMoment, int]
-"""All bytes, where and when, and the activations among them."""
 
 
 def predict_memory(workload: FullWorkload, known: KnownParts | None = None, *, last_stage: bool = False) -> MemoryPrediction:
@@ -122,7 +120,7 @@ def predict_memory(workload: FullWorkload, known: KnownParts | None = None, *, l
     variant = workload.recompute, workload.micro_batch, *split
     if (layers := known.get(variant)) is None:
         layers = known[variant] = _layers(workload, known)
-    predicted: list[Peak] = []
+    predicted: list[tuple[int, Place, PeakMoment, int]] = []
     for place in places[-1:] if last_stage else places:
         kind = *variant, place.stage.kind
         if (moment := known.get(kind)) is None:
@@ -130,14 +128,9 @@ def predict_memory(workload: FullWorkload, known: KnownParts | None = None, *, l
         activations = _kept_activations(workload, place.stage, layers)
         needed = activations + moment.loss + moment.backward
         if place.widened > needed:
-            activations, needed, moment = 0, place.widened, PeakMoment(UPDATE, 0, 0, moment.buffers)
+            activations, needed, moment = 0, place.widened, PeakMoment(UPDATE, 0, 0, moment.buffers)  # activations are gone
         predicted.append((place.fixed + needed + moment.buffers, place, moment, activations))
-    return _most(predicted)
-
-
-def _most(peaks: Sequence["Peak"]) -> MemoryPrediction:
-    """Return the largest peak, in parts; where the update is the peak, activations are gone."""
-    _, place, moment, activations = max(peaks, key=lambda peak: peak[0])
+    _, place, moment, activations = max(predicted, key=lambda peak: peak[0])
     widened = place.widened if moment.name == UPDATE else 0
     parts: dict[Part, int] = {
         **place.states,

@@ -29,7 +29,7 @@ def measured_gain(plan: RunPlan) -> GraphGain | None:
     """Return the record that shows a gain for the layout, precision and micro-batch of a plan; None where none does."""
     work, options = plan.workload, plan.engine_options
     tokens = (work.micro_batch_sequences or 1) * work.sequence_tokens
-    # No GPU has measured graphs of pipeline stages.
+    # No record shows what graphs of pipeline stages gain.
     suitable = plan.platform == "nvidia" and plan.nodes == 1 and plan.steps >= FEWEST_STEPS and work.layout.pipeline == 1
     measured = options.layers == "local" and options.optimizer_states == "fp32"
     if not suitable or not measured or graph_obstacle(work, fully_shard=options.fully_shard, own_layers=True):

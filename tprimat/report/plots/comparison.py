@@ -100,7 +100,8 @@ def colors(works: Sequence[RankedWorkload]) -> dict[str, Look]:
 def rest_note(works: Sequence[RankedWorkload], shown: Mapping[str, Look]) -> list[str]:
     """Return the note about configurations without a color of their own, where there are some."""
     rest = len({one.name for work in works for one in work.configurations}) - len(shown)
-    return [f"Gray: {rest} more configurations; the {MOST_SERIES} in color are the fastest of each workload."] * (rest > 0)
+    note = f"Gray: {plural(rest, 'more configuration')}; the {MOST_SERIES} in color are the fastest of each workload."
+    return [note] if rest else []
 
 
 def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:

@@ -28,7 +28,7 @@ from tprimat.engines import ENGINE_NAMES
         ("scaling", ["--qqq"], "there is no flag --qqq"),
         ("benchmark.py", ["llama"], "unexpected argument 'llama'; did you mean --model llama?"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),
-        ("plan", ["--gpus", "x" * 5000], f"--gpus: {'x' * 40!r}: It takes a whole number from 1 to 10,000,000."),
+        ("plan", ["--gpus", "x" * 5000], f"--gpus: {'x' * 40!r} is not a whole number from 1 to 10,000,000"),
     ],
 )
 def test_a_wrong_word_is_answered_in_one_line_with_what_was_meant(command, flags, said):

@@ -33,14 +33,14 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def show_checks(checks: "Iterable[Check]") -> None:
-    """Print checks: status, name and finding, and what to do below it."""
+    """Print checks: status, name and finding, and what to do below it; of several in a row that need the same, below the last."""
     from tprimat.report.tables import screen_of
 
-    screen = screen_of(sys.stdout)
-    for check in checks:
+    screen, every = screen_of(sys.stdout), list(checks)
+    for place, check in enumerate(every, 1):
         name = f"{check.status:<8} {check.name:<19} "
         print(screen.prose(name + check.finding, len(name)))
-        if check.fix:
+        if check.fix and check.fix not in {following.fix for following in every[place : place + 1]}:
             print(screen.prose(f"{'':<{len(name)}}try: {check.fix}", len(name) + len("try: ")))
 
 

@@ -148,7 +148,7 @@ def positive(text: str) -> int:
     try:
         return count(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} {str(error).rstrip('.').replace('It takes', 'is not')}") from error
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -154,13 +154,14 @@ def keeps(best: Candidate, wishes: Wishes, budget: float | None, deadline: float
 
 def counts_text(answers: Sequence[tuple[Answer, Rates]], money: Wishes, screen: Screen) -> str:
     """Format the fastest layout of each of several numbers of GPUs."""
-    rows = []
+    codes, rows = {one.workload.code.name for answer, _ in answers for one in answer.fitting[:1]}, []
     for answer, _ in answers:
         cells = ["nothing fits", "", "", "", ""]
         if best := next(iter(answer.fitting), None):
             days, each, cost = money.bill(best)
+            name = best.workload.code.name
             cells = [
-                layout_name(best.workload),
+                layout_name(best.workload) + (f", {name}" if len(codes) > 1 and name != EMBEDDED.name else ""),
                 units.count(rate_of(best)),
                 "" if days is None else units.significant(days),
                 "" if each is None else f"${units.significant(each)}",

@@ -76,18 +76,13 @@ def metric_options(options: argparse.Namespace) -> "MetricOptions":
 
 
 def read(
-    options: argparse.Namespace,
-    paths: Sequence[Path],
-    metrics: "MetricOptions | None" = None,
-    *,
-    to_share: bool = False,
-    named: bool = True,
+    options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOptions | None" = None, *, to_share: bool = False
 ) -> "Results":
-    """Read the results under some paths, which the user `named` or not, as --set says; name on stderr what was skipped."""
+    """Read the results under the paths that the user names, else in the usual folders; name on stderr what was skipped."""
     from tprimat.records.discover import WHAT_A_RESULT_IS
-    from tprimat.runner.analysis import by_folder, configured_prices, read_results
+    from tprimat.runner.analysis import by_folder, configured_prices, read_results, result_folders
 
-    values = counted(options)
+    values, named, paths = counted(options), bool(paths), paths or result_folders()
     counting = metrics or metric_options(options)
     results = read_results(paths, counting, configured_prices(), values["probes"], to_share=to_share)
     if named:

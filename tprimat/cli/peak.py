@@ -18,12 +18,10 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report.peak import as_document, text
     from tprimat.report.tables import screen_of
     from tprimat.report.words import not_counted_words
-    from tprimat.runner.analysis import result_folders
 
     efficiency = fraction(options.scaling_efficiency, "--scaling-efficiency", "0.9 or 90%")
     metrics = metric_options(options)
-    named = results_dirs(options)
-    results = read(options, named or result_folders(), metrics, named=bool(named))
+    results = read(options, results_dirs(options), metrics)
     analysis = analyze_peaks(
         results.measured,
         metrics,

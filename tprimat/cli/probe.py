@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tprimat.records.schema import ProbeRecord
 from tprimat.runner import probes
-from tprimat.runner.probes import DTYPES, KINDS, ON_REQUEST, ProbeRequest, tell
+from tprimat.runner.probes import DTYPES, KINDS, ON_REQUEST, ProbeRequest
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,6 +31,7 @@ def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool
     from tprimat.records.store import to_json
     from tprimat.report.probes import on_a_screen
     from tprimat.report.tables import plural, screen_of
+    from tprimat.runner.progress import say
 
     measured = []
     try:
@@ -40,7 +41,7 @@ def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool
                 print(to_json(record), flush=True)
     except (KeyboardInterrupt, SystemExit):
         probes.write_page(request)
-        tell("stopped; --resume continues from here")
+        say("stopped; --resume continues from here")
         raise
     if measured and not as_json:
         print(on_a_screen(measured, screen_of(sys.stdout)))
@@ -48,5 +49,5 @@ def show(records: Iterable[ProbeRecord], request: ProbeRequest, *, as_json: bool
     without = f", {failed} without a result" if failed else ""
     written = probes.write_page(request)
     page = f", one page in {written}" if written else ""
-    tell(f"{plural(len(measured), 'measurement')}{without}; all samples are in {request.file}{page}")
+    say(f"{plural(len(measured), 'measurement')}{without}; all samples are in {request.file}{page}")
     return int(any(record.kind in probes.RANK_KINDS and record.error for record in measured))

@@ -23,9 +23,9 @@ def scaling(options: argparse.Namespace) -> int:
     from tprimat.report.plots import draw_sheet
     from tprimat.report.plots.scaling import MULTIPLIER, THROUGHPUT, scaling_sheet
     from tprimat.report.tables import screen_of
-    from tprimat.runner.analysis import result_folders, scaling_of
+    from tprimat.runner.analysis import scaling_of
 
-    results = read(options, options.results or result_folders(), named=bool(options.results))
+    results = read(options, options.results)
     scaled = scaling_of(results.measured)
     for curves, name in ((THROUGHPUT, THROUGHPUT_PICTURE), (MULTIPLIER, MULTIPLIER_PICTURE)):
         draw_sheet(scaling_sheet(scaled, curves), options.output / name)

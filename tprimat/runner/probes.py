@@ -1,6 +1,5 @@
 """Run probes, in this process or on several ranks of this machine, and write their page."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +14,7 @@ from tprimat.records.lock import locked
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.store import append_probe, read_probes, write_atomically
 from tprimat.report.probes import page
+from tprimat.runner.progress import say
 
 if TYPE_CHECKING:
     from tprimat.config.schema import Config
@@ -58,11 +58,6 @@ def named(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
     return names
 
 
-def tell(text: str) -> None:
-    """Print progress to stderr, apart from the results."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def measure(request: ProbeRequest) -> Iterator[ProbeRecord]:
     """Measure the requested probes; of several, a failure ends no other."""
     with locked(request.output):
@@ -72,7 +67,7 @@ def measure(request: ProbeRequest) -> Iterator[ProbeRecord]:
             except UserError as error:
                 if len(request.kinds) == 1:
                     raise
-                tell(f"{kind}: {error}")
+                say(f"{kind}: {error}")
 
 
 def measure_here(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
@@ -82,7 +77,7 @@ def measure_here(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
 
     bench = shared_bench()
     models = models_of(load_config(), PLATFORM_OF[bench.machine.platform])
-    log = case.ProbeLog(request.file, resume=request.resume, tell=tell)
+    log = case.ProbeLog(request.file, resume=request.resume, tell=say)
     yield from catalogue.records(kind, request.dtypes, models, bench, log)
 
 
@@ -101,10 +96,10 @@ def measure_on_ranks(kind: str, request: ProbeRequest) -> Iterator[ProbeRecord]:
     for ranks in rank_counts(kind, request.ranks):
         before = len(read_probes(request.file))
         words = ["probe", kind, "--output", str(request.output), "--ranks", str(ranks), *["--resume"] * request.resume]
-        if failure := run_ranks("tprimat", words, ranks, tell):
+        if failure := run_ranks("tprimat", words, ranks, say):
             failed = case.Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
             append_probe(request.file, replace(case.empty_record(failed, shared_bench()), error=failure))
-            tell(f"{kind} on {ranks} ranks: {failure}")
+            say(f"{kind} on {ranks} ranks: {failure}")
         yield from read_probes(request.file)[before:]
 
 
@@ -128,7 +123,7 @@ def measure_as_rank(request: ProbeRequest) -> None:
     from tprimat.probe import case, catalogue, collectives
 
     with collectives.process_group() as (bench, first):
-        log = case.ProbeLog(request.file, resume=request.resume, tell=tell) if first else case.ProbeLog(None)
+        log = case.ProbeLog(request.file, resume=request.resume, tell=say) if first else case.ProbeLog(None)
         for kind in request.kinds:
             for _ in catalogue.records(kind, None, (), bench, log):
                 pass

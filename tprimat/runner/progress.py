@@ -22,6 +22,11 @@ SUSPICIOUS_SECONDS = 60.0
 MAX_LOG_CHARACTERS = 60
 
 
+def say(text: str) -> None:
+    """Print a line on stderr, apart from results."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class Progress:
     """Shows steps as they end."""
 
@@ -55,7 +60,7 @@ class Progress:
         if self.terminal:
             self._show(text[: (self._screen.width or 0) - 1])
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def on_step(self, step: StepRecord) -> None:
         """Show a step."""
@@ -64,12 +69,12 @@ class Progress:
             self._show(text)
         elif step.step in {1, self.plan.steps} or now - self._last_plain >= SECONDS_BETWEEN_PLAIN_LINES:
             self._last_plain = now
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def on_notice(self, text: str) -> None:
         """Print a notice."""
         self.close()
-        print(self._screen.prose(text, 2), file=sys.stderr, flush=True)
+        say(self._screen.prose(text, 2))
 
     def _show(self, text: str) -> None:
         sys.stderr.write("\r\x1b[2K" + text)

@@ -28,7 +28,7 @@ from tprimat.records.store import RunDirectory
 from tprimat.report.tables import screen_of
 from tprimat.runner.cells import Cell, CellResult, configuration
 from tprimat.runner.nodes import follow, gathered
-from tprimat.runner.progress import outcome_line
+from tprimat.runner.progress import outcome_line, say
 from tprimat.runner.run import TrainingRun, announcement, load_run, log_path, run_plan
 
 FREE_WITHIN_SECONDS = 30.0
@@ -69,11 +69,6 @@ def run_cells(cells: Sequence[Cell], *, resume: bool, retry_failed: bool = True)
         if group is not None:
             group.status = 0 if complete(results, cells) else 1
         return results
-
-
-def say(text: str) -> None:
-    """Tell the user."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def run_in_order(

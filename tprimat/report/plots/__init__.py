@@ -187,11 +187,9 @@ class Canvas:
 
     def split(self, title: str, names: Sequence[str]) -> "list[Axes]":
         """Return one axes for each workload, side by side, under one title and their names."""
-        if len(names) == 1:  # neighbors share the width of their axes
-            made = [self.part.add_subplot(self.place)]
-        else:
-            grid = self.place.subgridspec(1, len(names))
-            made = [self.part.add_subplot(grid[0, column]) for column in range(len(names))]
+        grid = self.place.subgridspec(1, len(names))
+        places = [grid[0, column] for column in range(len(names))] if len(names) > 1 else [self.place]  # neighbors share widths
+        made = [self.part.add_subplot(place) for place in places]
         broken = [wrapped(name, self.inches / len(names) - 0.5, SMALL, most=MOST_LINES) for name in names]
         lines = max(map(len, broken))
         made[0].set_title(title + "\n" * lines)

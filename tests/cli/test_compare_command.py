@@ -114,7 +114,7 @@ def test_the_exit_status_of_the_gate_is_what_its_sentence_says(regression, tmp_p
         slower(before / "r0", after / f"r1-{number}", 1.05)
     status, said = gate("1%")
     assert status == 1
-    assert f"{after}: llama H100 SXM against {before}: llama H100 SXM: 4." in said
+    assert f"gate: failed: {after}: llama H100 SXM against {before}: llama H100 SXM: 4." in said
     assert gate("8%") == (0, f"written: {tmp_path}/x.md\ngate: passed: nothing is slower than its baseline by more than 8.0 %.\n")
     status, said = gate("4.7%")
     assert status == 3
@@ -136,7 +136,7 @@ def test_the_exit_status_of_the_gate_is_what_its_sentence_says(regression, tmp_p
         (after / f"r1{number}" / "run.json").write_text(json.dumps({**run, "run_id": f"r1{number}", "workload": work}))
     status, said = gate("1%")
     assert status == 3
-    assert "gate: Not compared: " in said
+    assert "gate: undecided: Not compared: " in said
     for number in ("", "-2", "-3"):
         (after / f"r1{number}" / "run.json").write_text(json.dumps({**run, "run_id": f"r1{number}", "outcome": "failed"}))
     status, said = gate("1%")

@@ -51,11 +51,11 @@ def run(options: argparse.Namespace) -> int:
     if margin is None:
         return 1 if results.problems or not comparison.groups else 0
     closed, undecided = regression_gate(comparison, margin)
-    undecided += ["undecided: a result was skipped."] * bool(results.problems)
+    undecided += ["a result was skipped."] * bool(results.problems)
     judged = {name for one in comparison.verdicts for name in (one.baseline, one.candidate)}
     alone = ", ".join(group.label for group in comparison.groups if group.label not in judged)
     passed = f"passed: nothing is slower than its baseline by more than {percent(margin)}."
     passed += f" Not compared: {alone}." if alone else ""
-    for line in (*closed, *undecided) or (passed,):
+    for line in [*(f"failed: {one}" for one in closed), *(f"undecided: {one}" for one in undecided)] or [passed]:
         print(screen_of(sys.stderr).prose(f"gate: {line}", 2), file=sys.stderr)
     return 1 if closed else 3 if undecided else 0

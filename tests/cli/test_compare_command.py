@@ -120,9 +120,8 @@ def test_the_exit_status_of_the_gate_is_what_its_sentence_says(regression, tmp_p
     assert status == 3
     assert re.search(r"Undecided at a margin of 4.7 %: at this ratio, .* would show that it is within", said)
     for silent in (after, before):
-        texts = {
-            file: file.read_text() for file in sorted(silent.glob("*/steps.jsonl"))[silent == before :]
-        }  # all, or all but one
+        some = sorted(silent.glob("*/steps.jsonl"))[silent == before :]  # all, or all but one
+        texts = {file: file.read_text() for file in some}
         for file, text in texts.items():
             file.write_text(re.sub(r'"loss": ?[^,]+', '"loss": null', text))
         status, said = gate("8%")

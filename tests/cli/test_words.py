@@ -68,6 +68,7 @@ ROW, ON_H100 = "megatron-bridge-2604-llama-3-70b-h100", ("--dry-run", "--set", "
         ("plan", (*LLAMA, "--gpu", "V100 SXM2 16GB"), "try   --precision fp16, or a later GPU\n"),
         ("plan", (*PLAN, "--gpus", "4", "--nodes", "8"), "try   --gpus 8\n"),
         ("plan", LLAMA, "this machine is not known"),
+        ("plan", (*PLAN, "--probes", "nowhere"), "There is no probes.jsonl in nowhere."),
         ("reproduce", ("nobody-s-row",), "There is no published row 'nobody-s-row'."),
         ("reproduce", ("tprimat-h100-qwen", *ON_H100), "tprimat-h100-qwen cannot be reproduced."),
         ("reproduce", (ROW, "--dry-run", "--set", "gpu=A100"), "ran in fp8, in which A100 SXM 80GB does not multiply."),

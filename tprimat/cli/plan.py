@@ -53,6 +53,7 @@ TYPES = {"amount": _amount, "routing": _routing}
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
+    from tprimat.records.discover import check_probes
     from tprimat.report import plan
     from tprimat.report.tables import screen_of
     from tprimat.runner.planning import LayoutsAsked, answer, enough_gpus, model_asked, price_per_hour
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         precision=options.precision,
         **options.routing,
         engine=options.engine,
-        probes=tuple(options.probes),
+        probes=check_probes(options.probes),
     )
     wishes = plan.Wishes(price=options.price or price_per_hour(options.gpu), tokens=options.tokens, whole=options.all)
     chooses = options.budget is not None or options.deadline is not None
@@ -97,4 +98,6 @@ def run(options: argparse.Namespace) -> int:
         if chosen.fitting and not plan.keeps(chosen.fitting[0], wishes, options.budget, options.deadline):
             print(f"{plan.LIMIT_NOT_KEPT} {'cheapest' if options.deadline is None else 'fastest'}.\n")
         print(plan.text(rated, screen, enough, wishes))
+        if options.probes and not rates.measured:
+            print(f"The probes are not used: none of them ran on {rates.accelerator}.", file=sys.stderr)
     return 0 if chosen.fitting else 1

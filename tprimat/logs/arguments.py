@@ -20,8 +20,6 @@ MAXTEXT: Mapping[str, Mapping[str, Any]] = NAMES["maxtext"]
 """Kind of setting -> MaxText's settings, and what they mean."""
 OPTIONS = frozenset(name for names in OPTIONS_OF.values() for name in names)
 KEPT = frozenset([*NAMES["model"], *OTHER_WORK, *NAMES["arithmetic"], *OPTIONS_OF["megatron"], *OPTIONS_OF["deepspeed"]])
-KNOWN_LATER = {"vocab_size", "padded_vocab_size"}
-"""None in the dump where the tokenizer tells them after it."""
 VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = NAMES["values"]
 """Argument -> its value in lower case, or other -> what it says of a run. `fp8` is a switch over `matmul_dtype` (evidence_of)."""
 
@@ -39,25 +37,22 @@ def argument(name: str, value: str) -> LineFields | None:
         evidence = {"expert_capacity": capacity(value)}
     if name in WHOLE_ARGUMENTS and (size := whole(value)) is not None:
         evidence = {WHOLE_ARGUMENTS[name]: size}
-    if name in KEPT and not (name in KNOWN_LATER and whole(value) is None):
+    if name in KEPT and not (name.endswith("vocab_size") and whole(value) is None):  # which the tokenizer tells after the dump
         return LineFields(arguments={name: value}, evidence=evidence)
     return LineFields(evidence=evidence) if evidence else None
 
 
 # How a step computes: dtypes of gradients and optimizer, what is not in 8 bits, switches.
 
-EIGHT_OR_FOUR_BITS = {"fp8", "fp4"}
 WIDE_WEIGHT_GRADIENTS = "_with_gw_hp"
 """How torchao's recipes end that multiply weight gradients in bf16."""
-SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
-"""Of torch -> as Primus writes them. Transformer Engine keeps moments in fp8 as uint8."""
 LONG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def arithmetic_of(arguments: Mapping[str, str], evidence: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of records.schema.Evidence by the arguments of a log, and by what it shows besides (`evidence`)."""
     facts: dict[str, Any] = {}
-    if evidence.get("matmul_dtype") in EIGHT_OR_FOUR_BITS:
+    if evidence.get("matmul_dtype") in {"fp8", "fp4"}:
         facts |= narrow(arguments, evidence["matmul_dtype"])
     if arguments.get("recompute_method") == "block" and evidence.get("recompute") == "full":
         facts |= recomputed(arguments, evidence)
@@ -134,8 +129,8 @@ def optimizer_states(arguments: Mapping[str, str]) -> str | None:
 
 def short(dtype: str) -> str:
     """Return 'bf16' for 'torch.bfloat16'."""
-    dtype = dtype.removeprefix("torch.")
-    return SHORT_DTYPES.get(dtype, dtype)
+    dtype = dtype.removeprefix("torch.")  # Transformer Engine keeps moments in fp8 as uint8
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}.get(dtype, dtype)
 
 
 def options_of(arguments: Mapping[str, str]) -> dict[str, object]:

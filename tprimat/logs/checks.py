@@ -5,7 +5,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any
@@ -25,8 +25,6 @@ from tprimat.logs.times import batch_of, rate_of, tokens_of
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine
 
-USUAL_TOKENS = 8192
-"""Of a sequence, where no line or flag states them."""
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
 VENDORS: Mapping[Backend, str] = LINES["vendors"]
@@ -65,6 +63,9 @@ def check_claims(reading: LogReading, claims: Claims) -> tuple[Claims, str]:
     Raises ConfigError: the log says something else; names the line.
     """
     logged, line = logged_claims(reading.contents), reading.contents.evidence_line.get
+    if claims.gpus and claims.gpus < reading.contents.ranks:
+        words = f"it has steps of rank {reading.contents.ranks - 1}"
+        raise _contradiction(reading, f"--num-gpus {claims.gpus}", words, [], CHECK_SIZES)
     same_device = find_accelerator(claims.accelerator) is find_accelerator(logged.accelerator) is not None
     for name, flag in FLAGS.items():
         number = (line("world_size") or line("tensor_parallel")) if name == "gpus" else line(name)
@@ -250,15 +251,19 @@ def check_model(
         fix = "the model that ran, or its architecture under models in config.yaml"
         raise _contradiction(reading, f"{MODEL_FLAG} {claims.model}", words, lines, fix)
     merged = with_evidence(claims, evidence)
-    _check_work(reading, merged)
-    flop = list(logged_flop(contents, merged))
+    cautions = [_check_work(reading, merged), *cautions_of(contents.arguments)]
+    flop = [  # of a token, with the line that prints it
+        (printed * 1e12 / rate, step.line)
+        for step in islice(contents.steps.values(), MOST["rates"])
+        if (printed := step.tflops_per_gpu or 0.0) > 0 and (rate := rate_of(step, merged.gpus) or rate_by_time(step, merged))
+    ]
     if not doubts:
         doubts += filter(None, [_check_flop(reading, claims, merged.sequence_tokens, shape, flop)])
-    cautions = [*cautions_of(contents.arguments), *doubts, *filter(None, [device_note(reading, machine.accelerator)])]
+    cautions += [*doubts, device_note(reading, machine.accelerator)]
     shown = not contents.arguments.keys().isdisjoint({"num_layers", "parameters_in_billions"})
     if not (shown or counted is not None or flop):
         cautions.append(f"nothing in the log shows which model ran; {MODEL_FLAG} {claims.model} is believed")
-    return tuple(CAUTION + words for words in cautions), None if doubts else shape
+    return tuple(CAUTION + words for words in cautions if words), None if doubts else shape
 
 
 def _contradiction(reading: LogReading, who: str, words: str, lines: Sequence[int | None], fix: str) -> ConfigError:
@@ -267,8 +272,8 @@ def _contradiction(reading: LogReading, who: str, words: str, lines: Sequence[in
     return ConfigError(f"{who} contradicts the log: {words}.", where=f"{reading.name}:{numbers}".rstrip(":"), why=why, fix=fix)
 
 
-def _check_work(reading: LogReading, claims: Claims) -> None:
-    """Check the batch against the samples that the log counts, and the work of a step against the tokens/s that it prints."""
+def _check_work(reading: LogReading, claims: Claims) -> str | None:
+    """Check the batch by the samples that the log counts, and a step's work by its tokens/s; small differences are a caution."""
     steps = list(reading.contents.steps.values())
     growths = [
         ((step.consumed_sequences - former.consumed_sequences) / (step.step - former.step), batch_of(step, claims))
@@ -284,8 +289,13 @@ def _check_work(reading: LogReading, claims: Claims) -> None:
         for step in steps
         if (ours := rate_by_time(step, claims)) and (printed := rate_of(step, claims.gpus))
     )
-    if not rates or abs(statistics.median(ratio for ratio, *_ in rates) - 1) <= 0.2:
-        return
+    differs = statistics.median(ratio for ratio, *_ in rates) - 1 if rates else 0.0
+    if abs(differs) <= 0.2:
+        return (
+            f"the printed tokens/s differ by {100 * differs:+.0f} % from those of the printed times"
+            if abs(differs) > 0.03
+            else None
+        )
     _, number, printed, ours = rates[len(rates) // 2]
     words = f"step {number} has {printed:,.0f} tokens/s/GPU, and its batch, sequence length, time and GPUs make {ours:,.0f}"
     raise _contradiction(reading, "The log or a flag", words, [reading.contents.steps[number].line], CHECK_SIZES)
@@ -299,14 +309,6 @@ def rate_by_time(step: LoggedStep, claims: Claims) -> float | None:
     return tokens / step.step_seconds / claims.gpus
 
 
-def logged_flop(contents: LogContents, claims: Claims) -> Iterator[tuple[float, int]]:
-    """Yield the FLOP of a token by the TFLOP/s of each line, with its number: over the line's tokens/s, or those of its time."""
-    for step in islice(contents.steps.values(), MOST["rates"]):
-        flop, rate = step.tflops_per_gpu, rate_of(step, claims.gpus) or rate_by_time(step, claims)
-        if flop and rate and flop > 0:
-            yield flop * 1e12 / rate, step.line
-
-
 def _check_flop(
     reading: LogReading, claims: Claims, known_tokens: int | None, shape: ModelShape, logged: Sequence[tuple[float, int]]
 ) -> str | None:
@@ -318,7 +320,7 @@ def _check_flop(
         return None
     stated = claims.sequence_tokens or reading.contents.evidence.get("sequence_tokens")
     flop = statistics.median(flop for flop, _ in logged)
-    known = [known_tokens, known_tokens] if known_tokens else [1, min(USUAL_TOKENS, shape.context_tokens)]
+    known = [known_tokens, known_tokens] if known_tokens else [1, min(8192, shape.context_tokens)]  # usual ones
     least, most = flop_per_token(shape, known[0], "causal"), flop_per_token(shape, known[1], "full")
     near = min(abs(flop / ours - 1) for ours in (least, most)) <= 0.15
     if near or (known_tokens is None and least <= flop <= most):

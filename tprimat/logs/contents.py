@@ -93,7 +93,8 @@ class LoggedStep(LineFields):
         """
         same_loss = fields.loss is None or self.loss is None or same(fields.loss, self.loss)
         if self.step_seconds is not None:
-            return newest and same_loss and None not in {fields.loss, self.loss} and not fields.mean_since_reset
+            near = abs((fields.step_seconds or self.step_seconds) / self.step_seconds - 1) < 0.1 if self.step_seconds else False
+            return newest and same_loss and None not in {fields.loss, self.loss} and (near or not fields.mean_since_reset)
         rate = fields.sequences_per_second
         return same_loss and (None in {rate, self.sequences_per_second} or rate == self.sequences_per_second)
 
@@ -153,12 +154,14 @@ class LogContents:
     device_used_share: float | None = None
     run: RunRecord | None = None
     """The record that TPrimat printed before the first step."""
+    ranks: int = 0  # at least so many, by the marks of lines of steps
     _reports: dict[int, LineFields] = field(default_factory=dict)
     """Of memory and learning rates, before the line of their step."""
     _next_tflops: float | None = None
     """Printed on a separate line before the step."""
     _in_dump: bool = False
     _rank: dict[str, int] = field(default_factory=dict)
+    _kinds: list[str] = field(default_factory=list)  # of devices
 
     @property
     def newest(self) -> int:
@@ -211,8 +214,9 @@ class LogContents:
                 self.arguments[name], self.evidence_line[name] = text, line
         self.total_steps = fields.total_steps or self.total_steps
         self.finished = self.finished or fields.finished
-        if fields.accelerator and fields.accelerator != self.accelerator:
-            self.accelerator, self.evidence_line["accelerator"] = fields.accelerator, line
+        if fields.accelerator and fields.accelerator not in self._kinds:
+            self._kinds.append(fields.accelerator)
+            self.accelerator, self.evidence_line["accelerator"] = " and ".join(self._kinds), line
         self.device_used_bytes = larger(self.device_used_bytes, fields.device_used_bytes)
         if fields.device_used_share is not None and 0 <= fields.device_used_share <= 1:
             self.device_used_share = max(self.device_used_share or 0.0, fields.device_used_share)

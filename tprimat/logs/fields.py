@@ -128,8 +128,7 @@ NAMED_FIELDS = [(name, field, unit) for field, names in LINES["fields"].items() 
 ESCAPES, LAUNCHER_PREFIX = re.compile(LINES["escapes"]), LINES["prefix"]
 COUNTS = {"global_batch_sequences", "consumed_sequences", "sequence_tokens"}
 TOKEN_RATE, OF_GPU = re.compile(LINES["token_rates"]), re.compile(LINES["of_gpu"])
-LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
-MOST_DIGITS = 18
+LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))(k\b)?", re.IGNORECASE)
 NONE = {"None", "null"}
 """An argument that is not set, as Python and YAML print it."""
 
@@ -173,7 +172,7 @@ def number(text: str | None) -> float | None:
         return float(text)
     except ValueError:
         match = LEADING_NUMBER.match(text)
-        return float(match[1].replace(",", "")) if match else None
+        return float(match[1].replace(",", "")) * (1000 if match[2] else 1) if match else None
 
 
 def whole(text: str | None) -> int | None:
@@ -184,7 +183,7 @@ def whole(text: str | None) -> int | None:
 
 def count(digits: str) -> int:
     """Return digits as a number. Longer ones than any count are torn text; their first 18 are enough to see that."""
-    return int(digits[:MOST_DIGITS])
+    return int(digits[:18])
 
 
 def scaled(value: float | None, factor: float) -> float | None:

@@ -17,7 +17,6 @@ from tprimat.records.store import without_waiting
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
 """Characters; longer lines are not log lines."""
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
@@ -53,8 +52,11 @@ class LogLines:
         rest, sha256 = "", hashlib.sha256()
         decoder = codecs.getincrementaldecoder("utf8")("replace")
         for number, data in enumerate(self._chunks(file)):
-            if number == 0:
-                self._refuse_binary(data)
+            utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
+            if number == 0 and (utf16 or b"\0" in data[:8192]):
+                fix = "the console output of the training run as UTF-8 text, plain or gzipped"
+                why = "It holds zero bytes or is UTF-16 near its start."
+                raise RecordError(f"{self.name} is not a text log.", where=self.name, why=why, fix=fix)
             sha256.update(data)
             if b"\0" in data:
                 self.why_truncated = "it holds zero bytes, as files do after a crash"
@@ -69,18 +71,9 @@ class LogLines:
             self.why_truncated = "its last line is not complete"
         self.sha256 = sha256.hexdigest()
 
-    def _refuse_binary(self, data: bytes) -> None:
-        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or b"\0" in data[:8192]:
-            raise RecordError(
-                f"{self.name} is not a text log.",
-                where=self.name,
-                why="It holds zero bytes or is UTF-16 near its start.",
-                fix="the console output of the training run as UTF-8 text, plain or gzipped",
-            )
-
     def _chunks(self, file: io.BufferedReader) -> Iterator[bytes]:
         """Yield what is in the file, of a gzip file unpacked; one that is cut short may still be written."""
-        if not file.peek(2).startswith(GZIP_MAGIC):
+        if not file.peek(2).startswith(b"\x1f\x8b"):
             yield from iter(lambda: file.read1(CHUNK_BYTES), b"")
             return
         unpacked, most = 0, most_unpacked(os.fstat(file.fileno()).st_size or LARGEST_UNPACKED)  # a pipe has no size

@@ -5,13 +5,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 
 from tprimat.core.accelerators import Backend
 from tprimat.core.errors import RecordError
 from tprimat.core.rows import DATA, RefuseUnknownKeys, document, read_rows
 from tprimat.logs.contents import Attempts, LogContents
 from tprimat.logs.failures import TRACEBACK, cause_in, last_exception, meaningful, pattern_of, search
-from tprimat.logs.fields import MOST, Dialect, LineFields, count, number, plain, scaled, whole
+from tprimat.logs.fields import LINES, MOST, Dialect, LineFields, count, number, plain, scaled, whole
 from tprimat.logs.formats import deepspeed, maxtext, torchtitan
 from tprimat.logs.formats.megatron import BRIDGE, MEGATRON_LM, NEMO, PRIMUS, TPRIMAT
 from tprimat.records.schema import Failure, StepRecord
@@ -28,6 +29,7 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 """Specific ones before general ones: Primus and Megatron-Bridge print Megatron-LM's line with additions."""
 NAMES = tuple(dialect.name for dialect in DIALECTS)
+RANK, DECIMAL_COMMA = re.compile(r"\[rank(\d+)\]:"), re.compile(LINES["decimal_comma"])
 
 
 @cache
@@ -178,6 +180,11 @@ class LogReading:
         fields = self._fields(line, number)
         if fields is not None:
             self._take(fields, number)
+            if fields.step is not None and (rank := RANK.search(line)):
+                self.attempts.latest.ranks = max(self.attempts.latest.ranks, count(rank[1]) + 1)
+            if fields.step is not None and DECIMAL_COMMA.search(plain(line)):
+                what = f"{self.name} has decimal commas, which no framework prints."
+                raise RecordError(what, where=f"{self.name}:{number}", fix="the log as it was printed")
         if (device := _device_of(line)) and device not in self.devices.values():
             self.devices[number] = device
         if any(word in line for word in words_of("loud")):
@@ -282,6 +289,15 @@ class LogReading:
 
         Raises RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
+        runs = [list(one.steps.values()) for one in (*self.attempts.former, self.attempts.latest) if one.steps]
+        back = [later[0].step for former, later in pairwise(runs) if later[0].line - former[-1].line <= MOST["near"]]
+        if len(back) > MOST["attempts"]:
+            why, fix = "Several runs or ranks wrote into it at once.", "the log of one of them"
+            if back == sorted(back, reverse=True):
+                why, fix = "Its lines are newest first.", "--log-file - behind tac, which puts the oldest line first"
+            raise RecordError(
+                f"The steps of {self.name} go back {len(back)} times.", where=f"{self.name}:{runs[1][0].line}", why=why, fix=fix
+            )
         foreign = self._foreign[0] if self._foreign is not None else None
         prose = any(map(pattern_of("fences").match, self.failure_lines())) or pattern_of("prose").search(
             (failure and failure.evidence) or ""
@@ -304,7 +320,7 @@ class LogReading:
                 f"{self.name} holds no training step of a known framework.",
                 where=self.name,
                 why=f"None of its {self.lines:,} lines {written}.",
-                fix="the log of the rank that prints steps (the last rank, on the last node, for Megatron and Primus)",
+                fix="the log of the rank that prints steps (the last rank, on the last node, for Megatron), with whole lines",
             )
         return likeliest
 

@@ -27,8 +27,6 @@ from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, Step
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""
-UNKNOWN_ENGINE = "unknown"
-"""Of a run that failed before its log showed the framework."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +127,7 @@ def claimed_run(
     if taken := taken_as(claims.accelerator):
         notes.append(f"--gpu {claims.accelerator} is taken as {taken}")
     documents = " and ".join(["packed"] * packs(contents.arguments) + ["padded"] * pads(contents.arguments)) or None
-    engine = dialect.name if dialect else UNKNOWN_ENGINE
+    engine = dialect.name if dialect else "unknown"  # it failed before its log showed the framework
     return steps, RunRecord(
         run_id=f"{model}-{engine}-{(log.sha256 or '')[:12]}",
         model=model,

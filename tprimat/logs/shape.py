@@ -179,8 +179,8 @@ def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[ShapeDi
         if logged != expected and not uncompared:
             words = WORDS.get(name, "{}").format
             different.append(ShapeDifference(ARGUMENTS[name], words(logged), None if expected is None else words(expected)))
-    if other := other_work(arguments):
-        different.append(ShapeDifference(other, arguments[other], None))
+    others = (other_work(arguments), "load balancing loss" if shape.experts is None else None)
+    different += [ShapeDifference(name, arguments[name], None) for name in others if name and name in arguments]
     if shape.kv_lora_rank is None:
         different += counted_otherwise(arguments, shape)
     vocabulary, expected_rows = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)

@@ -181,7 +181,7 @@ def without_times(contents: LogContents, claims: Claims) -> str:
     names = ("global_batch_sequences", "sequence_tokens", "gpus")[: 1 if rates else 3]
     flags = ", ".join(FLAGS[name] for name in names if getattr(claims, name) is None)
     if not flags:
-        return "none of the logged steps has a time, or a rate in tokens or samples (frameworks count TFLOP/s in several ways)"
+        return "none of the logged steps has a time, or a rate in tokens or samples of one GPU or of all (TFLOP/s give none)"
     rate = statistics.median(rates) if rates else 0.0
     tokens = f", {rate * claims.sequence_tokens:,.0f} tokens/s" if claims.sequence_tokens else ""
     prints = f" (the log prints {rate:,.4g} sequences/s{tokens})" if rate else ""
@@ -200,12 +200,8 @@ def interval_of(logged: Sequence[LoggedStep]) -> int:
 # The second line of a process in Megatron-LM's logs.
 
 
-Correction = tuple[int, float | None, float | None, str]
-"""The step of a second line, its time (None: uncertain, so the step is left out), its loss where it is derived, and a note."""
-
-
-def correct_second(contents: LogContents, claims: Claims) -> Correction | None:
-    """Undo the mean in Megatron-LM's second line of a process.
+def correct_second(contents: LogContents, claims: Claims) -> tuple[int, float | None, float | None, str] | None:
+    """Undo the mean in Megatron-LM's second line of a process: return its step, time, derived loss and a note.
 
     Since core 0.16 the first line of a process resets neither timer nor losses (training_log, is_first_iteration), so the second
     line prints means over both: t2 = n x mean - t1 over n - 1 steps. Older versions reset. The third line shows which version

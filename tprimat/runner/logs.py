@@ -27,9 +27,6 @@ from tprimat.report.words import finding_words
 SLACK_SECONDS, SLACK_SHARE = 0.2, 0.02
 """How far steps may be from the time between their lines: the launcher reads ten times a second, and power once."""
 
-LEAST_SECONDS = 10 * SLACK_SECONDS
-"""Between the first and the last line: in less, the slack would make steps contradict their moments."""
-
 
 class FollowedLog:
     """Read steps and evidence of a framework that writes no records from its log: `step_of_line` and `complete` of a Launch.
@@ -102,7 +99,8 @@ def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tupl
         timed[place] = dataclasses.replace(step, ended_at_seconds=round(at, 3))
         summed += step.step_seconds
     kept = [step.ended_at_seconds for step in timed if step.ended_at_seconds is not None]
-    return tuple(timed) if kept and kept[-1] - kept[0] >= LEAST_SECONDS else tuple(steps)
+    # Between lines that are closer, the slack would make steps contradict their moments.
+    return tuple(timed) if kept and kept[-1] - kept[0] >= 10 * SLACK_SECONDS else tuple(steps)
 
 
 def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int:

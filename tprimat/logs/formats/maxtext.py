@@ -10,8 +10,6 @@ from collections.abc import Callable
 from tprimat.logs.arguments import MAXTEXT, OPTIONS_OF
 from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, capacity, in_bytes, matching, rules_of, stated, whole
 
-DISPATCHED = (1, 2)
-"""Steps whose times may be those of their dispatch."""
 FIELD = re.compile(r"(?<![\w/])([\w/]+(?: step)?): ([^,\s]+)")
 QUANTIZED = ("fp8", "fp4", "int8", "int4")
 
@@ -23,13 +21,11 @@ def quantized(value: str) -> str | None:
 
 READ: dict[str, Callable[[str], object]] = {"capacity_factor": capacity, "quantization": quantized}
 """Setting -> what its text says; a whole number where it is one for others."""
-ENUM = re.compile(r"[A-Z]\w+\.([A-Z]\w*)")
-"""A value as newer versions print it: AttentionType.LOCAL_SLIDING, QuantizationType.NONE."""
 
 
 def _read_setting(match: re.Match[str]) -> LineFields | None:
     name, value = match.groups()
-    if member := ENUM.fullmatch(value):
+    if member := re.fullmatch(r"[A-Z]\w+\.([A-Z]\w*)", value):  # AttentionType.LOCAL_SLIDING in newer versions
         value = member[1].lower()
     if name == "steps":
         return LineFields(total_steps=whole(value))
@@ -57,7 +53,7 @@ def read_step(text: str) -> LineFields | None:
     if step is None:
         return None
     values = stated(fields)
-    if step in DISPATCHED:
+    if step in {1, 2}:  # whose times may be those of their dispatch
         values |= dict.fromkeys(("step_seconds", "tokens_per_second_per_gpu", "tokens_per_second"))
     # It has a main_model_loss with multi-token prediction only.
     return LineFields(step=step + 1, arguments={"mtp_num_layers": "1"} if "main_model_loss" in fields else {}, **values)

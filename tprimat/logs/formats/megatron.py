@@ -25,11 +25,9 @@ from tprimat.logs.fields import (
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RUN_LINE, from_json
 
-ITERATION = re.compile(r"iteration[\s=]+(\d+)/\s*(\d+)")
 SIZE = re.compile(r"(?<![\w-])(world|data|context|tensor|pipeline)(?:-model)?(-parallel|) size: (\d+)")
 RANK_PARAMETERS = "parameters of rank"
 """How the evidence of such a line begins; its end names the rank."""
-PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
 
 
 def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | None:
@@ -38,11 +36,11 @@ def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | N
     `X/Y` is the value of this iteration and an average over several; the average is ignored. A time without `/Y` is itself a
     mean since the last line that reset the timer, and the first line of a process resets nothing: see times.correct_second.
     """
-    match = ITERATION.search(text)
+    match = re.search(r"iteration[\s=]+(\d+)/\s*(\d+)", text)
     if match is None:
         return None
-    parts = pairs(text[match.end() :], sign)
-    further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
+    parts = pairs(text[match.end() : text.rfind("|")], sign)  # what no bar closes may be torn in a number
+    further = [count(digits) for digits in re.findall(r"mtp_(\d+) loss: ", text)]
     counted = [whole(parts.get(f"number of {kind} iterations")) for kind in ("skipped", "nan")]
     if counted[1] and "lm loss" not in parts:
         parts["lm loss"] = "nan"
@@ -52,7 +50,7 @@ def read_iteration(text: str, sign: str = ": ", **others: Any) -> LineFields | N
         total_steps=count(match[2]),
         failed=any(counted),
         arguments=({"mtp_num_layers": str(max(further))} if further else {})
-        | dict.fromkeys(OTHER_WORK.keys() & parts.keys(), "printed"),
+        | dict.fromkeys((OTHER_WORK.keys() | {"load balancing loss"}) & parts.keys(), "printed"),
         **fields,
     )
 

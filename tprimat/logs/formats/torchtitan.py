@@ -11,14 +11,14 @@ from typing import Any
 
 from tprimat.logs.fields import GIBIBYTE, Dialect, LineFields, count, in_bytes, matching, number, rules_of, stated, whole
 
-FIELD = re.compile(r"(step|loss|grad_norm|memory|tps|wps|tflops):\s*(\S+)")
-STAMP = re.compile(r"\b20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
+FIELD = re.compile(r"(step|loss|grad_norm|memory|tps|wps|tflops):\s*(?!-\d)(\S+)")
+"""Ranks without the last pipeline stage print a loss of -1, which is none."""
 DEGREES = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
 
 
 def _stamp_of(text: str) -> float | None:
-    stamp = STAMP.search(text)
+    stamp = re.search(r"\b20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", text)
     with suppress(ValueError):  # no day of any month
         return datetime.fromisoformat(stamp[0].replace(",", ".")).timestamp() if stamp else None
     return None

@@ -146,8 +146,8 @@ def _changes(candidate: Candidate, plan: RunPlan) -> str:
 
 def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -> str | None:
     """Return what to try after a run out of memory: fragments first, then what fits by prediction."""
-    of_the_plan = {None, *(one.hint for one in signatures("causes") if one.name == "out_of_memory")}
-    if plan.platform == "cpu" or otherwise not in of_the_plan:  # another process's memory, or the host's
+    own = next(one.hint for one in signatures("causes") if one.name == "out_of_memory") or ""
+    if plan.platform == "cpu" or not (otherwise or own).startswith(own):  # another process's memory, or the host's
         return otherwise
     name, value = EXPANDABLE
     # The containers that Primus starts are given the plan's environment, and no variable of torch that is merely exported.

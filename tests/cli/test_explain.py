@@ -55,6 +55,8 @@ def test_the_text_says_what_held_the_clock_and_what_helps():
     text = explain(DP2, "--set", f"probes={H200 / 'probes-1gpu'}", "--set", "peak=sparse")
     assert text.startswith("llama dp_mbs4, megatron, bf16 on 2 x H200 SXM: 587 of 989.4 TFLOP/s per GPU, 59.4 %; 2.60 s a step")
     assert "telemetry: 1,418 MHz of 1,830; power cap in 100 % of the readings" in text
+    assert "TFLOP/s: the power limit holds it down; nvidia-smi" in text
+    assert re.search(r"\d+ TFLOP/s and TP comm.*: run again", explain(H100 / "in-turn-two-gpus/transformer_engine/tp2_mbs2/3"))
     text = explain(RECOMPUTED, "--in", "ms")
     assert "recomputation, 7" in text
     assert "% tokens/s, predicted)" in text
@@ -72,10 +74,8 @@ def test_a_slow_rank_is_named_and_takes_the_time_by_which_its_step_is_longer():
 
 def test_what_no_part_explains_is_to_be_profiled_and_a_late_host_to_be_done_without():
     """Products in fp8 over four tensor ranks waited for a slow host, and look as long to telemetry as what spins for them."""
-    fp8, bf16 = (
-        H100 / one for one in ("in-turn-four-gpus-slow-host/megatron/tp4_mbs4_fp8", "in-turn-four-gpus/megatron/tp4_mbs4")
-    )
-    text = explain(fp8, "--against", bf16)
+    fp8 = H100 / "in-turn-four-gpus-slow-host/megatron/tp4_mbs4_fp8"
+    text = explain(fp8, "--against", H100 / "in-turn-four-gpus/megatron/tp4_mbs4")
     waits = r"^not explained, 784 TFLOP/s: run again with --profile, .*; a GPU that waits for another counts as busy, .* 23 % of"
     assert re.search(waits + r" the step\nGPU idle.*cuda_graphs=true, .* \(\+30\.4 % tokens/s, predicted\)$", text, re.MULTILINE)
     assert re.search(r"^dtype +fp8 +bf16 +\+", text, re.MULTILINE)

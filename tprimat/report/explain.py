@@ -200,7 +200,7 @@ def against_lines(against: Against, screen: Screen, step_seconds: float | None =
 
 def advised(explanation: Explanation, asked: Unit = "tflops") -> list[str]:
     """Say what would make the largest parts smaller, and what the run would gain by prediction."""
-    unit, lines = unit_of(explanation.parts, asked), []
+    unit, told = unit_of(explanation.parts, asked), dict[str, list[str]]()
     for advice in explanation.advice:
         loss = next(one for one in explanation.parts.losses if one.name == advice.name)
         size = f"{amount(explanation.parts, loss, unit):,.0f} {'ms' if unit == 'ms' else 'TFLOP/s'}"
@@ -208,8 +208,8 @@ def advised(explanation: Explanation, asked: Unit = "tflops") -> list[str]:
         gain = "" if advice.gain is None else f" ({units.signed_percent(advice.gain)} tokens/s, predicted{tight})"
         again = "run again with " if advice.words.startswith("--") else ""
         remark = f"; {advice.remark}" if advice.remark else ""
-        lines.append(f"{LOSS_NAMES[advice.name]}, {size}: {again}{advice.words}{gain}{remark}")
-    return lines
+        told.setdefault(f"{again}{advice.words}{gain}{remark}", []).append(f"{LOSS_NAMES[advice.name]}, {size}")
+    return [f"{' and '.join(parts)}: {said}" for said, parts in told.items()]
 
 
 def document(explanation: Explanation) -> dict[str, Any]:

@@ -27,7 +27,6 @@ NOTABLE_SHARE = 0.1
 MOST_REASONS = 2
 """Why losses were not compared; further reasons are counted."""
 ANYWAY = "(--even-if-different compares anyway.)"
-UNLIKE_MODELS = f"Different models are not compared: a token is not the same work in each. {ANYWAY}"
 
 
 # Who leads.
@@ -173,12 +172,13 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
     models = [(other.best.run.model, other.best.run.size) for other in earlier]
     alike = [other for other, model in zip(earlier, models, strict=True) if model == (run.model, run.size)]
     same = earlier if "model" in varying else alike
+    anyway = f" {ANYWAY}" if len(earlier) == 1 else ""
     if not same:
-        return [UNLIKE_MODELS] if len({*models}) == 1 else []
+        return [f"Different models are not compared: a token is not the same work in each.{anyway}"] * (len({*models}) == 1)
     nearest = min(same, key=lambda other: len(comparable(other.best.run, run, varying)))
     words = "; ".join(difference(entry) for entry in comparable(nearest.best.run, run, varying))
     which = "the workload above" if nearest is earlier[-1] else f"{heading(nearest)} above"
-    return [f"Not compared with {which}: {words}. {ANYWAY}"]
+    return [f"Not compared with {which}: {words}.{anyway}"]
 
 
 def difference(entry: DifferingTrait) -> str:

@@ -31,8 +31,6 @@ from tprimat.runner.planning import rates_of
 SUMMARY_FILE = "trace.json"
 """In a run's folder, the summary of its trace once that was read: a thousand times smaller, so that it can replace it."""
 
-MOST_EXPLAINED = 6
-
 
 def newest(measured: Sequence[Measured], place: Path) -> Measured:
     """Return the newest run that has metrics."""
@@ -56,7 +54,7 @@ def explained(measured: Measured, probes: Sequence[ProbeRecord], trace: ProfileS
 
 def fastest_explained(rankings: Sequence[Ranking], probes: Sequence[ProbeRecord]) -> list[Explanation]:
     """Return where the time of the fastest configuration of the first workloads went; of those without a peak nothing."""
-    explanations = [explained(ranking.best.runs[0], probes) for ranking in rankings[:MOST_EXPLAINED]]
+    explanations = [explained(ranking.best.runs[0], probes) for ranking in rankings[:6]]  # more are too long to read
     return [one for one in explanations if one.parts.peak_flops]
 
 
@@ -160,7 +158,9 @@ def _advice(explanation: Explanation) -> tuple[Advice, ...]:
         least = max(LEAST_GAIN, LEAST_OF_PART * loss.seconds / explanation.parts.step_seconds)
         if gain < least and not graphs:
             look = "profile" if explanation.trace is None else "late" if loss.name == "host" else "kernels"
-            words = LOOKS.get(loss.name, LOOKS["cpu" if on_cpu else look])
+            held = (explanation.measured.metrics and explanation.measured.metrics.held_back) or {}
+            capped = loss.name == "clock" and held.get("power cap", 0.0) > 0.5
+            words = LOOKS.get("capped" if capped else loss.name, LOOKS["cpu" if on_cpu else look])
         if loss.name == "host" and without_graphs:
             remark = WORDS["no_graphs"].format(without_graphs)
         if loss.name == "rest" and waited_for_hosts > idle:

@@ -33,7 +33,7 @@ class Measured:
     not_counted: tuple[Finding, ...] = ()
     """report/words.py says it; empty where the run counts."""
     folder: str = ""
-    """Among several that the user named, as it was written; else empty."""
+    """Among several that the user named, the end of its path that tells it apart; else empty."""
 
     @property
     def counts(self) -> bool:

@@ -45,25 +45,27 @@ def rows_of(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     """Format a comparison for a terminal: the winner and the table of each workload, what to know, the runs that do not count."""
-    lines = []
+    lines, said = [], [words.sentence(one) for one in comparison.verdicts if comparison.asked]
     if comparison.groups:
-        said = [screen.prose(words.sentence(one), 2) for one in comparison.verdicts if comparison.asked]
-        lines += [blocks(comparison.rankings, screen, say_apart=not comparison.asked), "", *said, *[""] * bool(said)]
-    lines += [screen.prose(line, 2) for line in _remarks(comparison)]
+        lines += [blocks(comparison.rankings, screen, verdicts_follow=bool(said)), ""]
+        lines += [*(screen.prose(line, 2) for line in said), *[""] * bool(said)]
+    lines += [screen.prose(line, 2) for line in _remarks(comparison, said)]
     if comparison.not_counted and not comparison.groups:
         lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
     return "\n".join(lines) + "\n"
 
 
-def _remarks(comparison: Comparison) -> list[str]:
+def _remarks(comparison: Comparison, said: Sequence[str]) -> list[str]:
+    """Return what to know beside what verdicts said already."""
     caveats = words.caveats(comparison.rankings, findings(comparison.groups, words.run_name)) if comparison.groups else []
     lost = [f"Not counted: {words.run_name(item)}: {words.not_counted_words(item)}" for item in comparison.not_counted]
-    return [*caveats, *lost]
+    return [line for line in (*caveats, *lost) if not any(line in verdict for verdict in said)]
 
 
 def markdown(comparison: Comparison) -> str:
     """Format a comparison as a Markdown table and a list of remarks."""
-    remarks = [*map(words.sentence, comparison.verdicts), *_remarks(comparison)]
+    said = [words.sentence(one) for one in comparison.verdicts]
+    remarks = [*said, *_remarks(comparison, said)]
     return "\n".join([table(*rows_of(comparison)), "", *(f"- {escaped(line)}" for line in remarks)]) + "\n"
 
 
@@ -169,10 +171,10 @@ def _vs_fastest(verdict: Verdict | None) -> str:
     return f"{change}, noise" if verdict.outcome == "no difference shown" else change
 
 
-def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bool = True) -> str:
+def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, verdicts_follow: bool = False) -> str:
     """Return one block for each workload: what it is, the winner, and its configurations, fastest first.
 
-    `say_apart`: why workloads are not compared with each other, where no verdict follows that says it.
+    In what configurations and workloads differ stands there, too, unless `verdicts_follow`, which say it.
     """
     parts = []
     for number, ranking in enumerate(rankings):
@@ -181,11 +183,12 @@ def blocks(rankings: Sequence[Ranking], screen: Screen = PLAIN, *, say_apart: bo
         made = zip(ranking.groups, cells(ranking, metrics), strict=True)
         rows = [[names[id(group)], *(text for text, _ in row)] for group, row in made]
         lines = [screen.prose(heading(ranking))]
-        lines += [screen.prose(line, 2) for line in (*words.headline(ranking), *words.differing(ranking))]
+        differing = () if verdicts_follow else words.differing(ranking)
+        lines += [screen.prose(line, 2) for line in (*words.headline(ranking), *differing)]
         path = best.runs[0].result.path
         # without MFU a caveat says why; inside an archive nothing explains
         if MFU.value(best) is not None and path.exists() and str(path).isprintable():
             lines.append(screen.prose(f"Where the throughput went: python3 -m tprimat explain {shlex.quote(str(path))}", 2))
-        lines += [screen.prose(reason, 2) for reason in words.apart(rankings[:number], ranking) if say_apart]
+        lines += [screen.prose(reason, 2) for reason in words.apart(rankings[:number], ranking) if not verdicts_follow]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen)]))
     return "\n\n".join(parts)

@@ -1,7 +1,9 @@
 """Names of configurations and of the work that they share: one name each, in tables, sentences, pictures and pages."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tprimat.analyze import traits
 from tprimat.analyze.compare import Ranking
@@ -105,6 +107,13 @@ def short_names(groups: Sequence[Group]) -> dict[int, str]:
         shared = set(labels[0]).intersection(*labels[1:])
     names = [label_of(part for part in label if part not in shared).removesuffix(":") for label in labels]
     return {id(group): name or group.run.strategy or group.label for group, name in zip(groups, names, strict=True)}
+
+
+def shortest_ends(paths: Iterable[str]) -> dict[str, str]:
+    """Return the shortest end of each path that no other one has: of x/new/dp, x/old/dp and x/old/tp new/dp, old/dp and tp."""
+    ends = {path: list(accumulate(reversed(path.split("/")), lambda end, part: f"{part}/{end}")) for path in paths}
+    times = Counter(end for several in ends.values() for end in several)
+    return {path: next((end for end in several if times[end] == 1), path) for path, several in ends.items()}
 
 
 def heading(ranking: Ranking) -> str:

@@ -190,8 +190,8 @@ def difference(entry: DifferingTrait) -> str:
 # One verdict.
 
 
-def sentence(verdict: Verdict) -> str:
-    """Put a verdict into words."""
+def sentence(verdict: Verdict, *, brief: bool = False) -> str:
+    """Put a verdict into words; in brief without what differs beside it, where that is said already."""
     pair, ratio = f"{verdict.candidate} against {verdict.baseline}", verdict.ratio
     apart = "; ".join(difference(entry) for entry in verdict.differences)
     if verdict.outcome == "refused" or ratio is None:
@@ -207,13 +207,9 @@ def sentence(verdict: Verdict) -> str:
     if verdict.outcome not in {"other loss", "no difference shown"}:
         slower, faster = (verdict.baseline, verdict.candidate)[:: 1 if ratio.value > 1 else -1]
         what += but(verdict, faster, slower)
-    more = [
-        f"They differ: {apart}." if apart else "",
-        loss_words(verdict),
-        *differing_traits([verdict], verdict.question.varying),
-        *clock_words(verdict.held_back),
-        *open_losses([verdict]),
-    ]
+    more = [f"They differ: {apart}." if apart and not brief else "", loss_words(verdict)]
+    if not brief:
+        more += [*differing_traits([verdict], verdict.question.varying), *clock_words(verdict.held_back), *open_losses([verdict])]
     return " ".join(filter(None, (f"{pair}: {what} ({number}; {evidence_words(verdict)}).", *more)))
 
 

@@ -37,6 +37,7 @@ from tprimat.records.store import as_document, cannot_write, checked, to_json
 from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import Comparison
 from tprimat.report.export import Row
+from tprimat.report.names import shortest_ends
 from tprimat.report.words import held_words, lost_words, not_counted_words, run_name, runs_to_decide, sentence
 from tprimat.runner.explain import fastest_explained
 
@@ -104,7 +105,7 @@ REPETITION = re.compile(r"(?<!\d{4}-\d\d)(?:^|[-_]|(?<!\d)\.)\d{1,2}$")
 
 
 def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Measured]:
-    """Return runs with the first of some places that holds them, as the user wrote it, where there are several.
+    """Return runs with the first of some places that holds them, by the end that tells it apart, where there are several.
 
     Inside a place, a folder is told where runs of two would be one configuration, unless their names differ in a number.
     """
@@ -122,7 +123,9 @@ def in_folders(measured: Sequence[Measured], paths: Sequence[Path]) -> list[Meas
         item = replace(one, folder=printable(str(shown)) if len(places) > 1 else "")
         rows.append((item, inner if len(places) > 1 or inner == place else inner.relative_to(place)))
         kinds.setdefault(kind_of(item), set()).add(rows[-1][1])
-    return [replace(item, folder=printable(str(inner))) if len(kinds[kind_of(item)]) > 1 else item for item, inner in rows]
+    folders = [printable(str(inner)) if len(kinds[kind_of(item)]) > 1 else item.folder for item, inner in rows]
+    ends = shortest_ends(folders if len(places) > 1 else ())
+    return [replace(item, folder=ends.get(folder, folder)) for (item, _), folder in zip(rows, folders, strict=True)]
 
 
 def _folder(path: Path) -> Path:
@@ -196,17 +199,18 @@ def regression_gate(comparison: Comparison, margin: float) -> tuple[list[str], l
         passed = one.no_slower_than(margin)
         favoured = passed is not None and one.handicapped == ("baseline" if passed else "candidate")
         silent = one.losses is not None and one.losses.silent
+        words = sentence(one, brief=True)
         if one.outcome == "refused" or one.other_loss is not None or silent:
-            undecided.append(f"{sentence(one)} Only one side recorded its losses." if silent else sentence(one))
+            undecided.append(f"{words} Only one side recorded its losses." if silent else words)
         elif favoured:
             name = one.baseline if passed else one.candidate
-            undecided.append(f"{sentence(one)} Repeat it on GPUs whose clocks are free: {held_words(one, name)}.")
+            undecided.append(f"{words} Repeat it on GPUs whose clocks are free: {held_words(one, name)}.")
         elif min(one.runs) < FEWEST_RUNS:
-            undecided.append(f"{sentence(one)} A gate needs {FEWEST_RUNS} runs per side (--runs {FEWEST_RUNS}).")
+            undecided.append(f"{words} A gate needs {FEWEST_RUNS} runs per side (--runs {FEWEST_RUNS}).")
         elif passed is None:
-            undecided.append(f"{sentence(one)} {runs_to_decide(one, margin)}")
+            undecided.append(f"{words} {runs_to_decide(one, margin)}")
         elif not passed:
-            closed.append(sentence(one))
+            closed.append(words)
     return list(dict.fromkeys(closed)), list(dict.fromkeys(undecided))
 
 
@@ -235,10 +239,6 @@ def report_page(results: Results) -> str:
 
 
 # What leaves this machine: archives, and runs for W&B.
-
-
-SILENT = {"DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false"}
-"""Variables that keep W&B from calling its makers: an export leaves this machine only where the user takes it."""
 
 
 def places_of(runs: Sequence[Measured], folders: Sequence[Path]) -> list[str]:
@@ -276,7 +276,7 @@ def packed(runs: Sequence[Measured], probes: Sequence[ProbeRecord], folders: Seq
 
 def to_wandb(runs: Sequence[Measured], rows: Sequence[Row], folder: Path) -> int:
     """Write an offline run for each that has ended and is not there yet, which `wandb sync` uploads, and return their number."""
-    os.environ.update(SILENT)
+    os.environ |= {"DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false"}  # W&B calls nobody: what is written stays here
     try:
         wandb: Any = import_module("wandb")
     except ImportError as error:

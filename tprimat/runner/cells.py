@@ -198,7 +198,7 @@ def combined(groups: Sequence[Group], screen: Screen = PLAIN, question: Question
     noted = findings(groups, lambda item: f"{model_name(item.result.run)} {item.result.run.strategy}", _more)
     lines = [screen.prose(line, 2) for line in caveats(ranked, noted)]
     if several := [ranking for ranking in ranked if len(ranking.groups) > 1]:
-        lines = [blocks(several, screen, say_apart=False), "", *lines]
+        lines = ["\n\n".join(blocks([one], screen) for one in several), "", *lines]
     return "\n".join(lines)
 
 

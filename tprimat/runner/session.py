@@ -107,7 +107,10 @@ def prepare(request: RunRequest) -> Session:
         session = replace(session, place=find_nodes(plans[0].nodes))
         _refuse_what_is_not_here(session, request)
     if not request.dry_run or session.is_here:
-        _check_data(session)
+        path, data = plans[0].dataset.removeprefix("text:"), loaded.config.training.data
+        if path not in {plans[0].dataset, STANDARD_LIBRARY.removeprefix("text:")} and not Path(path).exists():
+            where = loaded.where("training", "data", "dataset")
+            raise ConfigError(f"dataset is {data.dataset!r}.", where=where, why=f"There is no {path}.")
     return session
 
 
@@ -123,28 +126,16 @@ def _refuse_what_is_not_here(session: Session, request: RunRequest) -> None:
             print(warning, file=sys.stderr)
 
 
-def _check_data(session: Session) -> None:
-    plan, data = session.plans[0], session.loaded.config.training.data
-    path = plan.dataset.removeprefix("text:")
-    if path not in {plan.dataset, STANDARD_LIBRARY.removeprefix("text:")} and not Path(path).exists():
-        where = session.loaded.where("training", "data", "dataset")
-        raise ConfigError(f"dataset is {data.dataset!r}.", where=where, why=f"There is no {path}.")
-
-
-def _refuse_too_many(session: Session, request: RunRequest) -> None:
-    _, ranks = count_ranks(session.loaded, session.platform, None)
-    if session.platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
-        what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."
-        fix = f"--gpus {most_cpu_ranks()} at most; --force starts them anyway"
-        raise LaunchError(what, where=session.loaded.where("hardware", "platforms", "cpu", "gpus_per_node"), fix=fix)
-
-
 def _plans(
     session: Session, request: RunRequest, models: list[str], own: str | None, *, elsewhere: bool
 ) -> tuple[list[RunPlan], list[str]]:
     """Return the plans, and for each model that is left out of `all` what its strategy is missing."""
-    _refuse_too_many(session, request)
     loaded, platform = session.loaded, session.platform
+    _, ranks = count_ranks(loaded, platform, None)
+    if platform == "cpu" and ranks > most_cpu_ranks() and not (request.dry_run or request.force):
+        what = f"{ranks:,} processes are requested, but this machine has {cpu_cores()} cores."
+        fix = f"--gpus {most_cpu_ranks()} at most; --force starts them anyway"
+        raise LaunchError(what, where=loaded.where("hardware", "platforms", "cpu", "gpus_per_node"), fix=fix)
     optimizations = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
     here = Here(platform=platform, primus_path=session.choices.primus_path, primus=optimizations.primus)
     strategies = [own] if own else words(request.strategy or session.choices.strategy)

@@ -22,7 +22,7 @@ def test_every_log_gets_its_right_answer(tmp_path):
     for answer in ANSWERS:
         name, status = answer["log"], answer["status"]
         path = next((folder / f"{name}.log" for folder in FOLDERS if (folder / f"{name}.log").exists()), None)
-        (tmp_path / "train.log").write_text(path.read_text(encoding="utf8") if path else answer["text"], encoding="utf8")
+        (tmp_path / "train.log").write_text(path.read_text(encoding="utf8") if path else answer["text"], "utf8", newline="")
         done = run_command("extract_primus_metrics.py", "--log-file", tmp_path / "train.log", *shlex.split(answer["flags"]))
         said = re.sub(r"outcome (.+?) cause ", r"\1: ", " ".join(f"{done.stdout} {done.stderr}".split()))
         said = re.sub(r" (?:\[[^]]*\]|\(n = \d+\)) tokens/s/GPU", " tokens/s/GPU", said)

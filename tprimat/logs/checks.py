@@ -21,12 +21,10 @@ from tprimat.logs.fields import LINES, MOST
 from tprimat.logs.formats.megatron import RANK_PARAMETERS
 from tprimat.logs.parse import Device, LogReading
 from tprimat.logs.shape import cautions_of, differences, other_work, shape_of_arguments
-from tprimat.logs.times import batch_of, rate_of, tokens_of
+from tprimat.logs.times import batch_of, rate_of, tokens_of, tokens_of_rates
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine
 
-ONE_NODE_GPUS = 8
-"""Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
 VENDORS: Mapping[Backend, str] = LINES["vendors"]
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
 CHECK_SIZES = "check --sequence-length, --global-batch-size and --num-gpus, where you gave them"
@@ -161,7 +159,7 @@ def machine_of(reading: LogReading, claims: Claims) -> Machine:
             else "--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
         )
     gpus = world_size(reading.contents.evidence) or claims.gpus
-    nodes = claims.nodes or reading.contents.evidence.get("nodes") or (1 if gpus is not None and gpus <= ONE_NODE_GPUS else None)
+    nodes = claims.nodes or reading.contents.evidence.get("nodes") or (1 if gpus is not None and gpus <= 8 else None)
     if gpus is not None and nodes is None:
         raise ConfigError(f"The log does not tell how many nodes hold its {gpus} GPUs.", where=reading.name, fix="--num-nodes N")
     if gpus is not None and nodes is not None and gpus % nodes:
@@ -285,17 +283,18 @@ def _check_work(reading: LogReading, claims: Claims) -> str | None:
         words = f"consumed samples grow by {grown:g} a step, the batch is {batch}"
         raise _contradiction(reading, "The log or a flag", words, [steps[1].line], CHECK_SIZES)
     rates = sorted(
-        (printed / ours, step.step, printed, ours)
-        for step in steps
-        if (ours := rate_by_time(step, claims)) and (printed := rate_of(step, claims.gpus))
+        (of_gpu * claims.gpus / tokens, step.step, rate, rate * tokens / of_gpu / claims.gpus)
+        for step, of_gpu in tokens_of_rates(reading.contents, claims.gpus)
+        if claims.gpus and (tokens := tokens_of(step, claims)) and (rate := rate_of(step, claims.gpus))
     )
     differs = statistics.median(ratio for ratio, *_ in rates) - 1 if rates else 0.0
-    if abs(differs) <= 0.2:
+    if differs > 0.2 and not steps[-1].is_printed:
         return (
-            f"the printed tokens/s differ by {100 * differs:+.0f} % from those of the printed times"
-            if abs(differs) > 0.03
-            else None
+            f"lines are {1 + differs:.2g} times as far apart as their rates make steps: other work between them, or another batch"
         )
+    if abs(differs) <= 0.2:
+        small = abs(differs) <= 0.03 or not steps[-1].is_printed
+        return None if small else f"the printed tokens/s differ by {100 * differs:+.0f} % from those of the printed times"
     _, number, printed, ours = rates[len(rates) // 2]
     words = f"step {number} has {printed:,.0f} tokens/s/GPU, and its batch, sequence length, time and GPUs make {ours:,.0f}"
     raise _contradiction(reading, "The log or a flag", words, [reading.contents.steps[number].line], CHECK_SIZES)

@@ -15,8 +15,6 @@ from tprimat.core.limits import LARGEST_UNPACKED, most_unpacked
 from tprimat.records.store import without_waiting
 
 CHUNK_BYTES = 1 << 20
-LONGEST_LINE = 1 << 20
-"""Characters; longer lines are not log lines."""
 
 
 @dataclass(slots=True)
@@ -61,13 +59,16 @@ class LogLines:
             if b"\0" in data:
                 self.why_truncated = "it holds zero bytes, as files do after a crash"
             text = rest + decoder.decode(data.replace(b"\0", b""))
-            lines = text.replace("\r", "\n").split("\n")
-            rest = lines.pop()
-            if len(rest) > LONGEST_LINE:
+            half = text.endswith("\r")  # perhaps of a line end of Windows
+            lines = text[: len(text) - half].replace("\r\n", "\n").replace("\r", "\n").split("\n")
+            rest = lines.pop() + "\r" * half
+            if len(rest) > 1 << 20:
                 rest = ""
                 self.why_truncated = "it holds a line of over a million characters"
             yield lines
-        if rest:
+        if rest.endswith("\r"):
+            yield [rest[:-1]]
+        elif rest:
             self.why_truncated = "its last line is not complete"
         self.sha256 = sha256.hexdigest()
 

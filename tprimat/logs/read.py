@@ -25,9 +25,6 @@ from tprimat.logs.shape import packs, pads
 from tprimat.records.evidence import with_facts
 from tprimat.records.schema import Evidence, Failure, LogSource, RunRecord, StepRecord
 
-SEQUENCE_UNIT = 64
-"""Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -231,7 +228,7 @@ def parse_with_claims(reading: LogReading, claims: Claims) -> tuple[tuple[StepRe
 def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
     """Return the tokens of a sequence, from lines that print the time and the token rate of the same step.
 
-    tokens/s/GPU x seconds x GPUs / sequences. With the five digits that Primus prints every step is a multiple of SEQUENCE_UNIT;
+    tokens/s/GPU x seconds x GPUs / sequences. With the five digits that Primus prints every step is a multiple of 64;
     with the four digits of NeMo the median of steps comes close to one of TOKENS_UNIT. Fewer digits give None.
     """
     claims = Claims(global_batch_sequences=contents.evidence.get("global_batch_sequences"))
@@ -240,7 +237,7 @@ def sequence_from_rates(contents: LogContents, gpus: int | None) -> int | None:
         for step, tokens in timing.tokens_of_rates(contents, gpus)
         if step.is_printed and (batch := timing.batch_of(step, claims))
     ]
-    exact = {timing.near_multiple([length], SEQUENCE_UNIT, 1e-4) for length in lengths}  # of each step
+    exact = {timing.near_multiple([length], 64, 1e-4) for length in lengths}  # of each step
     if len(exact) == 1 and None not in exact:
         return exact.pop()
     return timing.near_multiple(lengths, timing.TOKENS_UNIT, 1e-3)  # of the median

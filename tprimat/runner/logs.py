@@ -121,6 +121,8 @@ def extract_log(path: str, claims: Claims, *, output: Path | None = None) -> int
         print(f"note: {note}", file=sys.stderr)
     if measured is not None and measured.tokens_per_second is None:
         print("note: the tokens of a step are not known: --global-batch-size, --sequence-length", file=sys.stderr)
+    elif measured is not None and measured.tokens_per_second_per_gpu is None:
+        print("note: the number of GPUs is not known: --num-gpus", file=sys.stderr)
     wrong = map(finding_words, contradictions(RunResult(run=record, steps=run.steps, path=Path()), measured))
     print(summary([(replace(record, mismatches=(*record.mismatches, *wrong)), metrics, Path(path))], screen_of(sys.stdout)))
     kept = f"kept: {written}, which the run itself wrote" if written_by(written, record) else f"written: {written}"

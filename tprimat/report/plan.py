@@ -195,12 +195,13 @@ def _next(rated: tuple[Answer, Rates], shown: int, screen: Screen, wishes: Wishe
     width = 0.0 if best.expected is None else best.expected.high / best.step_seconds
     close = sum(candidate.step_seconds <= best.step_seconds * width**0.5 for candidate in layouts)
     if close > 1:
-        lines.append(screen.prose(f"Prediction cannot separate the first {close} of {len(layouts)}: measure them."))
+        lines.append(screen.prose(f"Too close to call: the first {close} of {len(layouts)} are within each other's interval."))
     if (why := question.unstarted) is not None:
         reason = " ".join(filter(None, ("TPrimat cannot start this run.", why.what, why.why, why.fix and f"Try: {why.fix}.")))
         return [*lines, screen.prose(reason)]
-    lines.append(f"run the fastest:   {wishes.command} {flags_of(best.workload, question, rates)}")
-    return lines + [f"measure the best:  {wishes.command} {flags_of(None, question, rates)}"] * (close > 1)
+    lines.append(f"run the fastest:      {wishes.command} {flags_of(best.workload, question, rates)}")
+    measured = f"measure the first {min(SHOWN, len(layouts))}:  {wishes.command} {flags_of(None, question, rates)}"
+    return [*lines, measured] if close > 1 else lines
 
 
 def _money(best: Candidate, rates: Rates, money: Wishes) -> str:

@@ -207,8 +207,8 @@ def _worths(here: Side, there: Side) -> Iterator[Apart]:
     if there.explanation is None:
         steps = [_usual_step(full, rates).step_seconds for full, rates in ((now, here.rates), (there.full, there.rates))]
         whole = there.flops + scale * (flops_of(now, here.rates) - flops_of(there.full, there.rates))
-        words = [units.signed_percent(step - 1) for step in steps]
-        yield Apart(name="longer than predicted", here=words[0], there=words[1], flops=whole * (steps[1] / steps[0] - 1))
+        words = [f"{units.percent(abs(step - 1))} {'longer' if step > 1 else 'shorter'} than predicted" for step in steps]
+        yield Apart(name="such runs usually take", here=words[0], there=words[1], flops=whole * (steps[1] / steps[0] - 1))
 
 
 def _differing(keys: Sequence[str], here: object, there: object) -> list[str]:

@@ -71,6 +71,7 @@ def test_a_dry_run_for_another_machine_predicts_memory_and_says_what_would_be_fa
     assert f"--plan {next(tmp_path.rglob('plan.json'))}\n" in done.stdout, "the command can be copied and run"
     tight = call(*words, "A100 SXM 40GB", "--gpus", "4", "--sequence-length", "8192", cwd=tmp_path)
     assert re.search(r"problem  memory .*: does not fit\n +try: what fits by prediction: --micro-batch-size 2 ", tight.stdout)
+    assert "Predicted: " not in tight.stdout
     swept = call(*words, "h100", "--nodes", "2", "--sweep", "micro_batch_size=1,2", cwd=tmp_path).stdout
     assert re.search(r"\) micro_batch_size=1 on (?s:.*) GPUs wait for the host 5.0 of 6.7 s a step: --set ", swept)
     assert "balanced is predicted" in call(*words, "h100", "--gpus", "4", cwd=tmp_path).stdout, "where TP4 PP2 cannot run"
@@ -78,6 +79,7 @@ def test_a_dry_run_for_another_machine_predicts_memory_and_says_what_would_be_fa
         ([*words, "V100"], "V100 SXM2 32GB does not multiply in bf16."),
         ([*words, "h100", "--platform", "amd"], "H100 SXM is not a GPU of amd."),
         (["--gpu", "h100"], "--gpu describes another machine."),
+        (["--sweep", "tp=1,2", "--tp", "2"], "--sweep tp varies what --tp sets."),
         (["--write"], "--write belongs to --dry-run, for a run that starts here."),
     ):
         assert said in call(*flags, cwd=tmp_path).stderr

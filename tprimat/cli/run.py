@@ -157,6 +157,7 @@ def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argpars
     from tprimat.records.store import RunDirectory, as_document
     from tprimat.report.tables import screen_of
     from tprimat.runner.checks import check_session, command_shown, predicted_lead
+    from tprimat.runner.prediction import gate
     from tprimat.runner.run import announcement
 
     planned = list({id(cell.session): cell.session for cell in cells}.values())  # repetitions share one
@@ -189,7 +190,8 @@ def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argpars
         )
         if remark := engine_named(plan.engine).remark(plan):
             print(remark)
-        if (guess := plan.prediction) and guess.step_seconds:
+        fit = gate(plan, cells[place].session.machine_of(plan))
+        if (guess := plan.prediction) and guess.step_seconds and (fit is None or fit[0] != "does not fit"):
             speed = units.count(work.tokens_per_step / guess.step_seconds / work.layout.world_size)
             ends = ", ".join(map(units.seconds, (guess.step_seconds_low, guess.step_seconds_high)))
             print(f"Predicted: {units.seconds(guess.step_seconds)} [{ends}] a step, {speed} tokens/s/GPU")

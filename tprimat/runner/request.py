@@ -155,6 +155,10 @@ STRATEGIES = (BEST, "truly_identical", "memory_optimized", "minimal_communicatio
 def sweep_requests(request: RunRequest, words: Sequence[str]) -> Iterator[tuple[str, RunRequest]]:
     """Yield a request for each combination of the values of --sweep KEY=a,b, in their order."""
     values = dict(map(_varied, words))
+    for option in (BY_NAME[name] for name in values if name in BY_NAME):
+        if getattr(request, field := option.field or option.name) != getattr(RunRequest(), field):
+            what = f"--sweep {option.name} varies what {option.flag} sets."
+            raise ConfigError(what, where=f"--sweep, {option.flag}", fix="leave out one of them")
     if (runs := request.runs * prod(map(len, values.values()))) > MOST_RUNS:
         why = f"A call makes at most {MOST_RUNS:,}."
         raise ConfigError(f"--sweep asks for {runs:,} runs.", where="--sweep", why=why, fix="fewer values")

@@ -34,9 +34,8 @@ def page_of(folder, *arguments):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    commanded = a_run(
-        "with-command", strategy="balanced", pipeline_parallel=2, data_parallel=4, command=("./benchmark.py", "--model", "llama")
-    )
+    words = ("./benchmark.py", "--json", "--model", "llama")
+    commanded = a_run("with-command", strategy="balanced", pipeline_parallel=2, data_parallel=4, command=words)
     write_run(folder, commanded, steps_of(commanded, step_times(4.6, 7), 7))
     strange = a_run("strange", model=HOSTILE, machine=MI300X)
     write_run(folder, strange, steps_of(strange, step_times(4.6, 8), 8))
@@ -227,7 +226,7 @@ def test_the_summary_says_who_wins_by_how_much_and_how_sure(text):
 def test_failures_warnings_and_commands_are_told(text):
     assert re.search(r"h100-qwen-oom\s.*CUDA out of memory on rank 3", text, re.S)
     assert re.search(r"outliers \(3 scaled MAD\): \d of \d+ steady steps", text)
-    assert "./benchmark.py --model llama" in text
+    assert "./benchmark.py --model llama" in " ".join(text.split())
     assert "Not recorded for:" in text
 
 

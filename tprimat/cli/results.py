@@ -44,7 +44,7 @@ def report(options: argparse.Namespace) -> int:
 
     results = read(options, options.results, to_share=True)
     write_atomically(options.output, report_page(results))
-    print(options.output)
+    print(f"written: {options.output}", file=sys.stderr)
     return 1 if results.problems else 0
 
 

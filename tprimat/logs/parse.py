@@ -290,7 +290,7 @@ class LogReading:
         Raises RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
         runs = [list(one.steps.values()) for one in (*self.attempts.former, self.attempts.latest) if one.steps]
-        back = [later[0].step for former, later in pairwise(runs) if later[0].line - former[-1].line <= MOST["near"]]
+        back = [later[0].step for one, later in pairwise(runs) if len(one) < 3 and later[0].line - one[-1].line <= MOST["near"]]
         if len(back) > MOST["attempts"]:
             why, fix = "Several runs or ranks wrote into it at once.", "the log of one of them"
             if back == sorted(back, reverse=True):

@@ -79,7 +79,7 @@ def test_a_dry_run_for_another_machine_predicts_memory_and_says_what_would_be_fa
         ([*words, "V100"], "V100 SXM2 32GB does not multiply in bf16."),
         ([*words, "h100", "--platform", "amd"], "H100 SXM is not a GPU of amd."),
         (["--gpu", "h100"], "--gpu describes another machine."),
-        (["--sweep", "tp=1,2", "--tp", "2"], "--sweep tp varies what --tp sets."),
+        (["--launcher", "slurm", "--sweep", "tp=1,2", "--tp", "2"], "--sweep tp varies what --tp sets."),
         (["--write"], "--write belongs to --dry-run, for a run that starts here."),
     ):
         assert said in call(*flags, cwd=tmp_path).stderr

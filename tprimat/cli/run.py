@@ -108,10 +108,12 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     """Hand the runs to SLURM, or with --dry-run print the script that it would get."""
     from tprimat.records.sharing import masked_command
     from tprimat.runner.auto import layouts_to_measure
+    from tprimat.runner.request import sweep_requests
     from tprimat.runner.submit import job_of, script, submit
 
+    list(sweep_requests(request, options.sweep or ()))  # refuses what the job would refuse
     if request.is_auto:
-        layouts_to_measure(request)  # refuses what the job would refuse
+        layouts_to_measure(request)
     if not options.dry_run:
         return submit(request, options.words)
     sbatch, command, _ = job_of(request, options.words)
@@ -217,8 +219,7 @@ def sweep(options: argparse.Namespace) -> int:
 
     request = request_of(options, "sweep", "./run_all_configs.sh")
     for option in DECIDED_HERE:
-        field = option.field or option.name
-        if getattr(request, field) != getattr(RunRequest(), field):
+        if getattr(request, field := option.field or option.name) != getattr(RunRequest(), field):
             where, fix = f"--set {option.name}", "./run_all_configs.sh MODEL" if option.name == "model" else "./benchmark.py"
             raise ConfigError(f"{where} is not for this command.", where=where, fix=fix)
     models = ("llama", "qwen") if options.models == "both" else words(options.models)
@@ -278,8 +279,9 @@ def refuse_nothing(entries: "Sequence[PlannedEntry]") -> None:
         names = ", ".join(f"{entry.model} {entry.label if '=' in entry.label else entry.strategy}" for entry in stopped)
         print(f"{names}: cannot run here. {reason}", file=sys.stderr)
     if nothing:
-        what = f"None of the {len(entries)} runs can start here."
-        raise ConfigError(what, why="Each is refused above.", fix="a way out named there")
+        raise ConfigError(
+            f"None of the {len(entries)} runs can start here.", why="Each is refused above.", fix="a way out named there"
+        )
     say_processes(cell.plan for entry in entries for cell in entry.cells)
 
 

@@ -279,9 +279,8 @@ def refuse_nothing(entries: "Sequence[PlannedEntry]") -> None:
         names = ", ".join(f"{entry.model} {entry.label if '=' in entry.label else entry.strategy}" for entry in stopped)
         print(f"{names}: cannot run here. {reason}", file=sys.stderr)
     if nothing:
-        raise ConfigError(
-            f"None of the {len(entries)} runs can start here.", why="Each is refused above.", fix="a way out named there"
-        )
+        what = f"None of the {len(entries)} runs can start here."
+        raise ConfigError(what, why="Each is refused above.", fix="a way out named there")
     say_processes(cell.plan for entry in entries for cell in entry.cells)
 
 

@@ -56,7 +56,6 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
 
 
 def _remarks(comparison: Comparison, said: Sequence[str]) -> list[str]:
-    """Return what to know beside what verdicts said already."""
     caveats = words.caveats(comparison.rankings, findings(comparison.groups, words.run_name)) if comparison.groups else []
     lost = [f"Not counted: {words.run_name(item)}: {words.not_counted_words(item)}" for item in comparison.not_counted]
     return [line for line in (*caveats, *lost) if not any(line in verdict for verdict in said)]

@@ -191,6 +191,7 @@ def test_a_submitted_job_is_waited_for_and_its_record_names_it(submits, cluster,
 
 def test_a_second_job_for_a_folder_is_warned_of_and_fails(submits, cluster, tmp_path):
     process = submits("ignore", "SIGTERM", *LONG)
+    assert any("Submitted batch job" in line for line in iter(process.stdout.readline, ""))
     wait_for(is_training(tmp_path))
     (running,) = records(tmp_path)
     second = submits("steps", 2)

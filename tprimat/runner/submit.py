@@ -23,6 +23,7 @@ from tprimat.runner.session import Session, prepare
 
 SRUN = ("srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
 """Starts a command once on every node, with all cores of the job."""
+FAILED = {"BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 
 
 def script(options: Sequence[str], command: Sequence[str]) -> str:
@@ -92,20 +93,28 @@ def submit(request: RunRequest, words: Sequence[str]) -> int:
         fails = "the new job fails if that still runs when it starts"
         print(f"warning: {session.output} is in use by {holder}; {fails}", file=sys.stderr)
     print(f"{path}: its output goes to {session.output}/slurm-%j.log; scancel ends it", file=sys.stderr, flush=True)
+    job = None
     try:
-        with subprocess.Popen(["sbatch", "--wait", str(path)], stdout=subprocess.PIPE, text=True) as sbatch:
-            said = sbatch.stdout.readline() if sbatch.stdout else ""
-            print(said, end="", file=sys.stderr, flush=True)
+        with subprocess.Popen(["sbatch", "--wait", path], stdout=subprocess.PIPE, text=True) as sbatch:
+            try:
+                for line in sbatch.stdout or ():
+                    print(line, end="", file=sys.stderr, flush=True)
+                    job = re.match(r"Submitted batch job (\d+)", line) or job
+            except KeyboardInterrupt:
+                sbatch.kill()  # a signal to this process alone does not reach it
+                raise
     except OSError as error:
         fix = "start this on a login node of the cluster"
         raise LaunchError(f"sbatch cannot be started: {error.strerror}.", where="--launcher slurm", fix=fix) from error
-    job = re.search(r"\d+", said)
-    return int(sbatch.returncode != 0 or (job is not None and last_state(job[0]) not in {"COMPLETED", ""}))
+    return int(sbatch.returncode != 0 or (job is not None and not FAILED.isdisjoint(last_states(job[1]))))
 
 
-def last_state(job: str) -> str:
-    """Return the state in which a job ended; nothing where SLURM has forgotten it."""
+def last_states(job: str) -> list[str]:
+    """Return in which states a job ended, one for each task of an array; none where SLURM has forgotten it or does not answer."""
     question = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"]
-    while (state := subprocess.run(question, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()) == "COMPLETING":
+    for _ in range(600):  # a node may be in COMPLETING until somebody repairs it
+        states = subprocess.run(question, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+        if "COMPLETING" not in states:
+            break
         time.sleep(1)
-    return state
+    return states

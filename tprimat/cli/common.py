@@ -100,7 +100,7 @@ def read(
         print(f"{unread} of {unread + len(results.measured)} results skipped", file=sys.stderr)
     if not results.measured:
         why = None if unread else WHAT_A_RESULT_IS
-        way_out = "./benchmark.py writes results to ./output; ./extract_primus_metrics.py makes one of a log"
+        way_out = "./benchmark.py writes results to ./output; ./extract_primus_metrics.py makes one from a log"
         raise RecordError("No result could be read.", where=", ".join(map(str, paths)), why=why, fix=way_out)
     return results
 

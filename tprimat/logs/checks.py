@@ -289,9 +289,7 @@ def _check_work(reading: LogReading, claims: Claims) -> str | None:
     )
     differs = statistics.median(ratio for ratio, *_ in rates) - 1 if rates else 0.0
     if differs > 0.2 and not steps[-1].is_printed:
-        return (
-            f"lines are {1 + differs:.2g} times as far apart as their rates make steps: other work between them, or another batch"
-        )
+        return f"lines are {1 + differs:.2g} times as far apart as their rates imply: other work between them, or another batch"
     if abs(differs) <= 0.2:
         small = abs(differs) <= 0.03 or not steps[-1].is_printed
         return None if small else f"the printed tokens/s differ by {100 * differs:+.0f} % from those of the printed times"

@@ -294,7 +294,7 @@ class LogReading:
         if len(back) > MOST["attempts"]:
             why, fix = "Several runs or ranks wrote into it at once.", "the log of one of them"
             if back == sorted(back, reverse=True):
-                why, fix = "Its lines are newest first.", "--log-file - behind tac, which puts the oldest line first"
+                why, fix = "Its lines are newest first.", "tac FILE | the same command with --log-file -"
             raise RecordError(
                 f"The steps of {self.name} go back {len(back)} times.", where=f"{self.name}:{runs[1][0].line}", why=why, fix=fix
             )

@@ -26,7 +26,7 @@ from tprimat.engines import ENGINE_NAMES
         ("benchmark.py", ["--measure", "3"], "--measure is gone; instead: --parallel auto:N"),
         ("benchmark.py", ["--cp", "2"], "there is no flag --cp here; instead: --set cp=N"),
         ("scaling", ["--qqq"], "there is no flag --qqq"),
-        ("benchmark.py", ["llama"], "unexpected argument 'llama'; did you mean --model llama?"),
+        ("benchmark.py", ["llama"], "unexpected argument 'llama'; did you mean --model llama or --parallel llama?"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),
         ("plan", ["--gpus", "x" * 5000], f"--gpus: {'x' * 40!r} is not a whole number from 1 to 10,000,000"),
     ],

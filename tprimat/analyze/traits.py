@@ -193,7 +193,7 @@ COMPUTED: Mapping[str, Value] = {
     "sequence-parallel": lambda run: {True: "on", False: "off", None: None}[_seen(run).sequence_parallel],
     "data": lambda run: re.sub(r" \(seed \d+\)", "", _seen(run).data or "") or None,
     "processor": processors,
-    "clock": lambda run: {"step_end": "TPrimat's", "framework": "the framework's"}[run.clock],
+    "clock": lambda run: {"step_end": "TPrimat", "framework": "framework"}[run.clock],
     "environment": lambda run: None if run.environment is None else _listed(run.environment.items(), "="),
     "software": lambda run: _listed(sorted(run.software.items()), " ") or None,
 }

@@ -41,8 +41,9 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            meant = next((flag for flag in ("--results-dir", "--model") if flag in self._option_string_actions), None)
-            return f"unexpected argument {word!r}" + (f"; did you mean {meant} {word}?" if meant else "")
+            flags = self._option_string_actions
+            meant = [f"{flag} {word}" for flag in ("--results-dir", "--model", "--parallel") if flag in flags]
+            return f"unexpected argument {word!r}" + (f"; did you mean {' or '.join(meant)}?" if meant else "")
         if word in removed():
             return f"{word} is gone; instead: {removed()[word]}"
         if instead := (self.get_default("hints") or {}).get(word):

@@ -113,7 +113,10 @@ def last_states(job: str) -> list[str]:
     """Return in which states a job ended, one for each task of an array; none where SLURM has forgotten it or does not answer."""
     question = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"]
     for _ in range(600):  # a node may be in COMPLETING until somebody repairs it
-        states = subprocess.run(question, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+        try:
+            states = subprocess.run(question, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+        except OSError:
+            return []
         if "COMPLETING" not in states:
             break
         time.sleep(1)

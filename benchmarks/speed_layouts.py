@@ -76,7 +76,6 @@ CUT = (
     _cut("10_mbs4", layers=10),
     _cut("10_mbs1", layers=10, micro_batch=1),
     _cut("10_mbs4_fp8", layers=10, precision="fp8"),
-    _cut("10_s8192_mbs1", layers=10, micro_batch=1, global_batch=4, sequence=8192),
 )
 """The micro-batches of data parallelism, without its communication: 20 layers for a GPU of 141 GB, 10 for one of 80 GB."""
 

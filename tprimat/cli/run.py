@@ -149,6 +149,19 @@ def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
+def _predicted_step(cell: "Cell") -> str | None:
+    """Say how long a step is predicted to take; None where the run does not fit, or nothing predicts it."""
+    from tprimat.runner.prediction import gate
+
+    plan, work = cell.plan, cell.plan.workload
+    fit = gate(plan, cell.session.machine_of(plan))
+    if not (guess := plan.prediction) or not guess.step_seconds or (fit is not None and fit[0] == "does not fit"):
+        return None
+    speed = units.count(work.tokens_per_step / guess.step_seconds / work.layout.world_size)
+    ends = ", ".join(map(units.seconds, (guess.step_seconds_low, guess.step_seconds_high)))
+    return f"Predicted: {units.seconds(guess.step_seconds)} [{ends}] a step, {speed} tokens/s/GPU"
+
+
 def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argparse.Namespace) -> int:
     """Print plans, and once what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.checks import show_checks
@@ -159,7 +172,6 @@ def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argpars
     from tprimat.records.store import RunDirectory, as_document
     from tprimat.report.tables import screen_of
     from tprimat.runner.checks import check_session, command_shown, predicted_lead
-    from tprimat.runner.prediction import gate
     from tprimat.runner.run import announcement
 
     planned = list({id(cell.session): cell.session for cell in cells}.values())  # repetitions share one
@@ -192,11 +204,8 @@ def _show_plans(cells: "Sequence[Cell]", request: "RunRequest", options: argpars
         )
         if remark := engine_named(plan.engine).remark(plan):
             print(remark)
-        fit = gate(plan, cells[place].session.machine_of(plan))
-        if (guess := plan.prediction) and guess.step_seconds and (fit is None or fit[0] != "does not fit"):
-            speed = units.count(work.tokens_per_step / guess.step_seconds / work.layout.world_size)
-            ends = ", ".join(map(units.seconds, (guess.step_seconds_low, guess.step_seconds_high)))
-            print(f"Predicted: {units.seconds(guess.step_seconds)} [{ends}] a step, {speed} tokens/s/GPU")
+        if step := _predicted_step(cells[place]):
+            print(step)
         print(f"Command{'' if options.write else ' (--write writes the plan.json that it needs)'}: {words}\n")
     show_checks(checks)
     for line in dict.fromkeys(line for session in planned for line in predicted_lead(session, request)):

@@ -25,6 +25,10 @@ from tprimat.logs.times import batch_of, rate_of, tokens_of, tokens_of_rates
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine
 
+USUAL_TOKENS = 8192
+"""Of a sequence, where no line or flag states them."""
+ONE_NODE_GPUS = 8
+"""Up to this many GPUs are taken as one node unless the number of nodes is claimed; only per-node figures depend on it."""
 VENDORS: Mapping[Backend, str] = LINES["vendors"]
 FROM_ARGUMENTS = f"{MODEL_FLAG} auto, where the log prints its arguments, or the model that ran under models in config.yaml"
 CHECK_SIZES = "check --sequence-length, --global-batch-size and --num-gpus, where you gave them"
@@ -159,7 +163,7 @@ def machine_of(reading: LogReading, claims: Claims) -> Machine:
             else "--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
         )
     gpus = world_size(reading.contents.evidence) or claims.gpus
-    nodes = claims.nodes or reading.contents.evidence.get("nodes") or (1 if gpus is not None and gpus <= 8 else None)
+    nodes = claims.nodes or reading.contents.evidence.get("nodes") or (1 if gpus is not None and gpus <= ONE_NODE_GPUS else None)
     if gpus is not None and nodes is None:
         raise ConfigError(f"The log does not tell how many nodes hold its {gpus} GPUs.", where=reading.name, fix="--num-nodes N")
     if gpus is not None and nodes is not None and gpus % nodes:
@@ -291,7 +295,7 @@ def _check_work(reading: LogReading, claims: Claims) -> str | None:
     if differs > 0.2 and not steps[-1].is_printed:
         return f"lines are {1 + differs:.2g} times as far apart as their rates imply: other work between them, or another batch"
     if abs(differs) <= 0.2:
-        small = abs(differs) <= 0.03 or not steps[-1].is_printed
+        small = abs(differs) <= 0.03 or not steps[-1].is_printed  # assumed: what rounding and means of other steps explain
         return None if small else f"the printed tokens/s differ by {100 * differs:+.0f} % from those of the printed times"
     _, number, printed, ours = rates[len(rates) // 2]
     words = f"step {number} has {printed:,.0f} tokens/s/GPU, and its batch, sequence length, time and GPUs make {ours:,.0f}"
@@ -317,7 +321,7 @@ def _check_flop(
         return None
     stated = claims.sequence_tokens or reading.contents.evidence.get("sequence_tokens")
     flop = statistics.median(flop for flop, _ in logged)
-    known = [known_tokens, known_tokens] if known_tokens else [1, min(8192, shape.context_tokens)]  # usual ones
+    known = [known_tokens, known_tokens] if known_tokens else [1, min(USUAL_TOKENS, shape.context_tokens)]
     least, most = flop_per_token(shape, known[0], "causal"), flop_per_token(shape, known[1], "full")
     near = min(abs(flop / ours - 1) for ours in (least, most)) <= 0.15
     if near or (known_tokens is None and least <= flop <= most):

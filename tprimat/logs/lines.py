@@ -15,6 +15,8 @@ from tprimat.core.limits import LARGEST_UNPACKED, most_unpacked
 from tprimat.records.store import without_waiting
 
 CHUNK_BYTES = 1 << 20
+LONGEST_LINE = 1 << 20
+"""Characters; longer lines are not log lines."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class LogLines:
             half = text.endswith("\r")  # perhaps of a line end of Windows
             lines = text[: len(text) - half].replace("\r\n", "\n").replace("\r", "\n").split("\n")
             rest = lines.pop() + "\r" * half
-            if len(rest) > 1 << 20:
+            if len(rest) > LONGEST_LINE:
                 rest = ""
                 self.why_truncated = "it holds a line of over a million characters"
             yield lines

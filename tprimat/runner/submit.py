@@ -1,6 +1,6 @@
 """Hand the runs of a call to SLURM: write a script that makes the same call on the job's nodes, and submit it.
 
-Sources: the manuals of sbatch and srun, 22.05 and later.
+Sources: the manuals of sbatch, srun and squeue, 22.05 and later.
 """
 
 import re
@@ -24,6 +24,7 @@ from tprimat.runner.session import Session, prepare
 SRUN = ("srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
 """Starts a command once on every node, with all cores of the job."""
 FAILED = {"BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+"""States in which a job ends without having done its work."""
 
 
 def script(options: Sequence[str], command: Sequence[str]) -> str:

@@ -142,7 +142,8 @@ def commands(works: Sequence[RankedWorkload], not_counted: Sequence[Measured], n
     every = [(one, work) for work in works for one in work.configurations]
     named = [(one.label_among(work), [item.result.run for item in one.group.runs]) for one, work in every]
     named += [(f"{names[run_name(item)]} (not counted)", [item.result.run]) for item in not_counted]
-    lines = {label: [shlex.join(run.command).replace(" --json", "") for run in runs if run.command] for label, runs in named}
+    typed = {label: [[word for word in run.command if word != "--json"] for run in runs if run.command] for label, runs in named}
+    lines = {label: [shlex.join(words) for words in commands] for label, commands in typed.items()}
     folder = r" --output-dir ('[^']*'|\S+)"
     return {label: list({re.sub(folder, "", line): line for line in some}.values()) for label, some in lines.items()}
 
